@@ -1,0 +1,33 @@
+# make tables: the main job. make test: the test suite. Both make their environment in .venv first.
+PYTHON ?= python3
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+WORKDIR ?= runs
+
+.PHONY: env tables test lint bench clean
+
+env: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet --editable '.[test]'
+	touch $@
+
+tables: env
+	$(RUN) -m experiments.run --config=configs/main.py --workdir=$(WORKDIR)/main
+
+test: env
+	$(RUN) -m pytest -n 2 --dist=worksteal tests
+
+lint: env
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m pyright
+
+bench: env
+	$(RUN) -m pip install --quiet --editable '.[bench]'
+	$(RUN) -m experiments.run --config=configs/throughput.py --workdir=$(WORKDIR)/throughput
+
+clean:
+	rm -rf $(VENV) $(WORKDIR)

@@ -1,0 +1,23 @@
+"""Arrays that take long to make are made once."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+
+def cached(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array kept as `name` in $RQJAX_CACHE (~/.cache/rqjax), made by `make` if it is missing or unreadable."""
+    folder = Path(os.environ.get("RQJAX_CACHE", Path.home() / ".cache" / "rqjax"))
+    path = folder / name
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        array = make()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+        np.save(file, array)
+    os.replace(file.name, path)  # a reader never sees half a file
+    return array

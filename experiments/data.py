@@ -1,0 +1,197 @@
+"""Vectors to quantize: isotropic, structured, words of Python's own library, and the user's files."""
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import sparse
+from scipy.sparse import linalg
+
+from experiments.cache import cached
+from rqjax.quantizer import Registry
+from rqjax.rotations import Dense
+
+Sampler = Callable[[jax.Array, int, int], jax.Array]
+
+
+def gaussian(key, n, dim):
+    """Independent standard normal coordinates."""
+    return jax.random.normal(key, (n, dim))
+
+
+def sphere(key, n, dim):
+    """Uniform unit vectors."""
+    x = gaussian(key, n, dim)
+    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def outlier_channels(key, n, dim):
+    """Gaussian, four random channels times ten."""
+    channels_key, key = jax.random.split(key)
+    channels = jax.random.choice(channels_key, dim, (4,), replace=False)
+    return gaussian(key, n, dim) * jnp.ones(dim).at[channels].set(10)
+
+
+def lognormal_channels(key, n, dim):
+    """Gaussian, each channel times exp(N(0, 1))."""
+    scales_key, key = jax.random.split(key)
+    return gaussian(key, n, dim) * jnp.exp(jax.random.normal(scales_key, (dim,)))
+
+
+def one_hot(key, n, dim):
+    """Unit vectors along random axes."""
+    return jax.nn.one_hot(jax.random.randint(key, (n,), 0, dim), dim)
+
+
+def decaying_spectrum(key, n, dim):
+    """Gaussian, channel i with variance 1 / i."""
+    return gaussian(key, n, dim) / jnp.sqrt(jnp.arange(1, dim + 1))
+
+
+def decaying_spectrum_rotated(key, n, dim):
+    """`decaying_spectrum` under a random rotation that is the same for every seed."""
+    return Dense.haar(jax.random.key(0), dim)(decaying_spectrum(key, n, dim))
+
+
+def words(key, n, dim):
+    """Vectors of words: up to 300 dimensions, at least 10,000 words, no download."""
+    return _rows(_words(), key, n, dim, "words")
+
+
+DATA: Registry = Registry(
+    "data set",
+    {
+        sample.__name__: sample
+        for sample in (
+            gaussian,
+            sphere,
+            outlier_channels,
+            lognormal_channels,
+            one_hot,
+            decaying_spectrum,
+            decaying_spectrum_rotated,
+            words,
+        )
+    },
+)
+
+
+@functools.lru_cache(maxsize=2)
+def sample(name: str, seeds: int, n: int, dim: int) -> jax.Array:
+    """(seeds, n, dim) vectors of a data set, or of `file:PATH`; the seeds are 0, 1, ..., seeds - 1."""
+    if name.startswith("file:"):
+        vectors = _read(Path(name.removeprefix("file:")))
+        sampler: Sampler = lambda key, n, dim: _rows(vectors, key, n, dim, name)  # noqa: E731
+    else:
+        sampler = DATA[name]
+    return jnp.stack([sampler(jax.random.key(1000 + seed), n, dim) for seed in range(seeds)])
+
+
+def _rows(vectors: np.ndarray, key: jax.Array, n: int, dim: int, name: str) -> jax.Array:
+    """`n` random rows (all, if there are fewer), first `dim` columns."""
+    if vectors.shape[1] < dim:
+        raise ValueError(f"{name} has {vectors.shape[1]} dimensions, expected at least {dim}")
+    chosen = jax.random.permutation(key, len(vectors))[:n]
+    return jnp.asarray(vectors[np.asarray(chosen), :dim])
+
+
+def _read(path: Path) -> np.ndarray:
+    """The vectors (n, d) of a .npy, .npz, .safetensors or .fvecs file, in float32; the first array of several."""
+    readers: dict[str, Callable[[Path], np.ndarray]] = {
+        ".npy": lambda p: np.load(p, allow_pickle=False),
+        ".npz": lambda p: _first(np.load(p, allow_pickle=False)),
+        ".safetensors": _read_safetensors,
+        ".fvecs": _read_fvecs,
+    }
+    if path.suffix not in readers:
+        raise ValueError(f"expected a file that ends in {', '.join(readers)}, got {path}")
+    try:
+        vectors = readers[path.suffix](path)
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    except Exception as error:
+        raise ValueError(f"{path} is not a readable {path.suffix} file: {error}") from None
+    if vectors.ndim < 2 or vectors.size == 0 or vectors.dtype.kind != "f":
+        raise ValueError(f"expected floating-point vectors (n, d) in {path}, got {vectors.dtype} {vectors.shape}")
+    vectors = vectors.reshape(-1, vectors.shape[-1]).astype(np.float32)
+    if not np.isfinite(vectors).all():
+        raise ValueError(f"expected finite vectors in {path}, got NaN or Inf in {(~np.isfinite(vectors)).sum()} places")
+    return vectors
+
+
+def _first(arrays) -> np.ndarray:
+    if not arrays.files:
+        raise ValueError("it holds no array")
+    return arrays[arrays.files[0]]
+
+
+def _read_safetensors(path: Path) -> np.ndarray:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="flax") as tensors:  # flax: the numpy reader has no bfloat16
+        array = tensors.get_tensor(next(iter(tensors.keys())))
+    return np.asarray(array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array)
+
+
+def _read_fvecs(path: Path) -> np.ndarray:
+    """Each vector is its dimension as int32, then its coordinates as float32."""
+    raw = np.fromfile(path, np.int32)
+    if len(raw) == 0 or raw[0] < 1 or len(raw) % (raw[0] + 1) or (raw.reshape(-1, raw[0] + 1)[:, 0] != raw[0]).any():
+        raise ValueError("its vectors do not have one dimension")
+    return raw.reshape(-1, raw[0] + 1)[:, 1:].view(np.float32)
+
+
+WORD_DIMS, WORD_COUNT, WINDOW = 300, 15_000, 5
+
+
+@functools.cache
+def _words() -> np.ndarray:
+    """Word vectors (words, 300): truncated SVD of positive pointwise mutual information (Levy & Goldberg, 2014).
+
+    The corpus is the source text of the standard library of the running Python.
+    """
+    return cached(f"words-{corpus_version()}.npy", lambda: _word_vectors(corpus()))
+
+
+def corpus_version() -> str:
+    """Which Python the corpus comes from."""
+    import platform
+
+    return f"python{platform.python_version()}-{WORD_COUNT}x{WORD_DIMS}"
+
+
+def corpus() -> list[str]:
+    """The source files of Python's standard library, in a fixed order."""
+    import sysconfig
+
+    root = Path(sysconfig.get_path("stdlib"))
+    files = sorted(p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts)
+    return [p.read_text(encoding="utf-8", errors="ignore") for p in files]
+
+
+def _word_vectors(texts: list[str]) -> np.ndarray:
+    documents = [re.findall(r"[a-z]{2,}", text.lower()) for text in texts]
+    counts = Counter(word for document in documents for word in document)
+    index = {word: i for i, (word, _) in enumerate(counts.most_common(WORD_COUNT))}
+    gap = [-1] * WINDOW  # no window reaches from one file into the next
+    ids = np.array([i for document in documents for i in [*(index.get(word, -1) for word in document), *gap]])
+    pairs = sparse.csr_matrix((len(index), len(index)))
+    for offset in range(1, WINDOW + 1):
+        left, right = ids[:-offset], ids[offset:]
+        both = (left >= 0) & (right >= 0)
+        pairs = pairs + sparse.csr_matrix((np.ones(both.sum()), (left[both], right[both])), shape=pairs.shape)
+    pairs = (pairs + pairs.T).tocoo()
+    totals = np.asarray(pairs.sum(axis=1)).ravel()
+    information = np.log(pairs.data * pairs.data.sum() / (totals[pairs.row] * totals[pairs.col]))
+    positive = information > 0
+    entries = (information[positive], (pairs.row[positive], pairs.col[positive]))
+    matrix = sparse.csr_matrix(entries, shape=pairs.shape)
+    u, s, _ = linalg.svds(matrix, k=WORD_DIMS, v0=np.ones(len(index)))
+    assert u is not None
+    order = np.argsort(-s)
+    return (u[:, order] * np.sqrt(s[order])).astype(np.float32)

@@ -1,0 +1,24 @@
+"""What a row was measured with."""
+
+import functools
+import subprocess
+from pathlib import Path
+
+import jax
+
+
+@functools.cache
+def environment() -> dict[str, str]:
+    """Git revision, jax version and device kind."""
+    return {"revision": _revision(), "jax": jax.__version__, "device": jax.devices()[0].device_kind}
+
+
+def _revision() -> str:
+    def git(*args: str) -> str:
+        result = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        return result.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,53 @@
+"""Fractional bits by splitting channels, true bits printed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import rqjax
+from experiments import plot as plots
+from experiments.distortion import distortion
+from experiments.table import Row, Table
+from rqjax import lloyd_max, theory
+from rqjax.rotations import Dense
+
+TABLES = (
+    Table(
+        "Bits split over the channels",
+        rows=("data", "split"),
+        columns=(),
+        values=("claimed_bits", "index_bits", "stored_bits", "mse", "expected", "lower_bound"),
+    ),
+)
+
+
+def parse(split: str) -> list[tuple[int, int]]:
+    """'32@3+96@2' as [(32, 3), (96, 2)]."""
+    try:
+        return [(int(channels), int(bits)) for channels, bits in (part.split("@") for part in split.split("+"))]
+    except ValueError:
+        raise ValueError(f"expected a split like '64@3+64@2', got {split!r}") from None
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    shares = parse(point["split"])
+    dim = sum(channels for channels, _ in shares)
+    bits = sum(channels * bits for channels, bits in shares) / dim
+
+    def recipe(key, dim, bits):
+        parts = tuple(lloyd_max(channels, bits, dim) for channels, bits in shares)
+        return rqjax.Normalized(rqjax.Rotated(Dense.haar(key, dim), rqjax.Split(parts)))
+
+    result = distortion(point["split"], recipe, {**point, "dim": dim, "bits": bits})
+    return {
+        **result,
+        "index_bits": bits,
+        "claimed_bits": 2.5 if point["split"] == "32@3+96@2" else None,  # TurboQuant, section 4.3
+        "stored_bits": result["bits_per_coordinate"],
+        "expected": sum(channels * theory.lloyd_max(b, dim) for channels, b in shares) / dim,
+        "lower_bound": theory.shannon_bound(bits),
+    }
+
+
+def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
+    return [plots.curves(rows, folder / "mse.png", x="index_bits", y="mse", series="data", log=True)]

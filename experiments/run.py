@@ -1,0 +1,91 @@
+"""Runs an experiment: every point of the config's grid is one row; table, CSV and plots are derived from the rows.
+
+    python -m experiments.run --config=configs/distortion.py --config.grid.bits='(2,3)' --workdir=runs/distortion
+
+Rows are appended to `rows.jsonl` as they finish. A run that was stopped, however rudely, goes on where it was.
+"""
+
+import importlib
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from ml_collections import config_flags
+from tqdm import tqdm
+
+import experiments
+from experiments import table
+from experiments.environment import environment
+from experiments.rows import Rows
+from rqjax.quantizer import unknown_name
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "File with the config; see configs/.", lock_config=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder for rows, table and plots; runs/<config name> by default.")
+EXPERIMENTS = (
+    "compression",
+    "distortion",
+    "fractional",
+    "inner_product",
+    "parameters",
+    "rotation_mixing",
+    "throughput",
+)
+TRACEBACK = flags.DEFINE_bool("traceback", False, "Show where an error comes from.")
+
+
+def points(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The product of the grid's tuples, each point with the config's other values."""
+    grid = {name: values if isinstance(values, tuple | list) else (values,) for name, values in config["grid"].items()}
+    fixed = {name: value for name, value in config.items() if name != "grid"}
+    for values in itertools.product(*grid.values()):
+        yield {**fixed, **dict(zip(grid, values, strict=True))}
+
+
+def load(name: str) -> Any:
+    """The module of an experiment."""
+    if name not in EXPERIMENTS:
+        raise unknown_name("experiment", name, EXPERIMENTS)
+    return importlib.import_module(f"experiments.{name}")
+
+
+def run(config: Mapping[str, Any], workdir: Path) -> str:
+    """Runs what is missing of the grid, writes table.md, rows.csv and plots to `workdir`; returns the table."""
+    experiment, todo = load(config["experiment"]), list(points(config))
+    for point in todo if hasattr(experiment, "check") else []:
+        experiment.check(point)
+    rows = Rows(workdir / "rows.jsonl")
+    bar = tqdm(todo, desc=config["experiment"], unit="row", disable=None, dynamic_ncols=True)
+    for point in bar:
+        if rows.find(point) is None:
+            start = time.perf_counter()
+            metrics = experiment.run(point)
+            rows.append(point, metrics, {**environment(), "seconds": round(time.perf_counter() - start, 3)})
+    done = [row for point in todo if (row := rows.find(point))]
+    text = table.render(done, experiment.TABLES)
+    (workdir / "table.md").write_text(text)
+    table.write_csv(done, workdir / "rows.csv")
+    plots = experiment.plot(done, workdir) if hasattr(experiment, "plot") else []
+    return text + "".join(f"\nplot: {path}" for path in plots)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
+    name = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
+    workdir = Path(WORKDIR.value or f"runs/{name}")
+    try:
+        print(run(CONFIG.value.to_dict(), workdir))
+    except (ValueError, TypeError, LookupError, OSError) as error:
+        if TRACEBACK.value:
+            raise
+        sys.exit(f"error: {error}")
+    print(f"\nrows: {workdir / 'rows.jsonl'}, {workdir / 'rows.csv'}\ntable: {workdir / 'table.md'}")
+
+
+if __name__ == "__main__":
+    flags.mark_flag_as_required("config")
+    app.run(main, flags_parser=experiments.flags_parser)

@@ -1,0 +1,45 @@
+"""rqjax: vector quantization of key-value caches and embeddings in JAX."""
+
+from rqjax import (
+    clifford as clifford,
+    codebooks as codebooks,
+    metrics as metrics,
+    packing as packing,
+    rotations as rotations,
+    theory as theory,
+)
+from rqjax.affine import Affine as Affine
+from rqjax.combinators import (
+    Centered as Centered,
+    Normalized as Normalized,
+    Residual as Residual,
+    Rotated as Rotated,
+    Scaled as Scaled,
+    Split as Split,
+)
+from rqjax.methods import (
+    METHODS as METHODS,
+    affine as affine,
+    affine_rotated as affine_rotated,
+    affine_rotated_sign as affine_rotated_sign,
+    eden as eden,
+    eden_unbiased as eden_unbiased,
+    hadamard as hadamard,
+    identity as identity,
+    isoquant as isoquant,
+    planarquant as planarquant,
+    rotor_chain as rotor_chain,
+    rotorquant as rotorquant,
+    rotorquant_paper as rotorquant_paper,
+    rotorquant_paper_prod as rotorquant_paper_prod,
+    rotorquant_prod as rotorquant_prod,
+    rtn as rtn,
+    turboquant as turboquant,
+    turboquant_mixed as turboquant_mixed,
+    turboquant_prod as turboquant_prod,
+    turboquant_prod_orthogonal as turboquant_prod_orthogonal,
+)
+from rqjax.pytree import pytree as pytree, static as static
+from rqjax.quantizer import Codes as Codes, Quantizer as Quantizer, nbytes as nbytes
+from rqjax.scalar import Scalar as Scalar, lloyd_max as lloyd_max
+from rqjax.sign import Sign as Sign

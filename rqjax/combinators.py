@@ -1,0 +1,202 @@
+"""The parts that make big quantizers from small ones."""
+
+import functools
+import operator
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rqjax import ops
+from rqjax.lanes import as_float32
+from rqjax.pytree import pytree, static
+from rqjax.quantizer import Codes, Quantizer, Queries, Vectors, check_vectors
+from rqjax.rotations import Rotation
+
+
+@pytree
+class Normalized:
+    """Stores the norm and quantizes the direction. Codes: (norms (*n,), inner codes).
+
+    The direction is taken relative to the norm as stored, so that rounding the norm costs nothing.
+    """
+
+    inner: Quantizer
+    dtype: str = static(default="bfloat16")
+    """Of the stored norms; bfloat16 has float32's range."""
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
+    @property
+    def bits_per_vector(self) -> int:
+        return _bits(self.dtype) + self.inner.bits_per_vector
+
+    def encode(self, x: Vectors) -> Codes:
+        x = check_vectors(x, self.dim)
+        norm = ops.norm(x).astype(self.dtype)
+        return norm[..., 0], ops.encode_direction(self.inner, x, as_float32(norm))
+
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        norm, inner = codes
+        return as_float32(norm)[..., None] * self.inner.decode(inner)
+
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        norm, inner = codes
+        return self.inner.dot(y, inner) * as_float32(norm)
+
+
+@pytree
+class Scaled:
+    """As `Normalized`, but the one number stored is the norm times the best scale of the decoded direction x~.
+
+    With u = x / |x| the scale is <u, x~> / |x~|^2 in mode "mse", which minimises the squared error, and 1 / <u, x~> in
+    mode "unbiased", with which <x, decode(x)> = |x|^2 and inner products are unbiased under a uniform rotation.
+    Codes: (scales (*n,), inner codes). Source: EDEN (Vargaftik et al., ICML 2022), DRIVE (NeurIPS 2021).
+    """
+
+    inner: Quantizer
+    mode: str = static(default="mse")
+    dtype: str = static(default="bfloat16")
+
+    def __post_init__(self):
+        if self.mode not in ("mse", "unbiased"):
+            raise ValueError(f"expected mode 'mse' or 'unbiased', got {self.mode!r}")
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
+    @property
+    def bits_per_vector(self) -> int:
+        return _bits(self.dtype) + self.inner.bits_per_vector
+
+    def encode(self, x: Vectors) -> Codes:
+        x = check_vectors(x, self.dim)
+        norm = ops.norm(x)
+        inner = ops.encode_direction(self.inner, x, norm)
+        decoded = self.inner.decode(inner)
+        product = jnp.sum(as_float32(x) / jnp.where(norm > 0, norm, 1) * decoded, axis=-1)
+        scale = product / jnp.sum(decoded**2, axis=-1) if self.mode == "mse" else 1 / product
+        return (norm[..., 0] * jnp.where(norm[..., 0] > 0, scale, 0)).astype(self.dtype), inner
+
+    decode = Normalized.decode
+    dot = Normalized.dot
+
+
+@pytree
+class Rotated:
+    """Quantizes R x. Codes: those of `inner`. `dot` rotates the queries once, never the vectors."""
+
+    rotation: Rotation
+    inner: Quantizer
+
+    @property
+    def dim(self) -> int:
+        return self.rotation.dim
+
+    @property
+    def bits_per_vector(self) -> int:
+        return self.inner.bits_per_vector
+
+    def encode(self, x: Vectors) -> Codes:
+        return self.inner.encode(self.rotation(check_vectors(x, self.dim)))
+
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        return self.rotation.inverse(self.inner.decode(codes))
+
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        return self.inner.dot(self.rotation(check_vectors(y, self.dim)), codes)
+
+
+@pytree
+class Residual:
+    """`second` quantizes what `first` left over. Codes: (first codes, second codes)."""
+
+    first: Quantizer
+    second: Quantizer
+
+    @property
+    def dim(self) -> int:
+        return self.first.dim
+
+    @property
+    def bits_per_vector(self) -> int:
+        return self.first.bits_per_vector + self.second.bits_per_vector
+
+    def encode(self, x: Vectors) -> Codes:
+        x = check_vectors(x, self.dim)
+        first = self.first.encode(x)
+        return first, self.second.encode(as_float32(x) - self.first.decode(first))
+
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        first, second = codes
+        return self.first.decode(first) + self.second.decode(second)
+
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        first, second = codes
+        return self.first.dot(y, first) + self.second.dot(y, second)
+
+
+@pytree
+class Split:
+    """Consecutive channels go to different parts: 64 of 128 at 3 bits and 64 at 2 make 2.5. Codes: one per part."""
+
+    parts: tuple[Any, ...]
+
+    @property
+    def dim(self) -> int:
+        return sum(part.dim for part in self.parts)
+
+    @property
+    def bits_per_vector(self) -> int:
+        return sum(part.bits_per_vector for part in self.parts)
+
+    def encode(self, x: Vectors) -> Codes:
+        blocks = self._split(check_vectors(x, self.dim))
+        return tuple(part.encode(block) for part, block in zip(self.parts, blocks, strict=True))
+
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        blocks = [part.decode(code) for part, code in zip(self.parts, codes, strict=True)]
+        return jnp.concatenate(blocks, axis=-1)
+
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        blocks = self._split(check_vectors(y, self.dim))
+        return functools.reduce(operator.add, map(lambda p, b, c: p.dot(b, c), self.parts, blocks, codes))
+
+    def _split(self, x: Array) -> list[Array]:
+        ends = [sum(part.dim for part in self.parts[: i + 1]) for i in range(len(self.parts) - 1)]
+        return jnp.split(x, ends, axis=-1)
+
+
+@pytree
+class Centered:
+    """Subtracts a mean first and adds it again. Codes: those of `inner`; the mean belongs to the quantizer."""
+
+    mean: Float[Array, "d"]
+    inner: Quantizer
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
+    @property
+    def bits_per_vector(self) -> int:
+        return self.inner.bits_per_vector
+
+    def encode(self, x: Vectors) -> Codes:
+        return self.inner.encode(as_float32(check_vectors(x, self.dim)) - self.mean)
+
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        return self.inner.decode(codes) + self.mean
+
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        y = check_vectors(y, self.dim)
+        products = self.inner.dot(y, codes)
+        shift = as_float32(y) @ self.mean
+        return products + shift.reshape(shift.shape + (1,) * (products.ndim - shift.ndim))
+
+
+def _bits(dtype: str) -> int:
+    return 8 * jnp.dtype(dtype).itemsize

@@ -1,0 +1,102 @@
+"""The few hot functions, in plain jnp: reference, fallback and oracle for kernels. Only here kernels are chosen."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Shaped, UInt32
+
+from rqjax import combinators, packing, scalar
+from rqjax.lanes import as_float32, planes
+from rqjax.quantizer import Codes
+from rqjax.rotations import Chain, Dense, Hadamard
+
+BLOCK = 2**20
+"""Coordinates in a block of rows that are processed together: 4 MiB in float32."""
+
+
+def norm(x: Shaped[Array, "*n d"]) -> Float[Array, "*n 1"]:
+    """Euclidean norms of vectors, right wherever the norm itself is a normal number."""
+
+    def size(x, scale):
+        return jnp.sqrt(jnp.sum((as_float32(x) * scale) ** 2, axis=-1, keepdims=True)) / scale
+
+    def rescaled(x):
+        return size(x, jnp.where(usual > 1, 2.0**-80, 2.0**80))
+
+    # The squares of huge and of tiny numbers leave float32. Such vectors are rare; the others are read only once.
+    usual = size(x, 1)
+    return lax.cond(jnp.all((usual > 1e-15) & (usual < 1e19)), lambda x: usual, rescaled, x)
+
+
+def encode_direction(inner: Any, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
+    """`inner.encode(x / norm)` without the division where `inner` is linear up to its levels: they are scaled."""
+    match inner:
+        case combinators.Rotated(rotation=(Dense() | Hadamard() | Chain()) as rotation, inner=rotated):
+            return in_blocks(lambda x, norm: encode_direction(rotated, rotation(x), norm), x, norm)
+        case combinators.Rotated(rotation=rotation, inner=rotated):
+            return encode_direction(rotated, rotation(x), norm)
+        case scalar.Scalar():
+            return encode_levels(x, inner.values, inner.bits, norm, symmetric=inner.symmetric)
+        case _:
+            return inner.encode(as_float32(x) / jnp.where(norm > 0, norm, 1))
+
+
+def in_blocks(function: Callable[..., Codes], *arrays: Shaped[Array, "..."]) -> Codes:
+    """`function(*arrays)` for a function of rows, a few MiB of rows at a time, so that its temporaries stay in cache.
+
+    On the CPU a large temporary costs more in page faults than in arithmetic. The arrays share their leading axes; the
+    last block overlaps the one before where the rows do not come out even.
+    """
+    lead = arrays[0].shape[:-1]
+    count, rows = math.prod(lead), max(1, BLOCK // arrays[0].shape[-1])
+    if jax.default_backend() != "cpu" or count < 2 * rows:
+        return function(*arrays)
+    flat = [a.reshape(count, -1) for a in arrays]
+
+    def block(i, out):
+        start = jnp.minimum(i * rows, count - rows)
+        part = function(*(lax.dynamic_slice_in_dim(a, start, rows) for a in flat))
+        return jax.tree.map(lambda o, p: lax.dynamic_update_slice_in_dim(o, p, start, 0), out, part)
+
+    shapes = jax.eval_shape(function, *(a[:rows] for a in flat))
+    empty = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), shapes)
+    out = lax.fori_loop(0, -(-count // rows), block, empty)
+    return jax.tree.map(lambda o: o.reshape(*lead, *o.shape[1:]), out)
+
+
+def encode_levels(
+    x: Shaped[Array, "*n d"],
+    levels: Float[Array, "k"],
+    bits: int,
+    scale: Float[Array, "*n 1"] | None = None,
+    *,
+    symmetric: bool = False,
+) -> UInt32[Array, "*n words"]:
+    """Packed indices of the level nearest to each coordinate of `x / scale`."""
+    boundaries = (levels[1:] + levels[:-1]) / 2
+
+    def above(x, boundary):
+        return x > (boundary if scale is None else boundary * scale)
+
+    def nearest(x):
+        if bits > 4:  # binary search
+            index = jnp.zeros(x.shape, jnp.uint32)
+            for bit in reversed(range(bits)):
+                index = jnp.where(above(x, boundaries[index + (2**bit - 1)]), index + 2**bit, index)
+            return index
+        if not symmetric:
+            return sum((above(x, boundary).astype(jnp.uint32) for boundary in boundaries), jnp.uint32(0))
+        half = 2 ** (bits - 1) - 1  # count on |x|; m ^ half is half - m, m ^ (half + 1) is half + 1 + m
+        m = sum((above(jnp.abs(x), b).astype(jnp.uint32) for b in boundaries[half + 1 :]), jnp.uint32(0))
+        return m ^ jnp.where(x < 0, jnp.uint32(half), jnp.uint32(half + 1))
+
+    return packing.pack_planes([jnp.asarray(nearest(plane)) for plane in planes(x)], bits)
+
+
+def inner(y: Shaped[Array, "*m d"], x: Float[Array, "*n d"]) -> Float[Array, "*mn"]:
+    """Inner products of all queries with all vectors."""
+    return jnp.tensordot(as_float32(y), x, axes=(-1, -1), precision=lax.Precision.HIGHEST)

@@ -1,0 +1,40 @@
+"""The decorator that makes a quantizer a pytree: arrays are leaves, hyper-parameters are static."""
+
+import dataclasses
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+
+T = TypeVar("T")
+
+
+def static(**kwargs: Any) -> Any:
+    """A dataclass field that belongs to the tree's structure: compiled in, never traced. It must be hashable."""
+    return dataclasses.field(metadata={"static": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
+def pytree(cls: type[T]) -> type[T]:
+    """Makes `cls` a frozen dataclass and registers it as a pytree.
+
+    `jax.tree_util.register_dataclass` calls `__init__` to unflatten. That rejects the placeholders which `vmap`,
+    `eval_shape` and tree transposition put in the leaves as soon as `__init__` checks its arguments, so the object is
+    made without it. Comparison is by identity: arrays have no truth value.
+    """
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    leaves = [f.name for f in fields if not f.metadata.get("static")]
+    statics = [f.name for f in fields if f.metadata.get("static")]
+
+    def flatten_with_keys(tree):
+        children = [(jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in leaves]
+        return children, tuple(getattr(tree, name) for name in statics)
+
+    def unflatten(values, children):
+        tree = object.__new__(cls)
+        for name, value in zip([*statics, *leaves], [*values, *children], strict=True):
+            object.__setattr__(tree, name, value)
+        return tree
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
+    return cls

@@ -1,0 +1,37 @@
+"""A dense matrix: TurboQuant's rotation (Algorithm 1)."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+from rqjax.lanes import as_float32
+from rqjax.pytree import pytree
+
+
+@pytree
+class Dense:
+    """x -> M x for an orthogonal M; d^2 multiply-adds and parameters."""
+
+    matrix: Float[Array, "d d"]
+
+    @property
+    def dim(self) -> int:
+        return self.matrix.shape[-1]
+
+    def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
+        return jnp.matmul(as_float32(x), self.matrix.T, precision=lax.Precision.HIGHEST)
+
+    def inverse(self, y: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
+        return jnp.matmul(as_float32(y), self.matrix, precision=lax.Precision.HIGHEST)
+
+    @classmethod
+    def haar(cls, key: Array, dim: int) -> "Dense":
+        """Uniform on O(d): QR of a Gaussian matrix, signs fixed so that R has a positive diagonal (Mezzadri, 2007)."""
+        return cls(_orthonormal(jax.random.normal(key, (dim, dim))))
+
+
+@jax.custom_batching.sequential_vmap  # two batched QR in one program can wait for each other's CPU threads for ever
+def _orthonormal(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    q, r = jnp.linalg.qr(matrix)
+    return q * jnp.where(jnp.diagonal(r) < 0, -1.0, 1.0)

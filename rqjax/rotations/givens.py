@@ -1,0 +1,34 @@
+"""Plane rotations in blocks of two coordinates (PlanarQuant)."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from rqjax.lanes import columns, mix
+from rqjax.pytree import pytree, static
+
+
+@pytree
+class Givens:
+    """Rotates the coordinates j and d // 2 + j by the j-th angle; an odd last coordinate stays as it is."""
+
+    angles: Float[Array, "g"]
+    dim: int = static()
+
+    def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
+        return self._apply(x, self.angles)
+
+    def inverse(self, y: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
+        return self._apply(y, -self.angles)
+
+    def _apply(self, x, angles) -> Array:
+        size, part = self.dim // 2, columns(x)
+        plane = jnp.array([[0, 1], [-1, 0]])[..., None]
+        matrices = jnp.cos(angles) * jnp.eye(2)[..., None] + jnp.sin(angles) * plane
+        blocks = mix(matrices, [part(0, size), part(size, 2 * size)])
+        return jnp.concatenate([*blocks, part(2 * size, self.dim)], axis=-1)
+
+    @classmethod
+    def random(cls, key: Array, dim: int) -> "Givens":
+        """Uniform angles."""
+        return cls(jax.random.uniform(key, (dim // 2,), minval=-jnp.pi, maxval=jnp.pi), dim)

@@ -1,0 +1,16 @@
+"""No rotation: the row that every table needs."""
+
+from jaxtyping import Array, Float, Shaped
+
+from rqjax.lanes import as_float32
+from rqjax.pytree import pytree, static
+
+
+@pytree
+class Identity:
+    dim: int = static()
+
+    def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
+        return as_float32(x)
+
+    inverse = __call__

@@ -1,0 +1,68 @@
+"""The scalar quantizer: the nearest level of one codebook, coordinate by coordinate."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped, UInt32
+
+from rqjax import codebooks, ops, packing
+from rqjax.pytree import pytree, static
+from rqjax.quantizer import Queries, Vectors, check_vectors
+
+
+@pytree
+class Scalar:
+    """Nearest level per coordinate. Codes: packed indices, uint32 (*n, words).
+
+    The levels are `step * levels`. Lloyd-Max codebooks of up to 4 bits hold whole numbers in int8, so that products
+    with codes can be taken in integers; finer and learned codebooks hold floats.
+    """
+
+    levels: Shaped[Array | np.ndarray, "k"]
+    """Ascending, k = 2**bits; int8 or a float dtype."""
+    step: Float[Array | np.ndarray, ""]
+    dim: int = static()
+    symmetric: bool = static(default=False)
+    """Whether `levels[::-1] == -levels`; it halves the comparisons."""
+
+    def __post_init__(self):
+        size = self.levels.shape[-1]
+        if size < 2 or size & (size - 1):
+            raise ValueError(f"expected a power of two of levels, got {size}")
+
+    @property
+    def bits(self) -> int:
+        return (self.levels.shape[-1] - 1).bit_length()
+
+    @property
+    def bits_per_vector(self) -> int:
+        return 32 * packing.words_per_vector(self.dim, self.bits)
+
+    @property
+    def values(self) -> Float[Array, "k"]:
+        """The levels in the units of the vectors."""
+        return jnp.asarray(self.levels) * self.step
+
+    def encode(self, x: Vectors) -> UInt32[Array, "*n words"]:
+        return ops.encode_levels(check_vectors(x, self.dim), self.values, self.bits, symmetric=self.symmetric)
+
+    def decode(self, codes: UInt32[Array, "*n words"]) -> Float[Array, "*n d"]:
+        return self.values[packing.unpack(codes, self.bits, self.dim)]
+
+    def dot(self, y: Queries, codes: UInt32[Array, "*n words"]) -> Float[Array, "*mn"]:
+        return ops.inner(check_vectors(y, self.dim), self.decode(codes))
+
+
+def lloyd_max(dim: int, bits: int, sphere_dim: int | None = None) -> Scalar:
+    """The Lloyd-Max quantizer for the coordinates of a random unit vector (TurboQuant, section 3.1), 1 to 8 bits.
+
+    Args:
+      dim: the number of coordinates to quantize.
+      bits: bits a coordinate.
+      sphere_dim: the dimension of the unit vector, `dim` unless the coordinates are a part of it.
+    """
+    sphere_dim = dim if sphere_dim is None else sphere_dim
+    if bits <= 4:
+        step, levels = codebooks.integer(sphere_dim, bits)
+        return Scalar(jnp.asarray(levels), jnp.float32(step), dim, symmetric=True)
+    levels = jnp.asarray(codebooks.beta(sphere_dim, bits), jnp.float32)
+    return Scalar(levels, jnp.float32(1), dim, symmetric=True)

@@ -1,0 +1,49 @@
+"""Packing is exact for every width and length."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from rqjax import packing
+
+
+@settings(max_examples=60, deadline=None)
+@given(bits=st.integers(1, 8), dim=st.integers(1, 70), seed=st.integers(0, 99), rows=st.integers(0, 3))
+def test_round_trip(bits, dim, seed, rows):
+    indices = np.random.default_rng(seed).integers(0, 2**bits, (rows, 2, dim))
+    words = packing.pack(jnp.asarray(indices), bits)
+    assert words.dtype == jnp.uint32
+    assert words.shape == (rows, 2, packing.words_per_vector(dim, bits))
+    assert words.shape[-1] <= -(-dim * bits // 32) + (dim % 8 > 0)
+    np.testing.assert_array_equal(packing.unpack(words, bits, dim), indices)
+    stream = packing.pack_stream(jnp.asarray(indices), bits)
+    assert stream.shape == (rows, 2, -(-dim * bits // 32))
+    np.testing.assert_array_equal(packing.unpack_stream(stream, bits, dim), indices)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_bits_cost_what_they_say(bits):
+    for dim in (32, 64, 96, 128, 192, 256, 576, 4096):
+        assert 32 * packing.words_per_vector(dim, bits) == dim * bits
+
+
+def test_layout_of_planes():
+    """Index k L + j is field k of lane j; at 3 bits the last quarter of the lanes fills the high bytes."""
+    indices = np.random.default_rng(0).integers(0, 8, 128)
+    lanes = [sum(int(indices[k * 16 + j]) << (3 * k) for k in range(8)) for j in range(16)]
+    expected = [lanes[j] | ((lanes[12 + j % 4] >> (8 * (j // 4)) & 255) << 24) for j in range(12)]
+    np.testing.assert_array_equal(packing.pack(jnp.asarray(indices), 3), np.array(expected, np.uint32))
+
+
+def test_layout_of_the_stream():
+    indices = np.random.default_rng(0).integers(0, 32, 64)
+    number = sum(int(index) << (5 * i) for i, index in enumerate(indices))
+    expected = [number >> (32 * i) & 0xFFFFFFFF for i in range(10)]
+    np.testing.assert_array_equal(packing.pack_stream(jnp.asarray(indices), 5), np.array(expected, np.uint32))
+
+
+@pytest.mark.parametrize("bits", [0, 9, -1, True])
+def test_bits_out_of_range(bits):
+    with pytest.raises(ValueError, match="expected bits to be a whole number from 1 to 8, got"):
+        packing.pack(jnp.zeros((1, 8), jnp.uint32), bits)

@@ -1,0 +1,128 @@
+"""Rotations are isometries with their inverse, and what their names say."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rqjax import clifford
+from rqjax.rotations import Chain, Dense, Givens, Hadamard, Identity, MultivectorRotor, Permutation, Quaternion, Rotor
+from rqjax.rotations.rotor import rotation_matrices
+
+DIMS = [2, 3, 5, 7, 8, 9, 16, 80, 96, 100, 128, 192, 576]
+
+
+def chain(key, dim):
+    keys = jax.random.split(key, 3)
+    return Chain((Rotor.random(keys[0], dim), Permutation.random(keys[1], dim), Hadamard.random(keys[2], dim)))
+
+
+MAKERS = {
+    "identity": lambda key, dim: Identity(dim),
+    "dense": Dense.haar,
+    "hadamard": Hadamard.random,
+    "rotor": Rotor.random,
+    "quaternion": Quaternion.random,
+    "givens": Givens.random,
+    "permutation": Permutation.random,
+    "chain": chain,
+    "multivector": lambda key, dim: MultivectorRotor(Rotor.random(key, dim + -dim % 3).bivectors, dim),
+}
+
+
+def matrix(rotation):
+    """The rotation as a matrix: columns are images of the axes."""
+    return np.asarray(rotation(jnp.eye(rotation.dim))).T
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("name", MAKERS)
+def test_isometry_with_inverse(name, dim):
+    rotation = MAKERS[name](jax.random.key(dim), dim)
+    assert rotation.dim == dim
+    x = jax.random.normal(jax.random.key(1), (2, 3, dim))
+    y = rotation(x)
+    np.testing.assert_allclose(jnp.linalg.norm(y, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=3e-6)
+    np.testing.assert_allclose(rotation.inverse(y), x, atol=5e-6)
+    m = matrix(rotation)
+    np.testing.assert_allclose(m.T @ m, np.eye(dim), atol=3e-6)
+    inverse = np.asarray(rotation.inverse(jnp.eye(m.shape[0])))
+    np.testing.assert_allclose(inverse, m, atol=1e-6)  # the inverse is the transpose
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_rotor_is_the_clifford_sandwich(dim):
+    rotor = Rotor.random(jax.random.key(dim), dim)
+    x = jax.random.normal(jax.random.key(1), (4, dim))
+    y = np.asarray(rotor(x))
+    multivectors = clifford.embed(x[:, rotor.groups], clifford.VECTOR)
+    rotated = clifford.sandwich(clifford.exp(rotor.bivectors), multivectors)
+    np.testing.assert_allclose(y[:, rotor.groups], rotated[..., np.array(clifford.VECTOR)], atol=2e-6)
+    np.testing.assert_allclose(rotated[..., np.array([0, 3, 5, 6, 7])], 0, atol=2e-6)  # a rotor keeps grades
+    left = sorted(set(range(dim)) - set(rotor.groups.ravel().tolist()))
+    assert len(rotor.groups) == dim // 3
+    assert len(left) == dim % 3
+    assert rotor.tail.shape == (int(len(left) == 2),)
+    np.testing.assert_allclose(np.linalg.norm(y[:, left], axis=-1), np.linalg.norm(x[:, left], axis=-1), rtol=1e-6)
+    if len(left) == 2:
+        angle = clifford.exp(jnp.array([rotor.tail[0], 0, 0]))
+        planar = clifford.embed(jnp.pad(x[:, left], ((0, 0), (0, 1))), clifford.VECTOR)
+        rotated = clifford.sandwich(angle, planar)[:, np.array(clifford.VECTOR[:2])]
+        np.testing.assert_allclose(y[:, left], rotated, atol=2e-6)
+
+
+def test_rotor_matrices_have_determinant_one_and_no_singularity():
+    bivectors = jnp.concatenate([jax.random.normal(jax.random.key(0), (50, 3)) * 3, jnp.zeros((1, 3))])
+    matrices = jnp.moveaxis(rotation_matrices(bivectors), -1, 0)
+    np.testing.assert_allclose(jnp.linalg.det(matrices), 1, atol=1e-5)
+    np.testing.assert_allclose(matrices[-1], np.eye(3))
+    assert jnp.isfinite(jax.jacobian(rotation_matrices)(jnp.zeros((1, 3)))).all()
+
+
+def test_random_rotors_are_haar():
+    """Moments of Haar on SO(3): E R_ij^2 = 1/3, E R_ij^4 = 1/5, E tr R = 0, E (tr R)^2 = 1."""
+    matrices = np.asarray(rotation_matrices(Rotor.random(jax.random.key(0), 3 * 60_000).bivectors))
+    traces = np.trace(matrices)
+    np.testing.assert_allclose((matrices**2).mean(-1), 1 / 3, atol=0.006)  # standard errors are .0013, .0011, .004
+    np.testing.assert_allclose((matrices**4).mean(-1), 1 / 5, atol=0.006)
+    assert abs(traces.mean()) < 0.015
+    assert abs((traces**2).mean() - 1) < 0.02
+
+
+def test_dense_is_haar():
+    matrices = np.asarray(jax.vmap(lambda key: Dense.haar(key, 4).matrix)(jax.random.split(jax.random.key(0), 5000)))
+    traces = np.trace(matrices, axis1=1, axis2=2)
+    assert abs(traces.mean()) < 0.05
+    assert abs((traces**2).mean() - 1) < 0.08
+    np.testing.assert_allclose((matrices**2).mean(0), 1 / 4, atol=0.015)
+
+
+def test_quaternions_multiply_from_both_sides():
+    rotation = Quaternion.random(jax.random.key(0), 4)
+    p, q, x = (
+        np.asarray(v, np.float64)
+        for v in (rotation.left[0], rotation.right[0], jax.random.normal(jax.random.key(1), (4,)))
+    )
+
+    def times(a, b):
+        scalar = a[0] * b[0] - a[1:] @ b[1:]
+        return np.append(scalar, a[0] * b[1:] + b[0] * a[1:] + np.cross(a[1:], b[1:]))
+
+    expected = times(times(p, x), q * np.array([1, -1, -1, -1])) / np.linalg.norm(p) / np.linalg.norm(q)
+    np.testing.assert_allclose(rotation(jnp.asarray(x, jnp.float32)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [2, 6, 12, 80, 96, 100, 101, 128, 192, 576])
+def test_hadamard_mixes_every_coordinate_with_every_other(dim):
+    entries = np.abs(matrix(Hadamard.random(jax.random.key(0), dim))) * np.sqrt(dim)
+    odd = dim // (dim & -dim)
+    assert entries.min() > 0.9 / odd  # the Hartley factor's smallest entry is about pi / (2 m)
+    assert entries.max() < np.sqrt(2) + 1e-5
+    if odd == 1:
+        np.testing.assert_allclose(entries, 1, atol=1e-5)
+
+
+def test_rotor_equals_the_band_form_for_bfloat16():
+    rotor = Rotor.random(jax.random.key(0), 128)
+    x = jax.random.normal(jax.random.key(1), (10, 128)).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(rotor(x), rotor(x.astype(jnp.float32)))
