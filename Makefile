@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 WORKDIR ?= runs
+TABLES := parameters compression fractional inner_product rotation_mixing distortion
 
 .PHONY: env tables test lint bench clean
 
@@ -11,11 +12,13 @@ env: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
-	$(RUN) -m pip install --quiet --editable '.[test]'
+	$(RUN) -m pip install --quiet --editable '.[test,bench]'
 	touch $@
 
 tables: env
-	$(RUN) -m experiments.run --config=configs/main.py --workdir=$(WORKDIR)/main
+	@for name in $(TABLES); do \
+		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
+	done
 
 test: env
 	$(RUN) -m pytest -n 2 --dist=worksteal tests
@@ -26,7 +29,6 @@ lint: env
 	$(RUN) -m pyright
 
 bench: env
-	$(RUN) -m pip install --quiet --editable '.[bench]'
 	$(RUN) -m experiments.run --config=configs/throughput.py --workdir=$(WORKDIR)/throughput
 
 clean:

@@ -39,13 +39,13 @@ class Affine:
         groups = x.reshape(*x.shape[:-1], self.dim // self.group_size, self.group_size)
         low, high = groups.min(-1), groups.max(-1)
         steps = 2**self.bits - 1
-        scale = jnp.maximum((high - low) / steps, 1e-7)
+        scale = jnp.maximum(_divide(high - low, steps), 1e-7)
         low_is_wider = jnp.abs(low) > jnp.abs(high)
         scale, edge = jnp.where(low_is_wider, scale, -scale), jnp.where(low_is_wider, low, high)
         whole = jnp.round(edge / scale)
         scale = jnp.where(whole != 0, edge / jnp.where(whole != 0, whole, 1), scale)
         bias = jnp.where(whole != 0, edge, 0)
-        index = jnp.clip(jnp.round((groups - bias[..., None]) / scale[..., None]), 0, steps)
+        index = jnp.clip(jnp.round(_divide(groups - bias[..., None], scale[..., None])), 0, steps)
         words = packing.pack_stream(index.astype(jnp.uint32).reshape(x.shape), self.bits)
         return words, scale.astype(self.dtype), bias.astype(self.dtype)
 
@@ -66,3 +66,8 @@ class Affine:
     def _indices(self, codes: Codes) -> Float[Array, "*n g k"]:
         index = packing.unpack_stream(codes[0], self.bits, self.dim).astype(jnp.float32)
         return index.reshape(*index.shape[:-1], self.dim // self.group_size, self.group_size)
+
+
+def _divide(a: Float[Array, "*n k"], b: Float[Array, "*#n #k"] | int) -> Float[Array, "*n k"]:
+    """a / b, correctly rounded: XLA divides by a broadcast b by multiplying with 1 / b, and ties would break."""
+    return a / (b + 0 * a)

@@ -32,6 +32,15 @@ def planes(x: Shaped[Array, "*n d"]) -> list[Shaped[Array, "*n lanes"]]:
     return [fit(part(k * lanes, (k + 1) * lanes), lanes) for k in range(8)]
 
 
+def assembled(x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+    """`x`, to be computed plane by plane when it is stored as a whole.
+
+    Rotations return parts of different widths side by side. Consumers that slice never see the seams, but a loop that
+    stores them all is vectorised only if the parts are equal (on the CPU: 1.7 ms instead of 2.4 ms for 8 MiB).
+    """
+    return jnp.stack(planes(x), axis=-2).reshape(x.shape) if x.shape[-1] % 8 == 0 else x
+
+
 def fit(x: Shaped[Array, "*n d"], size: int) -> Shaped[Array, "*n size"]:
     """Appends zeros to the last axis until it is `size` long."""
     missing = size - x.shape[-1]

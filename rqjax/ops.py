@@ -14,6 +14,8 @@ from rqjax.lanes import as_float32, planes
 from rqjax.quantizer import Codes
 from rqjax.rotations import Chain, Dense, Hadamard
 
+TINY, HUGE = 1e-15, 1e19
+"""Norms between these have squares, and sums of squares, that float32 holds with full precision."""
 BLOCK = 2**20
 """Coordinates in a block of rows that are processed together: 4 MiB in float32."""
 
@@ -25,11 +27,11 @@ def norm(x: Shaped[Array, "*n d"]) -> Float[Array, "*n 1"]:
         return jnp.sqrt(jnp.sum((as_float32(x) * scale) ** 2, axis=-1, keepdims=True)) / scale
 
     def rescaled(x):
-        return size(x, jnp.where(usual > 1, 2.0**-80, 2.0**80))
+        return size(x, jnp.where(usual >= HUGE, 2.0**-80, jnp.where(usual <= TINY, 2.0**80, 1)))
 
     # The squares of huge and of tiny numbers leave float32. Such vectors are rare; the others are read only once.
     usual = size(x, 1)
-    return lax.cond(jnp.all((usual > 1e-15) & (usual < 1e19)), lambda x: usual, rescaled, x)
+    return lax.cond(jnp.all((usual > TINY) & (usual < HUGE)), lambda x: usual, rescaled, x)
 
 
 def encode_direction(inner: Any, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Shaped, UInt32
 
 from rqjax import codebooks, ops, packing
 from rqjax.pytree import pytree, static
-from rqjax.quantizer import Queries, Vectors, check_vectors
+from rqjax.quantizer import Queries, Vectors, check_int, check_vectors
 
 
 @pytree
@@ -61,6 +61,7 @@ def lloyd_max(dim: int, bits: int, sphere_dim: int | None = None) -> Scalar:
       sphere_dim: the dimension of the unit vector, `dim` unless the coordinates are a part of it.
     """
     sphere_dim = dim if sphere_dim is None else sphere_dim
+    bits = check_int("bits", bits, 1, codebooks.MAX_BITS)
     if bits <= 4:
         step, levels = codebooks.integer(sphere_dim, bits)
         return Scalar(jnp.asarray(levels), jnp.float32(step), dim, symmetric=True)

@@ -10,14 +10,12 @@ import pytest
 import rqjax
 from rqjax import METHODS
 
-SHAPES = [(1, 64), (2, 80), (3, 128), (4, 100), (8, 48)]
-CASES = [(name, *shape) for name in METHODS for shape in SHAPES] + [
-    ("turboquant_mixed", 2.5, 128),
-    ("rotorquant", 3, 5),
-]
+SHAPES = [(1, 80), (3, 128), (8, 50)]
+MORE = [("turboquant_mixed", 2.5, 128), ("rotorquant", 3, 5), ("rotorquant", 2, 64), ("hadamard", 4, 96)]
+CASES = [(name, *shape) for name in METHODS for shape in SHAPES] + MORE
 
 
-@pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
 def case(request):
     name, bits, dim = request.param
     keys = jax.random.split(jax.random.key(0), 3)

@@ -99,10 +99,8 @@ def test_dense_is_haar():
 
 def test_quaternions_multiply_from_both_sides():
     rotation = Quaternion.random(jax.random.key(0), 4)
-    p, q, x = (
-        np.asarray(v, np.float64)
-        for v in (rotation.left[0], rotation.right[0], jax.random.normal(jax.random.key(1), (4,)))
-    )
+    numbers = rotation.left[0], rotation.right[0], jax.random.normal(jax.random.key(1), (4,))
+    p, q, x = (np.asarray(v, np.float64) for v in numbers)
 
     def times(a, b):
         scalar = a[0] * b[0] - a[1:] @ b[1:]

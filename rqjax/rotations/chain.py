@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from rqjax.lanes import as_float32
+from rqjax.lanes import as_float32, assembled
 from rqjax.pytree import pytree
 
 
@@ -21,9 +21,10 @@ class Chain:
         return self.rotations[0].dim
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
-        for rotation in self.rotations:
-            x = rotation(x)
-        return x
+        *first, last = self.rotations
+        for rotation in first:
+            x = assembled(rotation(x))
+        return last(x)
 
     def inverse(self, y: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         for rotation in reversed(self.rotations):

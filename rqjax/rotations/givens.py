@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from rqjax.lanes import columns, mix
+from rqjax.lanes import assembled, columns, mix
 from rqjax.pytree import pytree, static
 
 
@@ -19,7 +19,7 @@ class Givens:
         return self._apply(x, self.angles)
 
     def inverse(self, y: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
-        return self._apply(y, -self.angles)
+        return assembled(self._apply(y, -self.angles))
 
     def _apply(self, x, angles) -> Array:
         size, part = self.dim // 2, columns(x)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from rqjax.lanes import columns, mix
+from rqjax.lanes import assembled, columns, mix
 from rqjax.pytree import pytree, static
 from rqjax.rotations.rotor import Rotor
 
@@ -26,7 +26,7 @@ class Quaternion:
         return self._apply(x, self._matrices(), self.tail)
 
     def inverse(self, y: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
-        return self._apply(y, jnp.swapaxes(self._matrices(), 0, 1), self.tail.inverse)
+        return assembled(self._apply(y, jnp.swapaxes(self._matrices(), 0, 1), self.tail.inverse))
 
     def _apply(self, x, matrices, rotate_tail) -> Array:
         size, part = self.dim // 4, columns(x)

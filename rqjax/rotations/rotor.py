@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from rqjax.lanes import columns, mix
+from rqjax.lanes import assembled, columns, mix
 from rqjax.pytree import pytree, static
 
 
@@ -35,7 +35,7 @@ class Rotor:
         return self._apply(x, rotation_matrices(self.bivectors), _planar(self.tail))
 
     def inverse(self, y: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
-        return self._apply(y, rotation_matrices(-self.bivectors), _planar(-self.tail))
+        return assembled(self._apply(y, rotation_matrices(-self.bivectors), _planar(-self.tail)))
 
     def _apply(self, x: Array, matrices: Float[Array, "3 3 g"], planar: Float[Array, "2 2 t"]) -> Array:
         dim, lanes = self.dim, self.dim // 8
