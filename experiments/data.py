@@ -155,7 +155,7 @@ def _words() -> np.ndarray:
 
     The corpus is the source text of the standard library of the running Python.
     """
-    return cached(f"words-{corpus_version()}.npy", lambda: _word_vectors(corpus()))
+    return cached(f"words-{corpus_version()}.npy", lambda: word_vectors(corpus())[0])
 
 
 def corpus_version() -> str:
@@ -174,7 +174,8 @@ def corpus() -> list[str]:
     return [p.read_text(encoding="utf-8", errors="ignore") for p in files]
 
 
-def _word_vectors(texts: list[str]) -> np.ndarray:
+def word_vectors(texts: list[str]) -> tuple[np.ndarray, dict[str, int]]:
+    """Vectors of the most frequent words (WORD_COUNT, WORD_DIMS), and the row of each word."""
     documents = [re.findall(r"[a-z]{2,}", text.lower()) for text in texts]
     counts = Counter(word for document in documents for word in document)
     index = {word: i for i, (word, _) in enumerate(counts.most_common(WORD_COUNT))}
@@ -194,4 +195,4 @@ def _word_vectors(texts: list[str]) -> np.ndarray:
     u, s, _ = linalg.svds(matrix, k=WORD_DIMS, v0=np.ones(len(index)))
     assert u is not None
     order = np.argsort(-s)
-    return (u[:, order] * np.sqrt(s[order])).astype(np.float32)
+    return (u[:, order] * np.sqrt(s[order])).astype(np.float32), index

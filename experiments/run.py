@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
     except (ValueError, TypeError, LookupError, OSError) as error:
         if TRACEBACK.value:
             raise
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {experiments.one_line(error)}")
     print(f"\nrows: {workdir / 'rows.jsonl'}, {workdir / 'rows.csv'}\ntable: {workdir / 'table.md'}")
 
 

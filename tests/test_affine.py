@@ -23,7 +23,7 @@ def test_codes_are_those_of_mlx(bits, group_size, dtype):
         other = np.array(other) if other.dtype == mx.uint32 else np.array(other.astype(mx.float32))
         np.testing.assert_array_equal(np.asarray(mine).astype(np.float64), other)
     decoded = np.array(mx.dequantize(*theirs, group_size, bits).astype(mx.float32))
-    # MLX rounds the product and the sum to the dtype of the scales; values are below 4, where bfloat16 has steps of 2^-6
+    # MLX rounds the product and the sum to the dtype of the scales; below 4, bfloat16 has steps of 2^-6
     atol = {"float32": 1e-6, "float16": 2**-8, "bfloat16": 2**-5}[dtype]
     np.testing.assert_allclose(quantizer.decode(codes), decoded, rtol=0, atol=atol)
 

@@ -31,7 +31,6 @@ class MultivectorRotor:
         return self._rotate(as_float32(y)[..., groups : 4 * groups], -self.bivectors)[..., : self.dim]
 
     def _rotate(self, x, bivectors) -> Array:
-        x = x.reshape(*x.shape[:-1], -1, 3)
-        return jnp.einsum("ijg,...gj->...gi", rotation_matrices(bivectors), x, precision="highest").reshape(
-            *x.shape[:-2], -1
-        )
+        groups = x.reshape(*x.shape[:-1], bivectors.shape[-2], 3)
+        rotated = jnp.einsum("ijg,...gj->...gi", rotation_matrices(bivectors), groups, precision="highest")
+        return rotated.reshape(x.shape)

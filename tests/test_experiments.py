@@ -1,0 +1,237 @@
+"""Runs survive kills and resume; flags, files and rows that are wrong are one clear line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.flax import save_file
+
+from experiments import cache, data, fractional, run, table
+from experiments.rows import Rows
+
+ROOT = Path(__file__).parent.parent
+POINT = {
+    "experiment": "distortion",
+    "method": "rotorquant",
+    "dim": 32,
+    "bits": 2,
+    "data": "sphere",
+    "n": 64,
+    "seeds": 2,
+}
+CONFIG = {
+    "experiment": "distortion",
+    "n": 32,
+    "seeds": 2,
+    "grid": {"dim": (16,), "bits": (1, 2), "method": ("identity",), "data": ("sphere", "one_hot")},
+}
+
+
+def command(*flags, **options):
+    line = [sys.executable, "-m", "experiments.run", *flags]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, **options)
+
+
+def test_smoke_by_flags(tmp_path):
+    done = command("--config=configs/smoke.py", "--config.grid.bits=(1, 3)", f"--workdir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["point"]["bits"] for row in rows] == [1, 1, 1, 1, 3, 3, 3, 3]
+    assert set(rows[0]["environment"]) == {"revision", "jax", "device", "seconds"}
+    assert (tmp_path / "table.md").read_text() in done.stdout
+    assert "| sphere | 32 | rotorquant |" in done.stdout
+    assert (tmp_path / "mse.png").stat().st_size > 5000
+    header, *lines = (tmp_path / "rows.csv").read_text().splitlines()
+    assert {"mse", "mse_sd", "lower_bound", "revision"} <= set(header.split(","))
+    assert len(lines) == 8
+    assert command("--config=configs/smoke.py", "--config.grid.bits=(1, 3)", f"--workdir={tmp_path}").returncode == 0
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 8  # nothing ran twice
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--config.grid.bitz=(2,)", 'Did you mean "bits" instead of "bitz"?'),
+        ("--config.sedes=3", 'Did you mean "seeds" instead of "sedes"?'),
+        ("--wrkdir=x", "Unknown command line flag 'wrkdir'. Did you mean: workdir ?"),
+        ("--config.seeds=two", "invalid literal for int() with base 10: 'two'"),
+        ("--config=configs/nothere.py", "No such file or directory: 'configs/nothere.py'"),
+        ("--config.grid.method=('rotorqant',)", "unknown method 'rotorqant'; did you mean 'rotorquant'"),
+        ("--config.grid.data=('spher',)", "unknown data set 'spher'; did you mean 'sphere'"),
+        ("--config.grid.bits=(9,)", "expected bits to be a whole number from 1 to 8, got 9"),
+        ("--config.grid.data=('file:/nope.npy',)", "there is no file /nope.npy"),
+        ("--config.experiment=distorton", "unknown experiment 'distorton'; did you mean 'distortion'"),
+    ],
+)
+def test_wrong_flags_are_one_line(flag, message, tmp_path):
+    done = command("--config=configs/smoke.py", flag, f"--workdir={tmp_path}")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
+    assert "Traceback" not in done.stderr
+
+
+def test_kill_loses_at_most_the_row_in_flight(tmp_path):
+    """SIGKILL in the middle of a run; the next run repeats no row and finishes the grid."""
+    flags = ["--config=configs/smoke.py", "--config.grid.bits=(1, 2, 3, 4)", f"--workdir={tmp_path}"]
+    process = subprocess.Popen([sys.executable, "-m", "experiments.run", *flags], cwd=ROOT, stderr=subprocess.DEVNULL)
+    rows, deadline = tmp_path / "rows.jsonl", time.monotonic() + 120
+    while not (rows.exists() and rows.read_bytes().count(b"\n") >= 3) and time.monotonic() < deadline:
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = rows.read_bytes()
+    assert before.count(b"\n") >= 3
+    assert command(*flags).returncode == 0
+    after = rows.read_bytes()
+    assert after.startswith(before[: before.rfind(b"\n") + 1])
+    points = [json.dumps(json.loads(line)["point"]) for line in after.splitlines()]
+    assert len(points) == len(set(points)) == 16
+
+
+def test_torn_last_line_is_repaired(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = Rows(path)
+    rows.append({"a": 1}, {"m": 2.0}, {})
+    rows.append({"a": 2}, {"m": 3.0}, {})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-7])
+    mended = Rows(path)
+    assert mended.find({"a": 1})["metrics"] == {"m": 2.0}
+    assert mended.find({"a": 2}) is None
+    mended.append({"a": 2}, {"m": 3.0}, {})
+    assert path.read_bytes() == whole
+
+
+def test_foreign_rows_are_refused(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"point": {"a": 1}, "metrics": {}}\n[1, 2]\n')
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 2, is not a row of an experiment: b'\[1, 2\]'"):
+        Rows(path)
+
+
+def test_another_config_makes_new_rows(tmp_path):
+    run.run(CONFIG, tmp_path)
+    run.run({**CONFIG, "n": 33}, tmp_path)
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 8
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 5  # the table is of the last config
+
+
+def test_table_shows_deviations_blanks_and_footers():
+    rows = [
+        {"point": {"m": "a", "b": 1}, "metrics": {"e": 0.5, "e_sd": 0.01, "p": None, "low": 0.25}, "environment": {}},
+        {"point": {"m": "a", "b": 2}, "metrics": {"e": 1e-7, "e_sd": None, "p": 3, "low": 0.0625}, "environment": {}},
+        {"point": {"m": "b_c", "b": 2}, "metrics": {"e": 123456.0, "p": None, "low": 0.0625}, "environment": {}},
+    ]
+    assert table.render(rows, (table.Table("T", ("m",), ("b",), ("e", "p"), ("low",)),)) == (
+        "### T\n\n"
+        "| m | 1 b, e | 2 b, e | 2 b, p |\n"
+        "| --- | ---: | ---: | ---: |\n"
+        "| a | 0.5 ± 0.01 | 1e-07 | 3 |\n"
+        "| b_c |  | 123,456 |  |\n"
+        "| *low* | 0.25 | 0.0625 |  |\n"
+    )
+
+
+def vectors():
+    return np.random.default_rng(0).standard_normal((50, 24)).astype(np.float32)
+
+
+def test_files_of_vectors(tmp_path):
+    x = vectors()
+    np.save(tmp_path / "x.npy", x.astype(np.float64))
+    np.savez(tmp_path / "x.npz", vectors=x)
+    save_file({"keys": jnp.asarray(x, jnp.bfloat16).reshape(5, 10, 24)}, tmp_path / "x.safetensors")
+    np.concatenate([np.full((50, 1), 24, np.int32).view(np.float32), x], axis=1).tofile(tmp_path / "x.fvecs")
+    for suffix in (".npy", ".npz", ".safetensors", ".fvecs"):
+        sample = np.asarray(data.sample(f"file:{tmp_path / f'x{suffix}'}", 2, 20, 16))
+        assert sample.shape == (2, 20, 16)
+        assert all(np.abs(x[:, :16] - row).max(axis=1).min() < 0.02 for row in sample[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.txt", b"", "expected a file that ends in .npy, .npz, .safetensors, .fvecs, got"),
+        ("x.npy", b"\x93NUMPY torn", "is not a readable .npy file"),
+        ("x.npz", b"PK\x03\x04torn", "is not a readable .npz file"),
+        ("x.safetensors", b"torn", "is not a readable .safetensors file"),
+        ("x.fvecs", b"\x03\x00\x00\x00torn", "its vectors do not have one dimension"),
+        ("x.npy", np.ones((3, 4), int), r"expected floating-point vectors \(n, d\) in .*, got int64 \(3, 4\)"),
+        ("x.npy", np.ones(4), r"got float64 \(4,\)"),
+        ("x.npy", np.array([[1, np.nan, np.inf]]), "got NaN or Inf in 2 places"),
+        ("x.npy", np.array([{}], object), "is not a readable .npy file"),
+    ],
+)
+def test_bad_files(name, content, message, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(content) if isinstance(content, bytes) else np.save(path, content)
+    with pytest.raises(ValueError, match=message):
+        data.sample(f"file:{path}", 1, 2, 3)
+
+
+def test_too_few_dimensions(tmp_path):
+    np.save(tmp_path / "x.npy", vectors())
+    with pytest.raises(ValueError, match="has 24 dimensions, expected at least 25"):
+        data.sample(f"file:{tmp_path / 'x.npy'}", 1, 2, 25)
+
+
+def test_cached_arrays_are_made_once_and_mended(tmp_path, monkeypatch):
+    monkeypatch.setenv("RQJAX_CACHE", str(tmp_path / "cache"))
+    made = []
+
+    def make():
+        made.append(1)
+        return np.arange(3.0)
+
+    for _ in range(2):
+        np.testing.assert_array_equal(cache.cached("a.npy", make), np.arange(3.0))
+    assert len(made) == 1
+    (tmp_path / "cache" / "a.npy").write_bytes(b"torn")
+    np.testing.assert_array_equal(cache.cached("a.npy", make), np.arange(3.0))
+    assert len(made) == 2
+    assert os.listdir(tmp_path / "cache") == ["a.npy"]
+
+
+def test_words_are_real_vectors(monkeypatch):
+    """From a tenth of the corpus, so that it takes seconds: related words are near."""
+    texts = data.corpus()
+    assert len(texts) > 500
+    monkeypatch.setattr(data, "WORD_COUNT", 2000)
+    monkeypatch.setattr(data, "WORD_DIMS", 50)
+    array, index = data.word_vectors(texts[::10])
+    assert array.shape == (2000, 50)
+    assert np.isfinite(array).all()
+    unit = array / np.linalg.norm(array, axis=1, keepdims=True)
+    words = list(index)
+    near = {words[i] for i in np.argsort(-unit @ unit[index["true"]])[:10]}
+    assert "false" in near
+
+
+def test_structured_data_are_what_they_say():
+    key = jax.random.key(0)
+    spectrum = data.DATA["decaying_spectrum"](key, 20_000, 16)
+    np.testing.assert_allclose(spectrum.var(0) * np.arange(1, 17), 1, rtol=0.06)
+    rotated = data.DATA["decaying_spectrum_rotated"](key, 20_000, 16)
+    np.testing.assert_allclose(
+        np.linalg.svd(rotated, compute_uv=False), np.linalg.svd(spectrum, compute_uv=False), rtol=1e-3
+    )
+    loud = np.sort(np.asarray(data.DATA["outlier_channels"](key, 5000, 16).std(0)))
+    np.testing.assert_allclose(loud, [1] * 12 + [10] * 4, rtol=0.06)
+    assert set(np.unique(data.DATA["one_hot"](key, 100, 16))) == {0, 1}
+    np.testing.assert_allclose(jnp.linalg.norm(data.DATA["sphere"](key, 100, 16), axis=1), 1, rtol=1e-5)
+
+
+def test_splits():
+    assert fractional.parse("32@3+96@2") == [(32, 3), (96, 2)]
+    with pytest.raises(ValueError, match="expected a split like '64@3\\+64@2', got '64x3'"):
+        fractional.parse("64x3")
