@@ -15,10 +15,11 @@ from rqjax import metrics, theory
 TABLES = (
     Table(
         "Relative mean squared error",
-        rows=("data", "dim", "method"),
+        rows=("method",),
         columns=("bits",),
         values=("mse", "published"),
         footers=("lower_bound", "upper_bound"),
+        each=("data", "dim"),
     ),
 )
 
@@ -38,6 +39,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     return {
         **result,
         "published": published.MSE.get(method, {}).get(bits) if seen else None,
+        "mse_over_bound": result["mse"] / theory.shannon_bound(bits),
         "lower_bound": theory.shannon_bound(bits),
         "upper_bound": theory.mse_bound(bits),
     }
@@ -70,5 +72,7 @@ def _measure(name: str, recipe: Callable[..., rqjax.Quantizer], dim: int, bits: 
 
 
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Error against bits, one panel for each data set, both bounds drawn."""
-    return [plots.curves(rows, folder / "mse.png", x="bits", y="mse", series="method", panel="data", log=True)]
+    """Error over Shannon's bound against bits, one panel for each data set, both bounds drawn."""
+    levels = {"Shannon's bound": 1, "TurboQuant's upper bound": theory.mse_bound(0)}
+    style = {"series": "method", "panel": "data", "log": True, "levels": levels}
+    return [plots.curves(rows, folder / "mse.png", x="bits", y="mse_over_bound", **style)]

@@ -14,9 +14,10 @@ from rqjax.rotations import Dense
 TABLES = (
     Table(
         "Bits split over the channels",
-        rows=("data", "split"),
+        rows=("split",),
         columns=(),
         values=("claimed_bits", "index_bits", "stored_bits", "mse", "expected", "lower_bound"),
+        each=("data",),
     ),
 )
 

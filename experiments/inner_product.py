@@ -18,7 +18,7 @@ from rqjax import metrics, theory
 TABLES = (
     Table(
         "Inner products of pairs of unit vectors, estimated from the codes of one",
-        rows=("data", "dim", "bits", "method"),
+        rows=("bits", "method"),
         columns=(),
         values=(
             "bias",
@@ -32,6 +32,7 @@ TABLES = (
             "lower_bound",
             "upper_bound",
         ),
+        each=("data", "dim"),
     ),
 )
 
@@ -96,6 +97,7 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
             y="pairs",
             series="method",
             panel="panel",
+            width=len({row["point"]["data"] for row in rows}),
         ),
         plots.curves(
             _series(rows, "bias_at", MEANS, "mean inner product", "bias"),
@@ -104,6 +106,7 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
             y="bias",
             series="method",
             panel="panel",
+            width=len({row["point"]["data"] for row in rows}),
         ),
     ]
 

@@ -13,7 +13,6 @@ import numpy as np
 from experiments.table import Row
 
 STYLES = [(color, line) for line in ("-", "--", ":") for color in plt.get_cmap("tab10").colors]  # pyright: ignore[reportAttributeAccessIssue]
-BOUNDS = ("lower_bound", "upper_bound")
 
 
 def curves(
@@ -25,23 +24,21 @@ def curves(
     series: str,
     panel: str | None = None,
     log: bool = False,
+    levels: dict[str, float] | None = None,
+    width: int = 3,
 ) -> Path:
-    """One line for each value of `series` in a panel for each value of `panel`; bounds in grey where rows have them."""
+    """One line for each value of `series` in a panel for each value of `panel`; named levels in grey."""
     merged = [{**row["point"], **row["metrics"]} for row in rows]
     panels = list(dict.fromkeys(row[panel] for row in merged)) if panel else [None]
     names = list(dict.fromkeys(row[series] for row in merged))
-    width = min(3, len(panels))
-    figure, axes = _grid(len(panels), width)
+    figure, axes = _grid(len(panels), min(width, len(panels)))
     for axis, value in zip(axes, panels, strict=False):
         shown = [row for row in merged if panel is None or row[panel] == value]
         for name, (color, line) in zip(names, STYLES, strict=False):
             _line(axis, [row for row in shown if row[series] == name], x, y, color=color, linestyle=line, label=name)
-        if log:
-            axis.set_yscale("log")
-            for bound in BOUNDS:
-                _line(
-                    axis, [row for row in shown if row.get(bound)], x, bound, color="0.6", linestyle="-.", label=bound
-                )
+        for (name, height), line in zip((levels or {}).items(), ("-", "--"), strict=False):
+            axis.axhline(height, color="0.6", linestyle=line, label=name)
+        axis.set_yscale("log" if log else "linear")
         axis.set(title=value or "", xlabel=x, ylabel=y)
     return _save(figure, axes, path)
 

@@ -20,6 +20,8 @@ class Table(NamedTuple):
     columns: tuple[str, ...]
     values: tuple[str, ...]
     footers: tuple[str, ...] = ()
+    each: tuple[str, ...] = ()
+    """One table for each value of these."""
 
 
 def flat(row: Row) -> Row:
@@ -30,31 +32,43 @@ def flat(row: Row) -> Row:
 
 def render(rows: Sequence[Row], tables: Sequence[Table]) -> str:
     """The tables in markdown."""
-    return "\n".join(_render([flat(row) for row in rows], table) for table in tables)
+    records, parts = [flat(row) for row in rows], []
+    for table in tables:
+        for place in dict.fromkeys(_pick(record, table.each) for record in records):
+            part = [record for record in records if _pick(record, table.each) == place]
+            title = ": ".join(filter(None, [table.title, _place(table.each, place)]))
+            parts.append(_render(part, table._replace(title=title)))
+    return "\n".join(parts)
+
+
+def _pick(row: Row, names: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in names)
+
+
+def _place(names: tuple[str, ...], values: tuple[Any, ...]) -> str:
+    """'sphere, 128 dim'."""
+    pairs = zip(names, values, strict=True)
+    return ", ".join(v if isinstance(v, str) else f"{_text(v)} {name}" for name, v in pairs)
 
 
 def _render(rows: list[Row], table: Table) -> str:
-    def pick(row: Row, names: tuple[str, ...]) -> tuple[Any, ...]:
-        return tuple(row.get(name) for name in names)
-
-    lines = list(dict.fromkeys(pick(row, table.rows) for row in rows))
-    groups = list(dict.fromkeys(pick(row, table.columns) for row in rows))
-    cells = {(pick(row, table.rows), pick(row, table.columns)): row for row in rows}
+    lines = list(dict.fromkeys(_pick(row, table.rows) for row in rows))
+    groups = list(dict.fromkeys(_pick(row, table.columns) for row in rows))
+    cells = {(_pick(row, table.rows), _pick(row, table.columns)): row for row in rows}
 
     def used(group, value):
-        return any(row.get(value) is not None for row in rows if pick(row, table.columns) == group)
+        return any(row.get(value) is not None for row in rows if _pick(row, table.columns) == group)
 
     columns = [(group, value) for group in groups for value in table.values if used(group, value)]
 
     def title(group: tuple[Any, ...], value: str) -> str:
-        names = zip(table.columns, group, strict=True)
-        place = ", ".join(v if isinstance(v, str) else f"{_text(v)} {name}" for name, v in names)
+        place = _place(table.columns, group)
         return ", ".join(filter(None, [place, value if len(table.values) > 1 or not place else ""])).replace("_", " ")
 
     body = [[*map(_text, line), *(_cell(cells.get((line, g)), v) for g, v in columns)] for line in lines]
     for footer in table.footers:
         some = {
-            g: next((r for r in rows if pick(r, table.columns) == g and r.get(footer) is not None), None)
+            g: next((r for r in rows if _pick(r, table.columns) == g and r.get(footer) is not None), None)
             for g in groups
         }
         shown = [_cell(some[g], footer) if v == table.values[0] else "" for g, v in columns]

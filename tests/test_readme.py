@@ -1,0 +1,38 @@
+"""What README.md says is true: its example runs, its tables are the committed ones, its links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments import readme
+from rqjax import METHODS
+
+TEXT = (readme.ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_examples_run(example):
+    exec(compile(example, "README.md", "exec"), {})
+
+
+def test_tables_are_the_committed_ones():
+    assert len(readme.MARKER.findall(TEXT)) >= 5
+    assert readme.refresh(TEXT) == TEXT
+
+
+def test_links_and_commands_lead_somewhere():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", TEXT) + re.findall(r"--config=(\S+\.py)", TEXT)
+    assert len(links) > 5
+    assert [link for link in links if not (readme.ROOT / link).exists()] == []
+
+
+def test_every_method_is_listed():
+    assert [name for name in METHODS if f"`{name}`" not in TEXT] == []
+
+
+def test_committed_results_have_their_config():
+    for folder in (readme.ROOT / "results").iterdir():
+        assert (readme.ROOT / "configs" / f"{folder.name}.py").exists()
+        assert {"table.md", "rows.csv"} <= {path.name for path in Path(folder).iterdir()}
