@@ -17,7 +17,7 @@ TABLES = (
         "Relative mean squared error",
         rows=("method",),
         columns=("bits",),
-        values=("mse", "published"),
+        values=("mse", "published", "stored_bits"),
         footers=("lower_bound", "upper_bound"),
         each=("data", "dim"),
     ),
@@ -55,7 +55,7 @@ def distortion(name: str, recipe: Callable[..., rqjax.Quantizer], point: dict[st
         "mse": float(mse.mean()),
         "mse_sd": float(mse.std(ddof=1)) if len(mse) > 1 else None,
         "cosine": float(cosine.mean()),
-        "bits_per_coordinate": quantizer.bits_per_vector / point["dim"],
+        "stored_bits": quantizer.bits_per_vector / point["dim"],
     }
 
 

@@ -44,7 +44,6 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         **result,
         "index_bits": bits,
         "claimed_bits": 2.5 if point["split"] == "32@3+96@2" else None,  # TurboQuant, section 4.3
-        "stored_bits": result["bits_per_coordinate"],
         "expected": sum(channels * theory.lloyd_max(b, dim) for channels, b in shares) / dim,
         "lower_bound": theory.shannon_bound(bits),
     }

@@ -21,6 +21,7 @@ TABLES = (
         rows=("bits", "method"),
         columns=(),
         values=(
+            "stored_bits",
             "bias",
             "published_bias",
             "rmse",
@@ -56,6 +57,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         result[f"published_{name}"] = value
     return {
         **result,
+        "stored_bits": jax.eval_shape(lambda k: rqjax.METHODS[method](k, dim, bits), keys[0]).bits_per_vector / dim,
         "lower_bound": dim * theory.inner_product_lower_bound(bits, dim),
         "upper_bound": dim * theory.inner_product_bound(bits, dim),
         "histogram": np.histogram(np.asarray(errors), EDGES)[0].tolist(),

@@ -47,7 +47,7 @@ def test_smoke_by_flags(tmp_path):
     assert [row["point"]["bits"] for row in rows] == [1, 1, 1, 1, 3, 3, 3, 3]
     assert set(rows[0]["environment"]) == {"revision", "jax", "device", "seconds"}
     assert (tmp_path / "table.md").read_text() in done.stdout
-    assert "### Relative mean squared error: one_hot, 32 dim\n\n| method | 1 bits, mse | 3 bits, mse |" in done.stdout
+    assert "### Relative mean squared error: one_hot, 32 dim\n\n| method | 1 bits, mse | 1 bits, stored" in done.stdout
     assert (tmp_path / "mse.png").stat().st_size > 5000
     header, *lines = (tmp_path / "rows.csv").read_text().splitlines()
     assert {"mse", "mse_sd", "lower_bound", "revision"} <= set(header.split(","))
