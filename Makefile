@@ -7,15 +7,22 @@ TABLES := parameters compression fractional inner_product rotation_mixing distor
 
 .PHONY: env tables test lint bench clean
 
-env: $(VENV)/.ready
+env: $(VENV)/.test
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.made: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
+	touch $@
+
+$(VENV)/.tables: $(VENV)/.made
+	$(RUN) -m pip install --quiet --editable '.[experiments]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.made
 	$(RUN) -m pip install --quiet --editable '.[test,bench]'
 	touch $@
 
-tables: env
+tables: $(VENV)/.tables
 	@for name in $(TABLES); do \
 		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
 	done
