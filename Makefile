@@ -33,7 +33,7 @@ test: env
 lint: env
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m pyright
+	$(RUN) -m pyright --pythonpath $(RUN)
 
 bench: env
 	$(RUN) -m experiments.run --config=configs/throughput.py --workdir=$(WORKDIR)/throughput
