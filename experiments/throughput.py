@@ -77,7 +77,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     memory = encode.lower(mine, vectors).compile().memory_analysis()
     return {
         **result,
-        "temporaries_mib": memory.temp_size_in_bytes / 2**20,
+        "temporaries_mib": memory.temp_size_in_bytes / 2**20 if memory else None,
         "decode_ms": decoded["mine"][0],
         "decode_vs_sq4": decoded["sq4"][0] / decoded["mine"][0],
     }
