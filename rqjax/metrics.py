@@ -29,8 +29,3 @@ def rmse(true: Scalars, estimate: Scalars) -> Float[Array, ""]:
 
 def correlation(true: Scalars, estimate: Scalars) -> Float[Array, ""]:
     return jnp.corrcoef(true, estimate)[0, 1]
-
-
-def slope(true: Scalars, estimate: Scalars) -> Float[Array, ""]:
-    """Least-squares factor of the estimate on the truth: 1 if unbiased, 1 - D for mse-optimal quantizers."""
-    return jnp.sum(true * estimate) / jnp.sum(true**2)
