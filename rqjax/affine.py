@@ -1,7 +1,7 @@
 """Round-to-nearest on an affine grid per group, in MLX's exact layout."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt32
 
 from rqjax import packing
 from rqjax.lanes import as_float32
@@ -49,22 +49,26 @@ class Affine:
         words = packing.pack_stream(index.astype(jnp.uint32).reshape(x.shape), self.bits)
         return words, scale.astype(self.dtype), bias.astype(self.dtype)
 
+    def indices(self, codes: Codes) -> UInt32[Array, "*n d"]:
+        """The place of each coordinate on its group's grid."""
+        return packing.unpack_stream(codes[0], self.bits, self.dim)
+
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
-        groups = self._indices(codes) * as_float32(codes[1])[..., None] + as_float32(codes[2])[..., None]
+        groups = self._grouped(codes) * as_float32(codes[1])[..., None] + as_float32(codes[2])[..., None]
         return groups.reshape(*groups.shape[:-2], self.dim)
 
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         """Scales and biases are folded into the products and sums of the groups."""
         y = as_float32(check_vectors(y, self.dim))
-        lead, index = codes[1].shape[:-1], self._indices(codes)
+        lead, index = codes[1].shape[:-1], self._grouped(codes)
         groups = y.reshape(-1, *index.shape[-2:])
         index, scale, bias = (a.reshape(-1, *a.shape[len(lead) :]) for a in (index, *map(as_float32, codes[1:])))
         products = jnp.einsum("mgk,ngk,ng->mn", groups, index, scale, precision="highest")
         shifts = jnp.einsum("mg,ng->mn", groups.sum(-1), bias, precision="highest")
         return (products + shifts).reshape(*y.shape[:-1], *lead)
 
-    def _indices(self, codes: Codes) -> Float[Array, "*n g k"]:
-        index = packing.unpack_stream(codes[0], self.bits, self.dim).astype(jnp.float32)
+    def _grouped(self, codes: Codes) -> Float[Array, "*n g k"]:
+        index = self.indices(codes).astype(jnp.float32)
         return index.reshape(*index.shape[:-1], self.dim // self.group_size, self.group_size)
 
 

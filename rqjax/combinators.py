@@ -154,7 +154,7 @@ class Split:
         return sum(part.bits_per_vector for part in self.parts)
 
     def encode(self, x: Vectors) -> Codes:
-        blocks = self._split(check_vectors(x, self.dim))
+        blocks = self.split(check_vectors(x, self.dim))
         return tuple(part.encode(block) for part, block in zip(self.parts, blocks, strict=True))
 
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
@@ -162,10 +162,10 @@ class Split:
         return jnp.concatenate(blocks, axis=-1)
 
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        blocks = self._split(check_vectors(y, self.dim))
+        blocks = self.split(check_vectors(y, self.dim))
         return functools.reduce(operator.add, map(lambda p, b, c: p.dot(b, c), self.parts, blocks, codes))
 
-    def _split(self, x: Array) -> list[Array]:
+    def split(self, x: Array) -> list[Array]:
         ends = [sum(part.dim for part in self.parts[: i + 1]) for i in range(len(self.parts) - 1)]
         return jnp.split(x, ends, axis=-1)
 

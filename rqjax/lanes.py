@@ -8,9 +8,10 @@ import functools
 import operator
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Bool, Float, Shaped
 
 
 def columns(x: Shaped[Array, "*n d"]) -> Callable[[int, int], Shaped[Array, "*n cols"]]:
@@ -50,6 +51,17 @@ def fit(x: Shaped[Array, "*n d"], size: int) -> Shaped[Array, "*n size"]:
 def mix(matrices: Float[Array, "k k lanes"], parts: list[Float[Array, "*n lanes"]]) -> list[Float[Array, "*n lanes"]]:
     """Multiplies the k coordinates that lane j has in k planes by the j-th k x k matrix."""
     return [functools.reduce(operator.add, [m * part for m, part in zip(row, parts, strict=True)]) for row in matrices]
+
+
+def stored(x: Shaped[Array, "..."], never: Bool[Array, ""]) -> Shaped[Array, "..."]:
+    """`x`, computed before its consumers: on the CPU XLA may fuse it into each of them and lose their vectorisation.
+
+    An optimization barrier does not stop fusion there; a loop does whose zero trips only the run can know. `never` is
+    a value of the run that is False, as the caller knows and the compiler does not.
+    """
+    if jax.default_backend() != "cpu":
+        return x
+    return lax.fori_loop(0, never.astype(jnp.int32), lambda _, value: value + value, x)
 
 
 def as_float32(x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:

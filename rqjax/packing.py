@@ -11,12 +11,10 @@ the high bytes that are left. For b > 4 the low four bits of the indices are pac
 `pack_stream` is MLX's: index i takes the bits from i b on of one little-endian stream.
 """
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Integer, UInt32
 
-from rqjax.lanes import fit, planes
+from rqjax.lanes import fit, planes, stored
 from rqjax.quantizer import check_int
 
 
@@ -93,12 +91,5 @@ def unpack_stream(words: UInt32[Array, "*n words"], bits: int, dim: int) -> UInt
 
 
 def _materialise(x: UInt32[Array, "*n d"]) -> UInt32[Array, "*n d"]:
-    """Keeps XLA from fusing the producers of `x` into each of its consumers (on the CPU: 3 ms instead of 24 ms).
-
-    An optimization barrier does not stop fusion there; a loop does whose zero trips only the run can know: `x` never
-    uses its highest bit.
-    """
-    if jax.default_backend() != "cpu":
-        return x
-    trips = (x.reshape(-1)[:1] >> 31).sum().astype(jnp.int32)
-    return lax.fori_loop(0, trips, lambda _, value: value + 1, x)
+    """`stored` (on the CPU: 3 ms instead of 24 ms for packing 32 MiB); `x` never uses its highest bit."""
+    return stored(x, x.reshape(-1)[:1].max() >> 31 != 0) if x.size else x

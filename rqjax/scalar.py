@@ -45,8 +45,12 @@ class Scalar:
     def encode(self, x: Vectors) -> UInt32[Array, "*n words"]:
         return ops.encode_levels(check_vectors(x, self.dim), self.values, self.bits, symmetric=self.symmetric)
 
+    def indices(self, codes: UInt32[Array, "*n words"]) -> UInt32[Array, "*n d"]:
+        """The level of each coordinate."""
+        return packing.unpack(codes, self.bits, self.dim)
+
     def decode(self, codes: UInt32[Array, "*n words"]) -> Float[Array, "*n d"]:
-        return self.values[packing.unpack(codes, self.bits, self.dim)]
+        return self.values[self.indices(codes)]
 
     def dot(self, y: Queries, codes: UInt32[Array, "*n words"]) -> Float[Array, "*mn"]:
         return ops.inner(check_vectors(y, self.dim), self.decode(codes))

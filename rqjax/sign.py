@@ -41,16 +41,18 @@ class Sign:
         signs = [(plane > 0).astype(jnp.uint32) for plane in planes(self.sketch(x))]
         return ops.norm(x)[..., 0].astype(self.dtype), packing.pack_planes(signs, 1)
 
+    def indices(self, codes: Codes) -> UInt32[Array, "*n d"]:
+        """1 where S x is positive."""
+        return packing.unpack(codes[1], 1, self.dim)
+
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
-        norm, words = codes
-        return self.sketch.inverse(as_float32(norm)[..., None] * self._signs(words))
+        return self.sketch.inverse(as_float32(codes[0])[..., None] * self._signs(codes))
 
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        norm, words = codes
-        return ops.inner(self.sketch(check_vectors(y, self.dim)), self._signs(words)) * as_float32(norm)
+        return ops.inner(self.sketch(check_vectors(y, self.dim)), self._signs(codes)) * as_float32(codes[0])
 
-    def _signs(self, words: UInt32[Array, "*n words"]) -> Float[Array, "*n d"]:
-        return self.gain * (2 * packing.unpack(words, 1, self.dim).astype(jnp.float32) - 1)
+    def _signs(self, codes: Codes) -> Float[Array, "*n d"]:
+        return self.gain * (2 * self.indices(codes).astype(jnp.float32) - 1)
 
     @classmethod
     def gaussian(cls, key: Array, dim: int) -> "Sign":

@@ -1,0 +1,221 @@
+"""Attention over a compressed cache: a running softmax over blocks of codes (Milakov & Gimelshein, 2018)."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from rqjax import products, tiles
+from rqjax.cache import KVCache, Tokens, append
+from rqjax.lanes import as_float32, stored
+
+BLOCK = 2**22
+"""Coordinates of keys, or of four times the scores, that are in memory at once."""
+ROWS = 128
+"""Queries of one key-value head that are processed together."""
+NEVER = -1e30
+"""The score of a token that a query does not see."""
+
+Mask = Bool[Array, "b h r t"]
+
+
+def attend(
+    cache: KVCache,
+    q: Shaped[Array, "batch time q_heads dim"],
+    *,
+    scale: float | int | None = None,
+    mask: Bool[Array, "..."] | None = None,
+    sliding_window: int | None = None,
+    softcap: float | int | None = None,
+) -> Shaped[Array, "batch time q_heads dim"]:
+    """Attention of the newest tokens to all tokens of the cache up to themselves.
+
+    Scores come from the codes of the keys with the queries rotated once; values are summed in rotated space and the sum
+    is rotated back once. The history is never decoded: memory beyond the cache does not grow with it.
+
+    Args:
+      cache: the cache, to which the tokens of the queries have been appended.
+      q: queries (batch, time, q_heads, head_dim); query i belongs to token lengths - time + i. Consecutive groups of
+        q_heads / kv_heads query heads share a head of keys and values.
+      scale: of the scores; 1 / sqrt(head_dim), if not given.
+      mask: True where a query may look, broadcastable to (batch, q_heads, time, max_len), the last axis by token.
+      sliding_window: how many tokens up to itself a query sees; all, if not given.
+      softcap: scores s become softcap tanh(s / softcap).
+
+    Returns:
+      (batch, time, q_heads, head_dim) in the dtype of q; zeros where a query sees nothing.
+
+    Raises:
+      TypeError: q is not of floating-point numbers.
+      ValueError: a shape does not fit the cache, or `sliding_window` or `softcap` is not positive.
+    """
+    q = jnp.asarray(q)
+    batch, _, kv_heads, dim = cache.exact_keys.shape
+    if q.ndim != 4 or (q.shape[0], q.shape[3]) != (batch, dim) or q.shape[2] % kv_heads or q.shape[2] == 0:
+        raise ValueError(f"expected q of shape ({batch}, time, a multiple of {kv_heads}, {dim}), got {q.shape}")
+    if not jnp.issubdtype(q.dtype, jnp.floating):
+        raise TypeError(f"expected q of a floating-point dtype, got {q.dtype}")
+    for name, value in (("sliding_window", sliding_window), ("softcap", softcap)):
+        if value is not None and not value > 0:
+            raise ValueError(f"expected {name} to be positive, got {value}")
+    time, q_heads = q.shape[1:3]
+    if mask is not None:
+        shape = (batch, q_heads, time, cache.max_len)
+        mask = jnp.asarray(mask)
+        if mask.dtype != bool or mask.ndim > 4 or jnp.broadcast_shapes(mask.shape, shape) != shape:
+            raise ValueError(f"expected a boolean mask broadcastable to {shape}, got {mask.dtype} {mask.shape}")
+        mask = jnp.broadcast_to(mask, (*mask.shape[:0], *([1] * (4 - mask.ndim)), *mask.shape))
+    if not isinstance(cache.overflow, jax.core.Tracer):
+        cache.check()
+    options = _Options(1 / math.sqrt(dim) if scale is None else scale, sliding_window, softcap)
+
+    size = max(1, ROWS * kv_heads // q_heads)  # queries of so many tokens at a time
+    positions = cache.lengths[:, None] - time + jnp.arange(time)
+    if time <= size:
+        return _attend(cache, q, positions, mask, options)
+    fill = -time % size
+    blocks = jnp.arange(0, time, size)
+    q, positions = _padded(q, fill), _padded(positions, fill)
+    mask = _padded(mask, fill, axis=2) if mask is not None and mask.shape[2] == time else mask
+
+    def block(start):
+        part = mask if mask is None or mask.shape[2] == 1 else lax.dynamic_slice_in_dim(mask, start, size, 2)
+        rows = (lax.dynamic_slice_in_dim(x, start, size, 1) for x in (q, positions))
+        return _attend(cache, *rows, part, options)
+
+    return jnp.moveaxis(lax.map(block, blocks), 0, 1).reshape(batch, time + fill, q_heads, dim)[:, :time]
+
+
+def dot_product_attention(
+    query: Tokens, key: Tokens, value: Tokens, cache: KVCache, *, valid: Any = None, **options: Any
+) -> tuple[Shaped[Array, "batch time q_heads dim"], KVCache]:
+    """Causal attention with a cache, for models that call `jax.nn.dot_product_attention`: `append`, then `attend`.
+
+    Args:
+      query, key, value: of the new tokens, (batch, time, heads, head_dim).
+      cache: of the tokens before.
+      valid: as in `append`.
+      **options: as in `attend`.
+
+    Returns:
+      The attention's output, shaped like `query`, and the cache with the new tokens.
+    """
+    cache = append(cache, key, value, valid=valid)
+    return attend(cache, jnp.asarray(query), **options), cache
+
+
+class _Options(NamedTuple):
+    scale: float | int
+    sliding_window: int | None
+    softcap: float | int | None
+
+
+class _Sums(NamedTuple):
+    """Of a part of the tokens: the largest score, the sum of exp(score - largest) and that of the values so weighted."""
+
+    largest: Float[Array, "b h r"]
+    total: Float[Array, "b h r"]
+    values: Any
+
+
+def _attend(
+    cache: KVCache, q: Array, positions: Int[Array, "batch time"], mask: Array | None, options: _Options
+) -> Array:
+    """`attend` for the queries of a few tokens, at `positions`."""
+    batch, time, q_heads, dim = q.shape
+    kv_heads = cache.exact_keys.shape[2]
+    groups = q_heads // kv_heads
+    y = as_float32(q).reshape(batch, time, kv_heads, groups, dim).transpose(0, 2, 3, 1, 4) * options.scale
+    y = y.reshape(batch, kv_heads, groups * time, dim)
+    rows = jnp.tile(positions, (1, groups))[:, None, :, None]
+    if mask is not None:  # as (batch or 1, kv_heads or 1, rows or 1, max_len)
+        if mask.shape[1:3] != (1, 1):
+            mask = jnp.broadcast_to(mask, (mask.shape[0], q_heads, time, mask.shape[3]))
+            mask = mask.reshape(mask.shape[0], kv_heads, groups * time, -1)
+        mask = jnp.broadcast_to(mask, (*mask.shape[:3], cache.max_len))
+
+    def visible(tokens: Int[Array, "#batch t"], present: Bool[Array, "batch t"], allowed: Array | None) -> Mask:
+        seen = present[:, None, None] & (tokens[:, None, None] <= rows)
+        if options.sliding_window is not None:
+            seen &= tokens[:, None, None] > rows - options.sliding_window
+        return seen if allowed is None else seen & allowed
+
+    def part(scores: Float[Array, "b h r t"], seen: Mask, weigh: Callable[[Array], Any]) -> _Sums:
+        if options.softcap is not None:
+            scores = options.softcap * jnp.tanh(scores / options.softcap)
+        scores = jnp.where(seen, scores, NEVER)
+        largest = scores.max(-1)
+        weights = jnp.where(seen, jnp.exp(scores - largest[..., None]), 0)
+        return _Sums(largest, weights.sum(-1), weigh(weights))
+
+    tokens = cache.exact_positions()
+    held = (tokens >= 0) & ((tokens < cache.sinks) | (tokens >= cache.sinks + cache.coded[:, None]))
+    allowed = None if mask is None else jnp.take_along_axis(mask, jnp.maximum(tokens, 0)[:, None, None], axis=3)
+    keys, values = (as_float32(x).transpose(0, 2, 1, 3) for x in (cache.exact_keys, cache.exact_values))
+    exact = part(
+        jnp.einsum("bhrd,bhtd->bhrt", y, keys, precision=lax.Precision.HIGHEST),
+        visible(tokens, held, allowed),
+        lambda w: jnp.einsum("bhrt,bhtd->bhrd", w, values, precision=lax.Precision.HIGHEST),
+    )
+    result = exact
+    if cache.capacity:
+        past = _past(cache, y, rows, mask, options, visible, part)
+        past = past._replace(values=products.restore(cache.value_quantizer, past.values))
+        result = _merged(exact, past)
+    out = result.values / jnp.where(result.total > 0, result.total, 1)[..., None]
+    out = out.reshape(batch, kv_heads, groups, time, dim).transpose(0, 3, 1, 2, 4)
+    return out.reshape(batch, time, q_heads, dim).astype(q.dtype)
+
+
+def _past(cache, y, rows, mask, options, visible, part) -> _Sums:
+    """The sums over all tokens in codes, block by block; values still as `products.weighted` leaves them."""
+    batch, kv_heads, count, dim = y.shape
+    size = BLOCK // (batch * kv_heads * max(dim, 4 * count))
+    size = min(cache.capacity, max(tiles.BLOCK, 1 << max(size, 1).bit_length() - 1))
+    prepared = products.prepare(cache.key_quantizer, y)
+    shift = 0 if cache.key_mean is None else jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)[..., None]
+    coded = cache.coded
+    never = (coded < 0).any()
+    allowed = mask if mask is None else _padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
+
+    def block(i, sums):
+        start = jnp.minimum(i * size, cache.capacity - size)  # the last block may reach back into the one before
+        read = lambda leaf: stored(leaf.read(start, size), never)  # noqa: E731
+        keys, values = (jax.tree.map(read, c, is_leaf=tiles.is_timed) for c in (cache.keys, cache.values))
+        t = start + jnp.arange(size)
+        present = (t >= i * size) & (t < coded[:, None])
+        here = allowed
+        if here is not None:
+            here = lax.dynamic_slice_in_dim(here, cache.sinks + start, size, 3)
+        scores = products.scores(cache.key_quantizer, prepared, keys) + shift
+        weigh = lambda w: products.weighted(cache.value_quantizer, w, values)  # noqa: E731
+        return _merged(sums, part(scores, visible(cache.sinks + t[None], present, here), weigh))
+
+    blocks = -(-coded.max() // size)
+    first = 0
+    if options.sliding_window is not None:
+        first = jnp.maximum(rows.min() - options.sliding_window + 1 - cache.sinks, 0) // size
+    shapes = jax.eval_shape(lambda: block(0, None))
+    empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)._replace(
+        largest=jnp.full(shapes.largest.shape, NEVER)
+    )
+    return lax.fori_loop(first, blocks, block, empty)
+
+
+def _merged(a: _Sums | None, b: _Sums) -> _Sums:
+    if a is None:
+        return b
+    largest = jnp.maximum(a.largest, b.largest)
+    of_a, of_b = jnp.exp(a.largest - largest), jnp.exp(b.largest - largest)
+    values = jax.tree.map(lambda x, y: x * of_a[..., None] + y * of_b[..., None], a.values, b.values)
+    return _Sums(largest, a.total * of_a + b.total * of_b, values)
+
+
+def _padded(x: Array, count: int, axis: int = 1) -> Array:
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, max(count, 0))
+    return jnp.pad(x, widths)
