@@ -54,7 +54,7 @@ def attend(
       ValueError: a shape does not fit the cache, or `sliding_window` or `softcap` is not positive.
     """
     q = jnp.asarray(q)
-    batch, _, kv_heads, dim = cache.exact_keys.shape
+    batch, kv_heads, _, dim = cache.exact_keys.shape
     if q.ndim != 4 or (q.shape[0], q.shape[3]) != (batch, dim) or q.shape[2] % kv_heads or q.shape[2] == 0:
         raise ValueError(f"expected q of shape ({batch}, time, a multiple of {kv_heads}, {dim}), got {q.shape}")
     if not jnp.issubdtype(q.dtype, jnp.floating):
@@ -127,7 +127,7 @@ def _attend(
 ) -> Array:
     """`attend` for the queries of a few tokens, at `positions`."""
     batch, time, q_heads, dim = q.shape
-    kv_heads = cache.exact_keys.shape[2]
+    kv_heads = cache.exact_keys.shape[1]
     groups = q_heads // kv_heads
     y = as_float32(q).reshape(batch, time, kv_heads, groups, dim).transpose(0, 2, 3, 1, 4) * options.scale
     y = y.reshape(batch, kv_heads, groups * time, dim)
@@ -148,14 +148,14 @@ def _attend(
         if options.softcap is not None:
             scores = options.softcap * jnp.tanh(scores / options.softcap)
         scores = jnp.where(seen, scores, NEVER)
-        largest = scores.max(-1)
-        weights = jnp.where(seen, jnp.exp(scores - largest[..., None]), 0)
+        largest = jnp.maximum(scores.max(-1), NEVER / 2)  # so that the weights are 0 where nothing is seen
+        weights = jnp.exp(scores - largest[..., None])
         return _Sums(largest, weights.sum(-1), weigh(weights))
 
     tokens = cache.exact_positions()
     held = (tokens >= 0) & ((tokens < cache.sinks) | (tokens >= cache.sinks + cache.coded[:, None]))
     allowed = None if mask is None else jnp.take_along_axis(mask, jnp.maximum(tokens, 0)[:, None, None], axis=3)
-    keys, values = (as_float32(x).transpose(0, 2, 1, 3) for x in (cache.exact_keys, cache.exact_values))
+    keys, values = as_float32(cache.exact_keys), as_float32(cache.exact_values)
     exact = part(
         jnp.einsum("bhrd,bhtd->bhrt", y, keys, precision=lax.Precision.HIGHEST),
         visible(tokens, held, allowed),
@@ -179,12 +179,16 @@ def _past(cache, y, rows, mask, options, visible, part) -> _Sums:
     prepared = products.prepare(cache.key_quantizer, y)
     shift = 0 if cache.key_mean is None else jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)[..., None]
     coded = cache.coded
-    never = (coded < 0).any()
+    never, one = (coded < 0).any(), jnp.ones((1, 1, 1, 1))
     allowed = mask if mask is None else _padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
 
     def block(i, sums):
         start = jnp.minimum(i * size, cache.capacity - size)  # the last block may reach back into the one before
-        read = lambda leaf: stored(leaf.read(start, size), never)  # noqa: E731
+
+        def read(leaf):
+            x = leaf.read(start, size)
+            return x if x.dtype == jnp.uint8 else stored(x, never)
+
         keys, values = (jax.tree.map(read, c, is_leaf=tiles.is_timed) for c in (cache.keys, cache.values))
         t = start + jnp.arange(size)
         present = (t >= i * size) & (t < coded[:, None])
@@ -192,7 +196,7 @@ def _past(cache, y, rows, mask, options, visible, part) -> _Sums:
         if here is not None:
             here = lax.dynamic_slice_in_dim(here, cache.sinks + start, size, 3)
         scores = products.scores(cache.key_quantizer, prepared, keys) + shift
-        weigh = lambda w: products.weighted(cache.value_quantizer, w, values)  # noqa: E731
+        weigh = lambda w: products.weighted(cache.value_quantizer, products.Weights(w, one), values)  # noqa: E731
         return _merged(sums, part(scores, visible(cache.sinks + t[None], present, here), weigh))
 
     blocks = -(-coded.max() // size)

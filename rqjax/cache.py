@@ -31,9 +31,9 @@ class KVCache:
     keys: Codes
     """Codes in the layout of `tiles`."""
     values: Codes
-    exact_keys: Float[Array, "batch slots heads dim"]
+    exact_keys: Float[Array, "batch heads slots dim"]
     """The sinks, then a ring of the newest tokens: token t is in slot sinks + (t - sinks) mod (slots - sinks)."""
-    exact_values: Float[Array, "batch slots heads dim"]
+    exact_values: Float[Array, "batch heads slots dim"]
     key_mean: Float[Array, "batch heads dim"] | None
     """What is subtracted from keys before they are encoded, if the cache is `centered`: the mean of the first keys after
     the sinks. It moves all scores of a query alike, which softmax ignores."""
@@ -89,7 +89,7 @@ class KVCache:
             encode = lambda x: tiles.lay_out(quantizer, quantizer.encode(x), transposed=transposed)  # noqa: E731
             return _over(lambda leaf: leaf.tokens(capacity), jax.eval_shape(encode, unit))
 
-        exact = jnp.zeros((batch, sinks + window + tiles.UNIT, kv_heads, dim), dtype)
+        exact = jnp.zeros((batch, kv_heads, sinks + window + tiles.UNIT, dim), dtype)
         return cls(
             keys=empty(key_quantizer, False),
             values=empty(value_quantizer, True),
@@ -130,8 +130,8 @@ class KVCache:
 
     def exact_positions(self) -> Int[Array, "batch slots"]:
         """The newest token that each slot of the exact arrays can hold; -1 where there is none."""
-        slots = jnp.arange(self.exact_keys.shape[1])
-        ring = self.exact_keys.shape[1] - self.sinks
+        slots = jnp.arange(self.exact_keys.shape[2])
+        ring = self.exact_keys.shape[2] - self.sinks
         rounds = (self.lengths[:, None] - 1 - slots) // ring
         positions = jnp.where(slots < self.sinks, slots, slots + ring * rounds)
         return jnp.where((positions >= slots) & (positions < self.lengths[:, None]), positions, -1)
@@ -160,7 +160,7 @@ def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarra
       ValueError: their shapes do not fit the cache, `valid` is out of range, or there is no room.
     """
     k, v = jnp.asarray(k), jnp.asarray(v)
-    batch, _, heads, dim = cache.exact_keys.shape
+    batch, heads, _, dim = cache.exact_keys.shape
     for name, x in (("k", k), ("v", v)):
         if x.ndim != 4 or (x.shape[0], *x.shape[2:]) != (batch, heads, dim):
             raise ValueError(f"expected {name} of shape ({batch}, time, {heads}, {dim}), got {x.shape}")
@@ -173,7 +173,8 @@ def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarra
     if count.shape != (batch,):
         raise ValueError(f"expected valid of shape ({batch},), got {count.shape}")
     _check_room(cache, count, time)
-    return _append(cache, k.astype(cache.exact_keys.dtype), v.astype(cache.exact_values.dtype), count)
+    k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
+    return _append(cache, k, v, count)
 
 
 def grow(cache: KVCache, max_len: int) -> KVCache:
@@ -185,14 +186,14 @@ def grow(cache: KVCache, max_len: int) -> KVCache:
 
 
 def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> KVCache:
-    batch, time = k.shape[:2]
+    batch, _, time, _ = k.shape
     fits = (count >= 0) & (count <= time) & (cache.lengths + count <= cache.max_len)
     count = jnp.where(fits, count, 0)
     lengths = cache.lengths + count
     before, after = cache.coded, cache.coded_at(lengths)
 
     def slot(t):
-        return jnp.where(t < cache.sinks, t, cache.sinks + (t - cache.sinks) % (cache.exact_keys.shape[1] - cache.sinks))
+        return jnp.where(t < cache.sinks, t, cache.sinks + (t - cache.sinks) % (cache.exact_keys.shape[2] - cache.sinks))
 
     def tokens(start, size):
         """`size` tokens from token `start` of each sequence on, as they will be stored: (batch, heads, size, dim)."""
@@ -201,9 +202,9 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
 
         def pick(exact, chunk):
             def one(exact, chunk, t, new, length):
-                return jnp.where((t < length)[:, None, None], exact[slot(t)], chunk[jnp.clip(new, 0, time - 1)])
+                return jnp.where((t < length)[:, None], exact[:, slot(t)], chunk[:, jnp.clip(new, 0, time - 1)])
 
-            return jnp.swapaxes(jax.vmap(one)(exact, chunk, t, new, cache.lengths), 1, 2)
+            return jax.vmap(one)(exact, chunk, t, new, cache.lengths)
 
         return pick(cache.exact_keys, k), pick(cache.exact_values, v)
 
@@ -231,9 +232,9 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
 
     # Tokens that newer ones of the same chunk would overwrite, and padding, go nowhere.
     t = cache.lengths[:, None] + jnp.arange(time) - (time - count[:, None])
-    newest = (t < cache.sinks) | (t >= lengths[:, None] - (cache.exact_keys.shape[1] - cache.sinks))
-    slots = jnp.where(newest & (t >= cache.lengths[:, None]), slot(t), cache.exact_keys.shape[1])
-    put = jax.vmap(lambda exact, slots, chunk: exact.at[slots].set(chunk, mode="drop"))
+    newest = (t < cache.sinks) | (t >= lengths[:, None] - (cache.exact_keys.shape[2] - cache.sinks))
+    slots = jnp.where(newest & (t >= cache.lengths[:, None]), slot(t), cache.exact_keys.shape[2])
+    put = jax.vmap(lambda exact, slots, chunk: exact.at[:, slots].set(chunk, mode="drop"))
     return dataclasses.replace(
         cache,
         keys=keys,

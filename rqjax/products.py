@@ -13,7 +13,7 @@ Shapes: queries y (batch, heads, rows, d), weights w (batch, heads, rows, tokens
 
 import functools
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,12 +47,12 @@ def prepare(quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Any:
         case Split():
             return tuple(prepare(p, part) for p, part in zip(quantizer.parts, quantizer.split(y), strict=True))
         case Sign():
-            return limbs(quantizer.sketch(y), QUERY_LIMBS)
+            return _query_limbs(quantizer.sketch(y))
         case Affine():
-            groups = y.reshape(*y.shape[:-1], -1, quantizer.group_size)
-            return [(limbs(groups[..., g, :], QUERY_LIMBS), groups[..., g, :].sum(-1)) for g in range(groups.shape[-2])]
+            groups = y[:, :, None] * _members(quantizer)[:, None]
+            return _query_limbs(_flat(groups)), groups.sum(-1)
         case Scalar() if tiles.has_indices(quantizer):
-            return limbs(y, QUERY_LIMBS)
+            return _query_limbs(y)
     return y
 
 
@@ -73,45 +73,54 @@ def scores(quantizer: Quantizer, prepared: Any, codes: Codes) -> Float[Array, "b
             products = _products(prepared, _levels(quantizer, _key_tile(codes[1], 1)))
             return products * (quantizer.gain * as_float32(codes[0]))[:, :, None]
         case Affine():
-            levels = _levels(quantizer, _key_tile(codes[0], quantizer.bits))
-            size, total = quantizer.group_size, jnp.float32(0)
-            for g, (y, sums) in enumerate(prepared):
-                scale, bias = _grid(quantizer, codes, g)
-                products = _products(y, levels[..., g * size : (g + 1) * size])
-                total += products * scale[:, :, None] + sums[..., None] * bias[:, :, None]
-            return jnp.asarray(total)
+            scale, bias = _grid(quantizer, codes)
+            products = _products(prepared[0], _levels(quantizer, _key_tile(codes[0], quantizer.bits)))
+            products = products.reshape(*prepared[1].shape, -1) * scale + prepared[1][..., None] * bias
+            return functools.reduce(operator.add, [products[:, :, g] for g in range(products.shape[2])])  # no reduction
         case Scalar() if tiles.has_indices(quantizer):
             return _products(prepared, _levels(quantizer, _key_tile(codes, quantizer.bits))) * quantizer.step
     return jax.vmap(jax.vmap(quantizer.dot))(prepared, codes)
 
 
-def weighted(quantizer: Quantizer, w: Float[Array, "b h r t"], codes: Codes) -> Any:
-    """Sums of the values behind `codes` with weights w, not yet rotated back; their sums over tokens may be added."""
+class Weights(NamedTuple):
+    """Weights of tokens, and a bound of their size: the limbs' unit comes from it, which saves a pass over them."""
+
+    values: Float[Array, "b h r t"]
+    bound: Float[Array, "#b #h #r 1"]
+
+    def times(self, scale: Float[Array, "b h t"]) -> "Weights":
+        """The weights times a number per token."""
+        return Weights(self.values * scale[:, :, None], self.bound * jnp.abs(scale).max(-1)[..., None, None])
+
+
+def weighted(quantizer: Quantizer, w: Weights, codes: Codes) -> Any:
+    """Sums of the values behind `codes` with weights w, not yet rotated back; sums over tokens may be added."""
     match quantizer:
         case Normalized() | Scaled():
-            return weighted(quantizer.inner, w * as_float32(codes[0])[:, :, None], codes[1])
+            return weighted(quantizer.inner, w.times(as_float32(codes[0])), codes[1])
         case Rotated():
             return weighted(quantizer.inner, w, codes)
         case Centered():
-            return w.sum(-1, keepdims=True), weighted(quantizer.inner, w, codes)
+            return w.values.sum(-1, keepdims=True), weighted(quantizer.inner, w, codes)
         case Residual():
             return weighted(quantizer.first, w, codes[0]), weighted(quantizer.second, w, codes[1])
         case Split():
             return tuple(weighted(part, w, code) for part, code in zip(quantizer.parts, codes, strict=True))
         case Sign():
             levels = _levels(quantizer, tiles.unpack_rows(codes[1], 1, quantizer.dim))
-            return _sums(w * as_float32(codes[0])[:, :, None], levels) * quantizer.gain
+            return _sums(w.times(as_float32(codes[0])), levels) * quantizer.gain
         case Affine():
             levels = _levels(quantizer, tiles.unpack_rows(codes[0], quantizer.bits, quantizer.dim))
-            size, sums = quantizer.group_size, []
-            for g in range(quantizer.dim // size):
-                scale, bias = _grid(quantizer, codes, g)
-                part = _sums(w * scale[:, :, None], levels[..., g * size : (g + 1) * size, :])
-                sums.append(part + (w * bias[:, :, None]).sum(-1, keepdims=True))
-            return jnp.concatenate(sums, axis=-1)
+            scale, bias = _grid(quantizer, codes)
+            bound = w.bound[:, :, None] * jnp.abs(scale).max(-1, keepdims=True)
+            groups = w.values[:, :, None] * scale
+            sums = _sums(Weights(_flat(groups), _flat(jnp.broadcast_to(bound, (*groups.shape[:-1], 1)))), levels)
+            shifts = jnp.einsum("bhrt,bhgt->bhgr", w.values, bias[:, :, :, 0], precision=lax.Precision.HIGHEST)
+            sums = sums.reshape(*groups.shape[:-1], quantizer.dim) + shifts[..., None]
+            return (sums * _members(quantizer)[:, None]).sum(2)
         case Scalar() if tiles.has_indices(quantizer):
             return _sums(w, _levels(quantizer, tiles.unpack_rows(codes, quantizer.bits, quantizer.dim))) * quantizer.step
-    return jnp.einsum("bhrt,bhtd->bhrd", w, quantizer.decode(codes), precision=lax.Precision.HIGHEST)
+    return jnp.einsum("bhrt,bhtd->bhrd", w.values, quantizer.decode(codes), precision=lax.Precision.HIGHEST)
 
 
 def restore(quantizer: Quantizer, sums: Any) -> Float[Array, "b h r d"]:
@@ -132,35 +141,41 @@ def restore(quantizer: Quantizer, sums: Any) -> Float[Array, "b h r d"]:
     return sums
 
 
-def limbs(x: Float[Array, "b h r d"], count: int) -> tuple[Int8[Array, "b h limbs d"], Float[Array, "b h r 1"]]:
+def limbs(
+    x: Float[Array, "b h r d"], bound: Float[Array, "#b #h #r 1"], count: int
+) -> tuple[Int8[Array, "b h limbs d"], Float[Array, "#b #h #r 1"]]:
     """x as `count` int8 limbs of base 128, the highest first, stacked along the rows; and the unit of the last one."""
-    unit = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / (127 * 128.0 ** (count - 1))
-    rest, parts = jnp.round(x / jnp.where(unit > 0, unit, 1)), []
-    for k in reversed(range(1, count)):
-        high = jnp.round(rest / 128.0**k)
-        rest = rest - high * 128.0**k
-        parts.append(high.astype(jnp.int8))
-    return jnp.concatenate([*parts, rest.astype(jnp.int8)], axis=-2), unit
+    unit = bound / (127 * 128.0 ** (count - 1))
+    whole = jnp.round(x / jnp.where(unit > 0, unit, 1)).astype(jnp.int32)
+    low = [(whole >> 7 * k) & 127 for k in reversed(range(count - 1))]
+    return jnp.concatenate([whole >> 7 * (count - 1), *low], axis=-2).astype(jnp.int8), unit
 
 
-def _joined(products: Int32[Array, "b h limbs n"], unit: Float[Array, "b h r 1"]) -> Float[Array, "b h r n"]:
+def _joined(
+    products: Int32[Array, "b h limbs n"], unit: Float[Array, "#b #h #r 1"], count: int
+) -> Float[Array, "b h r n"]:
     """Exact products with limbs as products with what the limbs stand for."""
-    rows = unit.shape[-2]
-    parts = [products[:, :, k : k + rows].astype(jnp.float32) for k in range(0, products.shape[2], rows)]
+    parts = [part.astype(jnp.float32) for part in jnp.split(products, count, axis=2)]
     return functools.reduce(lambda high, low: high * 128 + low, parts) * unit
 
 
+def _query_limbs(y: Float[Array, "b h r d"]) -> tuple[Array, Array]:
+    return limbs(y, jnp.abs(y).max(-1, keepdims=True), QUERY_LIMBS)
+
+
 def _products(y: tuple[Array, Array], levels: Int8[Array, "b h t d"]) -> Float[Array, "b h r t"]:
-    return _joined(jnp.einsum("bhrd,bhtd->bhrt", y[0], levels, preferred_element_type=jnp.int32), y[1])
+    products = jnp.einsum("bhrd,bhtd->bhrt", y[0], levels, preferred_element_type=jnp.int32)
+    return _joined(products, y[1], QUERY_LIMBS)
 
 
-def _sums(w: Float[Array, "b h r t"], levels: Int8[Array, "b h d t"]) -> Float[Array, "b h r d"]:
-    parts, unit = limbs(w, WEIGHT_LIMBS)
-    return _joined(jnp.einsum("bhrt,bhdt->bhrd", parts, levels, preferred_element_type=jnp.int32), unit)
+def _sums(w: Weights, levels: Int8[Array, "b h d t"]) -> Float[Array, "b h r d"]:
+    parts, unit = limbs(w.values, w.bound, WEIGHT_LIMBS)
+    sums = jnp.einsum("bhdt,bhrt->bhdr", levels, parts, preferred_element_type=jnp.int32)  # faster than into bhrd
+    return _joined(jnp.swapaxes(sums, 2, 3), unit, WEIGHT_LIMBS)
 
 
-def _key_tile(tile: UInt8[Array, "b h units packed d"], bits: int) -> UInt8[Array, "b h t d"]:
-    batch, heads, units, _, dim = tile.shape
+def _key_tile(tile: tuple[UInt8[Array, "..."], ...], bits: int) -> UInt8[Array, "b h t d"]:
+    batch, heads, units, _, dim = tile[0].shape
     return tiles.unpack_rows(tile, bits, tiles.UNIT).reshape(batch, heads, units * tiles.UNIT, dim)
 
 
@@ -173,7 +188,16 @@ def _levels(quantizer: Quantizer, indices: UInt8[Array, "b h m n"]) -> Int8[Arra
     return 2 * indices.astype(jnp.int8) - 1
 
 
-def _grid(quantizer: Affine, codes: Codes, group: int) -> tuple[Float[Array, "b h t"], Float[Array, "b h t"]]:
+def _members(quantizer: Affine) -> Float[Array, "groups d"]:
+    """1 where a coordinate belongs to a group. Groups are rows of one dot product: rows are cheap, slices are not."""
+    return jnp.repeat(jnp.eye(quantizer.dim // quantizer.group_size), quantizer.group_size, axis=1)
+
+
+def _flat(x: Float[Array, "b h g r n"]) -> Float[Array, "b h rows n"]:
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+
+def _grid(quantizer: Affine, codes: Codes) -> tuple[Float[Array, "b h g 1 t"], Float[Array, "b h g 1 t"]]:
     """Scale and bias of centred indices."""
-    scale, bias = (as_float32(code[:, :, group]) for code in codes[1:])
+    scale, bias = (as_float32(code)[:, :, :, None] for code in codes[1:])
     return scale, bias + 2 ** (quantizer.bits - 1) * scale

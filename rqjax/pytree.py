@@ -26,9 +26,12 @@ def pytree(cls: type[T]) -> type[T]:
     leaves = [f.name for f in fields if not f.metadata.get("static")]
     statics = [f.name for f in fields if f.metadata.get("static")]
 
+    def flatten(tree):
+        return [getattr(tree, name) for name in leaves], tuple(getattr(tree, name) for name in statics)
+
     def flatten_with_keys(tree):
-        children = [(jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in leaves]
-        return children, tuple(getattr(tree, name) for name in statics)
+        children, values = flatten(tree)
+        return list(zip(map(jax.tree_util.GetAttrKey, leaves), children, strict=True)), values
 
     def unflatten(values, children):
         tree = object.__new__(cls)
@@ -36,5 +39,5 @@ def pytree(cls: type[T]) -> type[T]:
             object.__setattr__(tree, name, value)
         return tree
 
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls

@@ -3,14 +3,17 @@
 A cache holds codes of tokens on heads, written `UNIT` tokens at a time. Quantizers whose codes are plain indices of
 levels in int8 (`Scalar`, `Affine`, `Sign`) are stored as tiles of indices; the codes of any other are stored as they are.
 
-- Keys: (batch, heads, units, UNIT b / 8, d). Bytes of dimension j stand below each other, the dot product runs along d.
-- Values, transposed: (batch, heads, d b / 8, tokens). The dot product runs along the tokens.
+- Keys: (batch, heads, units, UNIT w / 8, d) for a field of w bits. Bytes of dimension j stand below each other, the dot product runs along d.
+- Values, transposed: (batch, heads, d w / 8, tokens). The dot product runs along the tokens.
 - Norms and scales: (batch, heads, tokens) and (batch, heads, groups, tokens).
 
-The b bits of an index are split into fields of 4, 2 and 1 bits (3 = 2 + 1). The R rows of a tile share bytes: a byte of
-the w-bit section holds w bits of rows i, i + R w / 8, i + 2 R w / 8, ..., so that unpacking shifts whole rows.
+The b bits of an index are split into fields of 8, 4, 2 and 1 bits (3 = 2 + 1), an array for each. The R rows of a tile
+share bytes: a byte of a field of w bits holds those of rows i, i + R w / 8, i + 2 R w / 8, ..., so that unpacking shifts
+whole rows.
 """
 
+import functools
+import operator
 from typing import Any
 
 import jax
@@ -93,8 +96,9 @@ def lay_out(quantizer: Quantizer, codes: Codes, *, transposed: bool) -> Codes:
     def tile(indices, bits):
         batch, heads, time, dim = indices.shape
         if transposed:
-            return Timed(pack_rows(jnp.swapaxes(indices, 2, 3), bits), axis=3)
-        return Timed(pack_rows(indices.reshape(batch, heads, -1, UNIT, dim), bits), axis=2, per=UNIT)
+            return tuple(Timed(section, axis=3) for section in pack_rows(jnp.swapaxes(indices, 2, 3), bits))
+        units = indices.reshape(batch, heads, -1, UNIT, dim)
+        return tuple(Timed(section, axis=2, per=UNIT) for section in pack_rows(units, bits))
 
     match quantizer:
         case Normalized() | Scaled():
@@ -115,47 +119,48 @@ def lay_out(quantizer: Quantizer, codes: Codes, *, transposed: bool) -> Codes:
     return jax.tree.map(lambda leaf: Timed(leaf, axis=2), codes)
 
 
-def pack_rows(indices: Integer[Array, "*n rows cols"], bits: int) -> UInt8[Array, "*n packed cols"]:
-    """Packs indices below 2**bits, 1 <= bits <= 8, of a tile: ceil(rows / 8) bits rows of bytes."""
+def pack_rows(indices: Integer[Array, "*n rows cols"], bits: int) -> tuple[UInt8[Array, "*n packed cols"], ...]:
+    """Packs indices below 2**bits, 1 <= bits <= 8, of a tile: for each field of w bits ceil(rows / 8) w rows of bytes."""
     missing = -indices.shape[-2] % 8
     indices = jnp.pad(indices, [(0, 0)] * (indices.ndim - 2) + [(0, missing), (0, 0)]).astype(jnp.uint8)
-    sections, below = [], 0
-    for width in _widths(bits):
+
+    def section(width, below):
         field = (indices >> below) & (2**width - 1)
         field = field.reshape(*field.shape[:-2], 8 // width, -1, field.shape[-1])
-        shifts = width * jnp.arange(8 // width, dtype=jnp.uint8)[:, None, None]
-        sections.append((field << shifts).sum(-3, dtype=jnp.uint8))
-        below += width
-    return jnp.concatenate(sections, axis=-2)
+        return (field << _shifts(width)).sum(-3, dtype=jnp.uint8)
+
+    return tuple(section(*field) for field in _fields(bits))
 
 
-def unpack_rows(packed: UInt8[Array, "*n packed cols"], bits: int, rows: int) -> UInt8[Array, "*n rows cols"]:
+def unpack_rows(sections: tuple[UInt8[Array, "..."], ...], bits: int, rows: int) -> UInt8[Array, "*n rows cols"]:
     """The inverse of `pack_rows`."""
-    *lead, size, cols = packed.shape
-    eighth, below, first, indices = size // bits, 0, 0, None
-    for width in _widths(bits):
-        section = packed[..., first : first + width * eighth, :].reshape(*lead, 1, width * eighth, cols)
-        shifts = width * jnp.arange(8 // width, dtype=jnp.uint8)[:, None, None]
-        field = ((section >> shifts) & (2**width - 1)) << below
-        field = field.reshape(*lead, 8 * eighth, cols)
-        indices = field if indices is None else indices | field
-        below, first = below + width, first + width * eighth
-    assert indices is not None
-    return indices[..., :rows, :]
+
+    def field(section, width, below):
+        values = ((section[..., None, :, :] >> _shifts(width)) & (2**width - 1)) << below
+        return values.reshape(*section.shape[:-2], -1, section.shape[-1])[..., :rows, :]
+
+    parts = [field(section, *place) for section, place in zip(sections, _fields(bits), strict=True)]
+    return functools.reduce(operator.or_, parts)
 
 
 def look_up(indices: UInt8[Array, "..."], levels: Int8[Array, "k"], *, symmetric: bool = False) -> Int8[Array, "..."]:
     """`levels[indices]` by selections, which a CPU vectorises where it would not vectorise a gather."""
     if symmetric:
         half = levels.shape[0] // 2
-        negative = indices < half
-        magnitude = look_up(jnp.where(negative, half - 1 - indices, indices - half), levels[half:])
-        return jnp.where(negative, -magnitude, magnitude)
+        flip = (indices >= half).astype(jnp.uint8) - 1  # all bits set below the middle
+        sign = lax.bitcast_convert_type(flip, jnp.int8)
+        return (look_up(indices ^ flip, levels[half:]) ^ sign) - sign
     if levels.shape[0] == 1:
         return jnp.broadcast_to(levels[0], indices.shape)
     half = levels.shape[0] // 2
     return jnp.where((indices & half) != 0, look_up(indices, levels[half:]), look_up(indices, levels[:half]))
 
 
-def _widths(bits: int) -> list[int]:
-    return [width for width in (8, 4, 2, 1) if bits & width]
+def _fields(bits: int) -> list[tuple[int, int]]:
+    """Width of each field of an index, and the bits below it."""
+    widths = [width for width in (8, 4, 2, 1) if bits & width]
+    return [(width, sum(widths[:i])) for i, width in enumerate(widths)]
+
+
+def _shifts(width: int) -> UInt8[Array, "fields 1 1"]:
+    return width * jnp.arange(8 // width, dtype=jnp.uint8)[:, None, None]
