@@ -42,7 +42,7 @@ class KVCache:
     overflow: Bool[Array, "batch"]
     """Sequences that an `append` under jit would have taken past `max_len`; it left them as they were."""
     key_quantizer: Quantizer
-    shared_quantizer: Quantizer | None
+    own_value_quantizer: Quantizer | None
     """The values' quantizer, None if it is the keys'."""
     max_len: int = static()
     window: int = static()
@@ -69,7 +69,8 @@ class KVCache:
           kv_heads: heads of keys and values.
           max_len: tokens that each sequence has room for; `grow` makes more.
           key_quantizer: quantizer of the keys; its `dim` is the head dimension. `Exact` stores full precision.
-          value_quantizer: quantizer of the values; the same object as `key_quantizer` is stored once.
+          value_quantizer: quantizer of the values; the same object as `key_quantizer` is stored once. The cache has its
+            own copy of both, which is donated with it.
           window: newest tokens in full precision, at least.
           sinks: first tokens in full precision.
           centered: whether the mean key of each sequence and head is subtracted before encoding.
@@ -87,7 +88,7 @@ class KVCache:
         def empty(quantizer, transposed):
             unit = jax.ShapeDtypeStruct((batch, kv_heads, tiles.UNIT, dim), jnp.float32)
             encode = lambda x: tiles.lay_out(quantizer, quantizer.encode(x), transposed=transposed)  # noqa: E731
-            return _over(lambda leaf: leaf.tokens(capacity), jax.eval_shape(encode, unit))
+            return _over(lambda leaf: leaf.empty(capacity), jax.eval_shape(encode, unit))
 
         exact = jnp.zeros((batch, kv_heads, sinks + window + tiles.UNIT, dim), dtype)
         return cls(
@@ -98,8 +99,8 @@ class KVCache:
             key_mean=jnp.zeros((batch, kv_heads, dim)) if centered else None,
             lengths=jnp.zeros(batch, jnp.int32),
             overflow=jnp.zeros(batch, bool),
-            key_quantizer=key_quantizer,
-            shared_quantizer=None if value_quantizer is key_quantizer else value_quantizer,
+            key_quantizer=jax.tree.map(jnp.array, key_quantizer),
+            own_value_quantizer=jax.tree.map(jnp.array, None if value_quantizer is key_quantizer else value_quantizer),
             max_len=max_len,
             window=window,
             sinks=sinks,
@@ -107,7 +108,7 @@ class KVCache:
 
     @property
     def value_quantizer(self) -> Quantizer:
-        return self.key_quantizer if self.shared_quantizer is None else self.shared_quantizer
+        return self.key_quantizer if self.own_value_quantizer is None else self.own_value_quantizer
 
     @property
     def nbytes(self) -> int:
@@ -234,6 +235,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
     t = cache.lengths[:, None] + jnp.arange(time) - (time - count[:, None])
     newest = (t < cache.sinks) | (t >= lengths[:, None] - (cache.exact_keys.shape[2] - cache.sinks))
     slots = jnp.where(newest & (t >= cache.lengths[:, None]), slot(t), cache.exact_keys.shape[2])
+
     put = jax.vmap(lambda exact, slots, chunk: exact.at[:, slots].set(chunk, mode="drop"))
     return dataclasses.replace(
         cache,

@@ -64,6 +64,12 @@ def stored(x: Shaped[Array, "..."], never: Bool[Array, ""]) -> Shaped[Array, "..
     return lax.fori_loop(0, never.astype(jnp.int32), lambda _, value: value + value, x)
 
 
+def as_bits(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+    """The bits of numbers, as unsigned integers of their size."""
+    kinds = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
+    return lax.bitcast_convert_type(x, kinds[x.dtype.itemsize])
+
+
 def as_float32(x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
     """Low-precision floats as float32; float32 and float64 as they are."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -12,6 +12,7 @@ share bytes: a byte of a field of w bits holds those of rows i, i + R w / 8, i +
 whole rows.
 """
 
+import dataclasses
 import functools
 import operator
 from typing import Any
@@ -23,6 +24,7 @@ from jaxtyping import Array, Int, Int8, Integer, Shaped, UInt8
 
 from rqjax.affine import Affine
 from rqjax.combinators import Centered, Normalized, Residual, Rotated, Scaled, Split
+from rqjax.lanes import as_bits
 from rqjax.pytree import pytree, static
 from rqjax.quantizer import Codes, Quantizer
 from rqjax.scalar import Scalar
@@ -36,21 +38,30 @@ BLOCK = 128
 
 @pytree
 class Timed:
-    """An array along one of whose axes time runs, `per` tokens an entry."""
+    """An array along one of whose axes time runs, `per` tokens an entry.
 
-    array: Shaped[Array, "..."]
+    It holds the bits of its numbers: XLA's CPU backend would write a bfloat16 by way of a float32 copy of the whole.
+    """
+
+    bits: Shaped[Array, "..."]
     axis: int = static()
-    per: int = static(default=1)
+    per: int = static()
+    dtype: str = static()
 
-    def tokens(self, count: int) -> "Timed":
-        """Zeros in its form for `count` tokens."""
-        shape = [*self.array.shape]
-        shape[self.axis] = count // self.per
-        return Timed(jnp.zeros(shape, self.array.dtype), self.axis, self.per)
+    @classmethod
+    def of(cls, x: Shaped[Array, "..."], axis: int, per: int = 1) -> "Timed":
+        return cls(as_bits(x), axis, per, x.dtype.name)
 
-    def read(self, start: Int[Array, ""] | int, count: int) -> Shaped[Array, "..."]:
-        """The entries of `count` tokens from token `start` on."""
-        return lax.dynamic_slice_in_dim(self.array, start // self.per, count // self.per, self.axis)
+    def empty(self, tokens: int) -> "Timed":
+        """Zeros in its form."""
+        shape = [*self.bits.shape]
+        shape[self.axis] = tokens // self.per
+        return dataclasses.replace(self, bits=jnp.zeros(shape, self.bits.dtype))
+
+    def read(self, start: Int[Array, ""] | int, tokens: int) -> Shaped[Array, "..."]:
+        """The entries of some tokens from token `start` on."""
+        bits = lax.dynamic_slice_in_dim(self.bits, start // self.per, tokens // self.per, self.axis)
+        return lax.bitcast_convert_type(bits, self.dtype)
 
     def write(self, new: "Timed", start: Int[Array, "batch"], active: Shaped[Array, "batch"]) -> "Timed":
         """`new` from token `start[b]` on for each sequence b (axis 0) that is active; the others keep what they have."""
@@ -61,13 +72,13 @@ class Timed:
             kept = lax.dynamic_slice(old, at, new.shape)
             return lax.dynamic_update_slice(old, jnp.where(active, new, kept), at)
 
-        return Timed(jax.vmap(one)(self.array, new.array, start, active), self.axis, self.per)
+        return dataclasses.replace(self, bits=jax.vmap(one)(self.bits, new.bits, start, active))
 
-    def extend(self, count: int) -> "Timed":
-        """Room for `count` more tokens."""
-        widths = [(0, 0)] * self.array.ndim
-        widths[self.axis] = (0, count // self.per)
-        return Timed(jnp.pad(self.array, widths), self.axis, self.per)
+    def extend(self, tokens: int) -> "Timed":
+        """Room for more tokens."""
+        widths = [(0, 0)] * self.bits.ndim
+        widths[self.axis] = (0, tokens // self.per)
+        return dataclasses.replace(self, bits=jnp.pad(self.bits, widths))
 
 
 def is_timed(x: Any) -> bool:
@@ -96,13 +107,13 @@ def lay_out(quantizer: Quantizer, codes: Codes, *, transposed: bool) -> Codes:
     def tile(indices, bits):
         batch, heads, time, dim = indices.shape
         if transposed:
-            return tuple(Timed(section, axis=3) for section in pack_rows(jnp.swapaxes(indices, 2, 3), bits))
+            return tuple(Timed.of(section, axis=3) for section in pack_rows(jnp.swapaxes(indices, 2, 3), bits))
         units = indices.reshape(batch, heads, -1, UNIT, dim)
-        return tuple(Timed(section, axis=2, per=UNIT) for section in pack_rows(units, bits))
+        return tuple(Timed.of(section, axis=2, per=UNIT) for section in pack_rows(units, bits))
 
     match quantizer:
         case Normalized() | Scaled():
-            return Timed(codes[0], axis=2), part(quantizer.inner, codes[1])
+            return Timed.of(codes[0], axis=2), part(quantizer.inner, codes[1])
         case Rotated() | Centered():
             return part(quantizer.inner, codes)
         case Residual():
@@ -110,13 +121,13 @@ def lay_out(quantizer: Quantizer, codes: Codes, *, transposed: bool) -> Codes:
         case Split():
             return tuple(map(part, quantizer.parts, codes))
         case Affine():
-            scales, biases = (Timed(jnp.swapaxes(code, 2, 3), axis=3) for code in codes[1:])
+            scales, biases = (Timed.of(jnp.swapaxes(code, 2, 3), axis=3) for code in codes[1:])
             return tile(quantizer.indices(codes), quantizer.bits), scales, biases
         case Sign():
-            return Timed(codes[0], axis=2), tile(quantizer.indices(codes), 1)
+            return Timed.of(codes[0], axis=2), tile(quantizer.indices(codes), 1)
         case Scalar() if has_indices(quantizer):
             return tile(quantizer.indices(codes), quantizer.bits)
-    return jax.tree.map(lambda leaf: Timed(leaf, axis=2), codes)
+    return jax.tree.map(lambda leaf: Timed.of(leaf, axis=2), codes)
 
 
 def pack_rows(indices: Integer[Array, "*n rows cols"], bits: int) -> tuple[UInt8[Array, "*n packed cols"], ...]:
