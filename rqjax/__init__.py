@@ -9,6 +9,8 @@ from rqjax import (
     theory as theory,
 )
 from rqjax.affine import Affine as Affine
+from rqjax.attention import attend as attend, dot_product_attention as dot_product_attention
+from rqjax.cache import KVCache as KVCache, append as append, grow as grow
 from rqjax.combinators import (
     Centered as Centered,
     Normalized as Normalized,
@@ -17,6 +19,7 @@ from rqjax.combinators import (
     Scaled as Scaled,
     Split as Split,
 )
+from rqjax.exact import Exact as Exact
 from rqjax.methods import (
     METHODS as METHODS,
     affine as affine,
@@ -43,3 +46,5 @@ from rqjax.pytree import pytree as pytree, static as static
 from rqjax.quantizer import Codes as Codes, Quantizer as Quantizer, nbytes as nbytes
 from rqjax.scalar import Scalar as Scalar, lloyd_max as lloyd_max
 from rqjax.sign import Sign as Sign
+from rqjax.storage import load as load, save as save
+from rqjax.strategies import STRATEGIES as STRATEGIES, Strategy as Strategy, strategy as strategy

@@ -10,11 +10,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax import products, tiles
-from rqjax.cache import KVCache, Tokens, append
+from rqjax.cache import KVCache, Tokens, append, is_traced
 from rqjax.lanes import as_float32, stored
 
 BLOCK = 2**22
-"""Coordinates of keys, or of four times the scores, that are in memory at once."""
+"""Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32."""
 ROWS = 128
 """Queries of one key-value head that are processed together."""
 NEVER = -1e30
@@ -69,7 +69,7 @@ def attend(
         if mask.dtype != bool or mask.ndim > 4 or jnp.broadcast_shapes(mask.shape, shape) != shape:
             raise ValueError(f"expected a boolean mask broadcastable to {shape}, got {mask.dtype} {mask.shape}")
         mask = jnp.broadcast_to(mask, (*mask.shape[:0], *([1] * (4 - mask.ndim)), *mask.shape))
-    if not isinstance(cache.overflow, jax.core.Tracer):
+    if not is_traced(cache.overflow):
         cache.check()
     options = _Options(1 / math.sqrt(dim) if scale is None else scale, sliding_window, softcap)
 
@@ -84,8 +84,8 @@ def attend(
 
     def block(start):
         part = mask if mask is None or mask.shape[2] == 1 else lax.dynamic_slice_in_dim(mask, start, size, 2)
-        rows = (lax.dynamic_slice_in_dim(x, start, size, 1) for x in (q, positions))
-        return _attend(cache, *rows, part, options)
+        some, where = (lax.dynamic_slice_in_dim(x, start, size, 1) for x in (q, positions))
+        return _attend(cache, some, where, part, options)
 
     return jnp.moveaxis(lax.map(block, blocks), 0, 1).reshape(batch, time + fill, q_heads, dim)[:, :time]
 
@@ -115,7 +115,7 @@ class _Options(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Of a part of the tokens: the largest score, the sum of exp(score - largest) and that of the values so weighted."""
+    """Of some tokens: the largest score, the sum of exp(score - largest), and that of the values so weighted."""
 
     largest: Float[Array, "b h r"]
     total: Float[Array, "b h r"]
@@ -174,7 +174,8 @@ def _attend(
 def _past(cache, y, rows, mask, options, visible, part) -> _Sums:
     """The sums over all tokens in codes, block by block; values still as `products.weighted` leaves them."""
     batch, kv_heads, count, dim = y.shape
-    size = BLOCK // (batch * kv_heads * max(dim, 4 * count))
+    widest = max(1 if tiles.has_tiles(q) else 4 for q in (cache.key_quantizer, cache.value_quantizer))
+    size = BLOCK // (batch * kv_heads * max(widest * dim, 4 * count))
     size = min(cache.capacity, max(tiles.BLOCK, 1 << max(size, 1).bit_length() - 1))
     prepared = products.prepare(cache.key_quantizer, y)
     shift = 0 if cache.key_mean is None else jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)[..., None]

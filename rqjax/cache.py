@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax import quantizer as protocol, tiles
@@ -24,8 +25,8 @@ Tokens = Shaped[Array | np.ndarray, "batch time heads dim"]
 class KVCache:
     """Keys and values of a batch of sequences, of each its own length. `KVCache.init` makes an empty one.
 
-    The first `sinks` and the newest `window` tokens or a few more are held in full precision, the others as codes. Codes
-    are made of `tiles.UNIT` tokens at a time and depend on the tokens alone, not on how they were appended.
+    The first `sinks` and the newest `window` tokens or a few more are held in full precision, the others as codes.
+    Codes are made of `tiles.UNIT` tokens at a time and depend on the tokens alone, not on how they were appended.
     """
 
     keys: Codes
@@ -35,8 +36,8 @@ class KVCache:
     """The sinks, then a ring of the newest tokens: token t is in slot sinks + (t - sinks) mod (slots - sinks)."""
     exact_values: Float[Array, "batch heads slots dim"]
     key_mean: Float[Array, "batch heads dim"] | None
-    """What is subtracted from keys before they are encoded, if the cache is `centered`: the mean of the first keys after
-    the sinks. It moves all scores of a query alike, which softmax ignores."""
+    """What is subtracted from keys before they are encoded, if the cache is `centered`: the mean of the first keys
+    after the sinks. It moves all scores of a query alike, which softmax ignores."""
     lengths: Int[Array, "batch"]
     """Tokens of each sequence."""
     overflow: Bool[Array, "batch"]
@@ -99,8 +100,8 @@ class KVCache:
             key_mean=jnp.zeros((batch, kv_heads, dim)) if centered else None,
             lengths=jnp.zeros(batch, jnp.int32),
             overflow=jnp.zeros(batch, bool),
-            key_quantizer=jax.tree.map(jnp.array, key_quantizer),
-            own_value_quantizer=jax.tree.map(jnp.array, None if value_quantizer is key_quantizer else value_quantizer),
+            key_quantizer=_copy(key_quantizer),
+            own_value_quantizer=None if value_quantizer is key_quantizer else _copy(value_quantizer),
             max_len=max_len,
             window=window,
             sinks=sinks,
@@ -141,7 +142,9 @@ class KVCache:
         """Raises a ValueError if an `append` under jit went past `max_len`."""
         if bool(self.overflow.any()):
             which = np.flatnonzero(np.asarray(self.overflow)).tolist()
-            raise ValueError(f"sequences {which} were appended to past max_len = {self.max_len}; they kept what they had")
+            raise ValueError(
+                f"sequences {which} were appended to past max_len = {self.max_len}; they kept what they had"
+            )
 
 
 def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarray, "batch"] | None = None) -> KVCache:
@@ -187,14 +190,16 @@ def grow(cache: KVCache, max_len: int) -> KVCache:
 
 
 def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> KVCache:
-    batch, _, time, _ = k.shape
+    time = k.shape[2]
     fits = (count >= 0) & (count <= time) & (cache.lengths + count <= cache.max_len)
     count = jnp.where(fits, count, 0)
     lengths = cache.lengths + count
     before, after = cache.coded, cache.coded_at(lengths)
 
     def slot(t):
-        return jnp.where(t < cache.sinks, t, cache.sinks + (t - cache.sinks) % (cache.exact_keys.shape[2] - cache.sinks))
+        return jnp.where(
+            t < cache.sinks, t, cache.sinks + (t - cache.sinks) % (cache.exact_keys.shape[2] - cache.sinks)
+        )
 
     def tokens(start, size):
         """`size` tokens from token `start` of each sequence on, as they will be stored: (batch, heads, size, dim)."""
@@ -209,12 +214,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
 
         return pick(cache.exact_keys, k), pick(cache.exact_values, v)
 
-    mean = cache.key_mean
-    if mean is not None and cache.capacity:
-        begins = (before == 0) & (after > 0)
-        first = jnp.full(batch, cache.sinks)
-        fresh = lambda: as_float32(tokens(first, cache.window + tiles.UNIT)[0]).mean(axis=2)  # noqa: E731
-        mean = lax.cond(begins.any(), lambda: jnp.where(begins[:, None, None], fresh(), cache.key_mean), lambda: mean)
+    mean = None if cache.key_mean is None else _mean(cache, cache.key_mean, before, after, tokens)
 
     def encode(i, stored):
         """Moves the i-th unit of each sequence that has one to codes."""
@@ -249,11 +249,22 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
     )
 
 
+def _mean(cache: KVCache, mean: Array, before: Array, after: Array, tokens: Any) -> Array:
+    """The mean key of each sequence and head, taken when the first tokens of a sequence become codes."""
+    begins = (before == 0) & (after > 0)
+
+    def fresh() -> Array:
+        keys, _ = tokens(jnp.full_like(before, cache.sinks), cache.window + tiles.UNIT)
+        return jnp.where(begins[:, None, None], as_float32(keys).mean(axis=2), mean)
+
+    return lax.cond(begins.any(), fresh, lambda: mean)
+
+
 def _check_room(cache: KVCache, count: Array, time: int) -> None:
     """Raises where the numbers are known, that is outside jit."""
     if time > cache.max_len:
         raise ValueError(f"expected at most max_len = {cache.max_len} tokens, got k of {time}")
-    if isinstance(count, jax.core.Tracer) or isinstance(cache.lengths, jax.core.Tracer):
+    if is_traced(count) or is_traced(cache.lengths):
         return
     cache.check()
     counts, lengths = np.asarray(count), np.asarray(cache.lengths)
@@ -263,9 +274,18 @@ def _check_room(cache: KVCache, count: Array, time: int) -> None:
         raise ValueError(f"no room: lengths {lengths.tolist()} and {time} more tokens exceed max_len = {cache.max_len}")
 
 
+def is_traced(x: Any) -> bool:
+    """Whether the numbers of an array are not known, as under jit."""
+    return isinstance(x, Tracer)
+
+
 def _capacity(max_len: int, window: int, sinks: int) -> int:
     coded = max(0, max_len - sinks - window) // tiles.UNIT * tiles.UNIT
     return -(-coded // tiles.BLOCK) * tiles.BLOCK
+
+
+def _copy(quantizer: Quantizer) -> Quantizer:
+    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), quantizer)
 
 
 def _over(function: Any, *codes: Codes) -> Codes:

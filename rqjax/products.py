@@ -119,7 +119,9 @@ def weighted(quantizer: Quantizer, w: Weights, codes: Codes) -> Any:
             sums = sums.reshape(*groups.shape[:-1], quantizer.dim) + shifts[..., None]
             return (sums * _members(quantizer)[:, None]).sum(2)
         case Scalar() if tiles.has_indices(quantizer):
-            return _sums(w, _levels(quantizer, tiles.unpack_rows(codes, quantizer.bits, quantizer.dim))) * quantizer.step
+            return (
+                _sums(w, _levels(quantizer, tiles.unpack_rows(codes, quantizer.bits, quantizer.dim))) * quantizer.step
+            )
     return jnp.einsum("bhrt,bhtd->bhrd", w.values, quantizer.decode(codes), precision=lax.Precision.HIGHEST)
 
 

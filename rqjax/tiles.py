@@ -1,15 +1,16 @@
 """The layout of codes in a cache: tiles of bytes that integer dot products, on a CPU or a GPU, read as they are.
 
 A cache holds codes of tokens on heads, written `UNIT` tokens at a time. Quantizers whose codes are plain indices of
-levels in int8 (`Scalar`, `Affine`, `Sign`) are stored as tiles of indices; the codes of any other are stored as they are.
+levels in int8 (`Scalar`, `Affine`, `Sign`) are stored as tiles of indices, those of any other as they are. For a field
+of w bits:
 
-- Keys: (batch, heads, units, UNIT w / 8, d) for a field of w bits. Bytes of dimension j stand below each other, the dot product runs along d.
-- Values, transposed: (batch, heads, d w / 8, tokens). The dot product runs along the tokens.
+- Keys, by token: (batch, heads, units, UNIT w / 8, d). Dot products run along d.
+- Values, transposed: (batch, heads, d w / 8, tokens). Dot products run along the tokens.
 - Norms and scales: (batch, heads, tokens) and (batch, heads, groups, tokens).
 
 The b bits of an index are split into fields of 8, 4, 2 and 1 bits (3 = 2 + 1), an array for each. The R rows of a tile
-share bytes: a byte of a field of w bits holds those of rows i, i + R w / 8, i + 2 R w / 8, ..., so that unpacking shifts
-whole rows.
+share bytes: a byte holds w bits of each of the rows i, i + R w / 8, i + 2 R w / 8, ..., so that unpacking shifts whole
+rows.
 """
 
 import dataclasses
@@ -64,7 +65,7 @@ class Timed:
         return lax.bitcast_convert_type(bits, self.dtype)
 
     def write(self, new: "Timed", start: Int[Array, "batch"], active: Shaped[Array, "batch"]) -> "Timed":
-        """`new` from token `start[b]` on for each sequence b (axis 0) that is active; the others keep what they have."""
+        """With `new` from token `start[b]` on in each sequence b (axis 0) that is active."""
 
         def one(old, new, start, active):
             at = [0] * old.ndim
@@ -95,6 +96,18 @@ def has_indices(quantizer: Quantizer) -> bool:
     return False
 
 
+def has_tiles(quantizer: Quantizer) -> bool:
+    """Whether all codes of a quantizer are stored as tiles."""
+    match quantizer:
+        case Normalized() | Scaled() | Rotated() | Centered():
+            return has_tiles(quantizer.inner)
+        case Residual():
+            return has_tiles(quantizer.first) and has_tiles(quantizer.second)
+        case Split():
+            return all(map(has_tiles, quantizer.parts))
+    return has_indices(quantizer)
+
+
 def lay_out(quantizer: Quantizer, codes: Codes, *, transposed: bool) -> Codes:
     """Codes of (batch, heads, tokens) vectors, a multiple of UNIT tokens, in the layout of keys or of values.
 
@@ -105,10 +118,9 @@ def lay_out(quantizer: Quantizer, codes: Codes, *, transposed: bool) -> Codes:
         return lay_out(quantizer, codes, transposed=transposed)
 
     def tile(indices, bits):
-        batch, heads, time, dim = indices.shape
         if transposed:
             return tuple(Timed.of(section, axis=3) for section in pack_rows(jnp.swapaxes(indices, 2, 3), bits))
-        units = indices.reshape(batch, heads, -1, UNIT, dim)
+        units = indices.reshape(*indices.shape[:2], -1, UNIT, indices.shape[3])
         return tuple(Timed.of(section, axis=2, per=UNIT) for section in pack_rows(units, bits))
 
     match quantizer:
@@ -131,7 +143,7 @@ def lay_out(quantizer: Quantizer, codes: Codes, *, transposed: bool) -> Codes:
 
 
 def pack_rows(indices: Integer[Array, "*n rows cols"], bits: int) -> tuple[UInt8[Array, "*n packed cols"], ...]:
-    """Packs indices below 2**bits, 1 <= bits <= 8, of a tile: for each field of w bits ceil(rows / 8) w rows of bytes."""
+    """Packs the indices of a tile, below 2**bits, 1 <= bits <= 8: ceil(rows / 8) w rows of bytes for w bits."""
     missing = -indices.shape[-2] % 8
     indices = jnp.pad(indices, [(0, 0)] * (indices.ndim - 2) + [(0, missing), (0, 0)]).astype(jnp.uint8)
 
