@@ -1,0 +1,3 @@
+"""flax nnx modules (extra `flax`)."""
+
+from rqjax.nn.attention import CachedAttention as CachedAttention
