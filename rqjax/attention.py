@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
@@ -20,15 +21,15 @@ ROWS = 128
 NEVER = -1e30
 """The score of a token that a query does not see."""
 
-Mask = Bool[Array, "b h r t"]
+Mask = Bool[Array, "#b #h #r t"]
 
 
 def attend(
     cache: KVCache,
-    q: Shaped[Array, "batch time q_heads dim"],
+    q: Tokens,
     *,
     scale: float | int | None = None,
-    mask: Bool[Array, "..."] | None = None,
+    mask: Shaped[Array | np.ndarray, "..."] | None = None,
     sliding_window: int | None = None,
     softcap: float | int | None = None,
 ) -> Shaped[Array, "batch time q_heads dim"]:
@@ -66,9 +67,9 @@ def attend(
     if mask is not None:
         shape = (batch, q_heads, time, cache.max_len)
         mask = jnp.asarray(mask)
-        if mask.dtype != bool or mask.ndim > 4 or jnp.broadcast_shapes(mask.shape, shape) != shape:
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        if mask.dtype != bool or not all(size in (1, full) for size, full in zip(mask.shape, shape, strict=False)):
             raise ValueError(f"expected a boolean mask broadcastable to {shape}, got {mask.dtype} {mask.shape}")
-        mask = jnp.broadcast_to(mask, (*mask.shape[:0], *([1] * (4 - mask.ndim)), *mask.shape))
     if not is_traced(cache.overflow):
         cache.check()
     options = _Options(1 / math.sqrt(dim) if scale is None else scale, sliding_window, softcap)

@@ -1,7 +1,7 @@
 """The compressed key-value cache: codes of the past, full precision for the newest and the first tokens."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,8 @@ from rqjax.quantizer import Codes, Quantizer, check_int
 GROWTH = 256
 """Tokens by which `grow` rounds up (TurboQuant MLX, "Pre-allocation")."""
 
-Tokens = Shaped[Array | np.ndarray, "batch time heads dim"]
+Tokens: TypeAlias = Shaped[Array | np.ndarray, "..."]
+"""Of the tokens of every sequence, (batch, time, heads, head_dim) as in `jax.nn.dot_product_attention`."""
 
 
 @pytree
@@ -147,7 +148,7 @@ class KVCache:
             )
 
 
-def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarray, "batch"] | None = None) -> KVCache:
+def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarray, "..."] | None = None) -> KVCache:
     """Appends keys and values of one token or of a chunk to every sequence.
 
     Under jit donate the cache (`jax.jit(rqjax.append, donate_argnums=0)`), so that it is written in place. There, where

@@ -17,7 +17,7 @@ class PlainCache:
     """All tokens in full precision; those that the compressed cache holds as codes are recoded when they are read."""
 
     def __init__(self, cache):
-        self.cache = cache  # its options only
+        self.cache = jax.tree.map(jnp.copy, cache)  # its options and quantizers
         batch, heads, _, dim = cache.exact_keys.shape
         self.keys, self.values = ([np.zeros((0, heads, dim), np.float32) for _ in range(batch)] for _ in range(2))
 

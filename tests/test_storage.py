@@ -1,0 +1,88 @@
+"""Caches on disk: whole or refused."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import rqjax
+
+
+def cache(name="rotor_chain_3/v2_rotated+centered", **options):
+    strategy = rqjax.strategy(name, jax.random.key(0), 64)
+    return strategy.cache(2, 1, **{"max_len": 256, "window": 16, **options})
+
+
+@pytest.fixture
+def saved(tmp_path):
+    k = jax.random.normal(jax.random.key(1), (2, 100, 1, 64), jnp.bfloat16)
+    full = rqjax.append(cache(), k, k)
+    rqjax.save(full, tmp_path / "prefix.safetensors")
+    return full, tmp_path / "prefix.safetensors"
+
+
+def test_a_cache_comes_back_bit_for_bit(saved):
+    full, path = saved
+    again = rqjax.load(path, jax.eval_shape(cache))
+    assert jax.tree.structure(again) == jax.tree.structure(full)
+    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(full), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    assert os.listdir(path.parent) == ["prefix.safetensors"]
+    rqjax.save(cache(), path)  # replaces the file
+    assert rqjax.load(path, full).lengths.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("size", [0, 7, 1000, -1])
+def test_a_truncated_file_is_refused(saved, size):
+    full, path = saved
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+        rqjax.load(path, full)
+
+
+def test_a_flipped_bit_is_noticed(saved):
+    full, path = saved
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 4
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="is damaged: its arrays do not have the checksum"):
+        rqjax.load(path, full)
+
+
+def test_foreign_files_are_refused(tmp_path):
+    save_file({"weights": np.ones(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"is not a cache: expected format 'rqjax-kv-cache-1', got None"):
+        rqjax.load(tmp_path / "model.safetensors", cache())
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.safetensors"):
+        rqjax.load(tmp_path / "none.safetensors", cache())
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: cache(window=32), r"expected \.exact_keys bfloat16 \(2, 1, 52, 64\), got bfloat16 \(2, 1, 36, 64\)"),
+        (
+            lambda: cache("rotorquant_3/v2_rotated+centered"),
+            r"expected \.key_quantizer\.inner\.rotation Rotor, got Chain",
+        ),
+        (lambda: cache("rotor_chain_3/v2_rotated"), r"expected \.key_mean None, got float32 \(2, 1, 64\)"),
+        (lambda: cache(max_len=255), r"expected \.max_len 255, got 256"),
+    ],
+)
+def test_another_cache_is_named_by_its_field(saved, other, message):
+    with pytest.raises(ValueError, match=f"is of another cache: {message}"):
+        rqjax.load(saved[1], other())
+
+
+def test_a_failed_write_leaves_the_old_file(saved, monkeypatch):
+    path = saved[1]
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        rqjax.save(cache(), path)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
