@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 WORKDIR ?= runs
-TABLES := parameters compression fractional inner_product rotation_mixing distortion
+TABLES := parameters cache_size kv_memory fractional inner_product rotation_mixing distortion
 
 .PHONY: env tables test lint bench clean
 

@@ -27,6 +27,26 @@ CACHE = {4: (75.6, 3.8), 3: (57.6, 5.0), 2: (39.5, 7.3)}
 
 CACHE_FLOAT16 = 289.0
 
+KV_MEMORY = {
+    "float16": (969, 1),
+    "v2_lean": (266, 3.6),
+    "v3_3.5": (236, 4.1),
+    "v3_3": (207, 4.7),
+    "v3_2.5": (177, 5.5),
+}
+"""TurboQuant MLX, cache of Llama 3.2 3B at T = 8192: MB of 10^6 bytes, compression. Buffers have 8448 tokens."""
+
+TOKENS_PER_SECOND = {
+    "float16": {512: 208, 1024: 199, 2048: 191, 4096: 175, 8192: 148},
+    "v2_lean": {512: 188, 1024: 188, 2048: 184, 4096: 174, 8192: 156},
+    "v2_rotated": {512: 135, 1024: 133, 2048: 131, 4096: 124, 8192: 115},
+    "v2_rotated_qjl": {512: 101, 1024: 96, 2048: 84, 4096: 65, 8192: 45},
+    "v3_3.5": {512: 82, 1024: 74, 2048: 59, 4096: 42, 8192: 24},
+    "v3_3": {512: 98, 1024: 86, 2048: 70, 4096: 47, 8192: 27},
+    "v3_2.5": {512: 83, 1024: 75, 2048: 59, 4096: 42, 8192: 24},
+}
+"""TurboQuant MLX: Llama 3.2 3B on an M4 Max, the whole model."""
+
 ROTATIONS = {
     "identity": {"gaussian": 0.034, "outlier_channels": 0.313, "lognormal_channels": 0.220, "one_hot": 0.715},
     "dense": {"gaussian": 0.0339, "outlier_channels": 0.0345, "lognormal_channels": 0.0341, "one_hot": 0.0345},

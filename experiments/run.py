@@ -26,10 +26,14 @@ from rqjax.quantizer import unknown_name
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with the config; see configs/.", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for rows, table and plots; runs/<config name> by default.")
 EXPERIMENTS = (
-    "compression",
+    "attention_error",
+    "cache_size",
     "distortion",
     "fractional",
     "inner_product",
+    "kv_memory",
+    "kv_throughput",
+    "needle",
     "parameters",
     "rotation_mixing",
     "throughput",

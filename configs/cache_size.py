@@ -1,9 +1,10 @@
 """RotorQuant's Table 7: bytes of Qwen2.5-3B's cache at 8K tokens (36 layers, 2 KV heads, d = 128).
 
 Claim: 75.6, 57.6 and 39.5 MB at 4, 3 and 2 bits instead of 289.0 MB. That is b + 0.1875 bits an element: keys with a
-norm and a residual norm, values with a norm.
+norm and a residual norm, values with a norm. The last column is of the cache in use: 128 newest and 4 first tokens in
+full precision, quantizers included.
 
-    python -m experiments.run --config=configs/compression.py
+    python -m experiments.run --config=configs/cache_size.py
 """
 
 from ml_collections import ConfigDict
@@ -12,7 +13,7 @@ from ml_collections import ConfigDict
 def get_config() -> ConfigDict:
     return ConfigDict(
         {
-            "experiment": "compression",
+            "experiment": "cache_size",
             "layers": 36,
             "kv_heads": 2,
             "head_dim": 128,
