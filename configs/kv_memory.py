@@ -1,8 +1,9 @@
 """TurboQuant MLX, "KV-Cache Compression at T=8192": bytes of whole caches.
 
 Claim: 969 MB in float16 become 266 (V2, 4 bits), 236, 207 and 177 MB (V3 at 3.5, 3 and 2.5 bits). The 969 MB are 28
-layers of 8 heads with buffers of 8448 tokens. Expected: a few MB less, window of 128 and 4 first tokens in bfloat16 included;
-groups of 64 pay half a bit an element for scales and biases, where one norm a token is an eighth of a bit.
+layers of 8 heads with buffers of 8448 tokens. Expected: a few MB less for V3, window of 128 and 4 first tokens in
+bfloat16 included; V2 takes more than is published, because groups of 64 pay half a bit an element for scales and
+biases, where one norm a token is an eighth of a bit.
 
     python -m experiments.run --config=configs/kv_memory.py
 """

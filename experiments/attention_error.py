@@ -10,6 +10,7 @@ import rqjax
 from experiments import plot as plots
 from experiments.table import Table
 from rqjax import products, tiles
+from rqjax.quantizer import unknown_name
 
 DATA = ("gaussian", "outlier_channels", "key_bias", "outlier_channels_and_key_bias")
 
@@ -26,7 +27,7 @@ TABLES = (
 
 def check(point: dict[str, Any]) -> None:
     if point["data"] not in DATA:
-        raise rqjax.quantizer.unknown_name("data set", point["data"], DATA)
+        raise unknown_name("data set", point["data"], DATA)
     rqjax.strategy(point["strategy"], jax.random.key(0), 8)
     _keep(point["keep"])
 

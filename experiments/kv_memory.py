@@ -9,6 +9,7 @@ from experiments import published
 from experiments.table import Table
 from rqjax import tiles
 from rqjax.cache import GROWTH
+from rqjax.quantizer import unknown_name
 
 MODELS = {
     "Llama 3.2 3B": (28, 8, 128),
@@ -36,7 +37,7 @@ TABLES = (
 
 def check(point: dict[str, Any]) -> None:
     if point["model"] not in MODELS:
-        raise rqjax.quantizer.unknown_name("model", point["model"], MODELS)
+        raise unknown_name("model", point["model"], MODELS)
     if point["strategy"] != "float16":
         jax.eval_shape(lambda: rqjax.strategy(point["strategy"], jax.random.key(0), 64).cache(1, 1, 256))
 
