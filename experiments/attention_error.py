@@ -69,7 +69,7 @@ def _errors(cache: rqjax.KVCache, q: jax.Array, k: jax.Array, v: jax.Array) -> d
 def scores(cache: rqjax.KVCache, q: jax.Array) -> jax.Array:
     """Unscaled scores (batch, heads, queries, max_len) as `rqjax.attend` has them, before any mask."""
     y = jnp.swapaxes(q, 1, 2)
-    positions = cache.exact_positions()[0]
+    tokens = cache.exact_tokens()[0]
     result = jnp.zeros((*y.shape[:3], cache.max_len))
     if cache.capacity:
         keys = jax.tree.map(lambda leaf: leaf.read(0, cache.capacity), cache.keys, is_leaf=tiles.is_timed)
@@ -79,8 +79,7 @@ def scores(cache: rqjax.KVCache, q: jax.Array) -> jax.Array:
         room = cache.max_len - cache.sinks
         result = result.at[..., cache.sinks :].set(jnp.pad(coded, [(0, 0)] * 3 + [(0, room)])[..., :room])
     exact = jnp.einsum("bhtd,bhsd->bhts", y, cache.exact_keys)
-    held = (positions < cache.sinks) | (positions >= cache.sinks + cache.coded[0])
-    return result.at[..., jnp.where(held & (positions >= 0), positions, cache.max_len)].set(exact, mode="drop")
+    return result.at[..., jnp.where(tokens >= 0, tokens, cache.max_len)].set(exact, mode="drop")
 
 
 def _sample(point: dict[str, Any], key: jax.Array) -> list[jax.Array]:

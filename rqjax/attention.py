@@ -153,13 +153,12 @@ def _attend(
         weights = jnp.exp(scores - largest[..., None])
         return _Sums(largest, weights.sum(-1), weigh(weights))
 
-    tokens = cache.exact_positions()
-    held = (tokens >= 0) & ((tokens < cache.sinks) | (tokens >= cache.sinks + cache.coded[:, None]))
+    tokens = cache.exact_tokens()
     allowed = None if mask is None else jnp.take_along_axis(mask, jnp.maximum(tokens, 0)[:, None, None], axis=3)
     keys, values = as_float32(cache.exact_keys), as_float32(cache.exact_values)
     exact = part(
         jnp.einsum("bhrd,bhtd->bhrt", y, keys, precision=lax.Precision.HIGHEST),
-        visible(tokens, held, allowed),
+        visible(tokens, tokens >= 0, allowed),
         lambda w: jnp.einsum("bhrt,bhtd->bhrd", w, values, precision=lax.Precision.HIGHEST),
     )
     result = exact

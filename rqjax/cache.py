@@ -131,13 +131,21 @@ class KVCache:
         """Tokens in codes of sequences of these lengths."""
         return jnp.maximum(lengths - self.sinks - self.window, 0) // tiles.UNIT * tiles.UNIT
 
-    def exact_positions(self) -> Int[Array, "batch slots"]:
-        """The newest token that each slot of the exact arrays can hold; -1 where there is none."""
-        slots = jnp.arange(self.exact_keys.shape[2])
-        ring = self.exact_keys.shape[2] - self.sinks
-        rounds = (self.lengths[:, None] - 1 - slots) // ring
-        positions = jnp.where(slots < self.sinks, slots, slots + ring * rounds)
-        return jnp.where((positions >= slots) & (positions < self.lengths[:, None]), positions, -1)
+    @property
+    def ring(self) -> int:
+        """Slots of the newest tokens in full precision."""
+        return self.exact_keys.shape[2] - self.sinks
+
+    def slot(self, t: Int[Array, "*n"]) -> Int[Array, "*n"]:
+        """The slot of token t in the exact arrays."""
+        return jnp.where(t < self.sinks, t, self.sinks + (t - self.sinks) % self.ring)
+
+    def exact_tokens(self) -> Int[Array, "batch slots"]:
+        """The token that each slot holds and no code does; -1 where there is none."""
+        slots, lengths = jnp.arange(self.sinks + self.ring), self.lengths[:, None]
+        newest = slots + (lengths - 1 - slots) // self.ring * self.ring
+        ring = jnp.where((newest >= self.sinks + self.coded[:, None]) & (newest >= slots), newest, -1)
+        return jnp.where(slots < self.sinks, jnp.where(slots < lengths, slots, -1), ring)
 
     def check(self) -> None:
         """Raises a ValueError if an `append` under jit went past `max_len`."""
@@ -161,8 +169,8 @@ def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarra
       valid: how many tokens of each sequence count, the last ones (padding is on the left); all, if not given.
 
     Raises:
-      TypeError: k or v is not of floating-point numbers, or they differ in dtype.
-      ValueError: their shapes do not fit the cache, `valid` is out of range, or there is no room.
+      TypeError: k or v is not of floating-point numbers.
+      ValueError: their shapes do not fit the cache or each other, `valid` is out of range, or there is no room.
     """
     k, v = jnp.asarray(k), jnp.asarray(v)
     batch, heads, _, dim = cache.exact_keys.shape
@@ -197,11 +205,6 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
     lengths = cache.lengths + count
     before, after = cache.coded, cache.coded_at(lengths)
 
-    def slot(t):
-        return jnp.where(
-            t < cache.sinks, t, cache.sinks + (t - cache.sinks) % (cache.exact_keys.shape[2] - cache.sinks)
-        )
-
     def tokens(start, size):
         """`size` tokens from token `start` of each sequence on, as they will be stored: (batch, heads, size, dim)."""
         t = start[:, None] + jnp.arange(size)
@@ -209,7 +212,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
 
         def pick(exact, chunk):
             def one(exact, chunk, t, new, length):
-                return jnp.where((t < length)[:, None], exact[:, slot(t)], chunk[:, jnp.clip(new, 0, time - 1)])
+                return jnp.where((t < length)[:, None], exact[:, cache.slot(t)], chunk[:, jnp.clip(new, 0, time - 1)])
 
             return jax.vmap(one)(exact, chunk, t, new, cache.lengths)
 
@@ -234,9 +237,8 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
 
     # Tokens that newer ones of the same chunk would overwrite, and padding, go nowhere.
     t = cache.lengths[:, None] + jnp.arange(time) - (time - count[:, None])
-    newest = (t < cache.sinks) | (t >= lengths[:, None] - (cache.exact_keys.shape[2] - cache.sinks))
-    slots = jnp.where(newest & (t >= cache.lengths[:, None]), slot(t), cache.exact_keys.shape[2])
-
+    stays = (t >= cache.lengths[:, None]) & ((t < cache.sinks) | (t >= lengths[:, None] - cache.ring))
+    slots = jnp.where(stays, cache.slot(t), cache.sinks + cache.ring)
     put = jax.vmap(lambda exact, slots, chunk: exact.at[:, slots].set(chunk, mode="drop"))
     return dataclasses.replace(
         cache,
