@@ -14,8 +14,9 @@ from rqjax import products, tiles
 from rqjax.cache import KVCache, Tokens, append, is_traced
 from rqjax.lanes import as_float32, stored
 
-BLOCK = 2**22
-"""Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32."""
+BLOCK = 2**23
+"""Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32. The rest of a
+history that does not fill half a block is taken in blocks of an eighth."""
 ROWS = 128
 """Queries of one key-value head that are processed together."""
 NEVER = -1e30
@@ -139,8 +140,12 @@ def _attend(
             mask = mask.reshape(mask.shape[0], kv_heads, groups * time, -1)
         mask = jnp.broadcast_to(mask, (*mask.shape[:3], cache.max_len))
 
-    def visible(tokens: Int[Array, "#batch t"], present: Bool[Array, "batch t"], allowed: Array | None) -> Mask:
-        seen = present[:, None, None] & (tokens[:, None, None] <= rows)
+    def visible(
+        tokens: Int[Array, "#batch t"], present: Bool[Array, "batch t"], allowed: Array | None, past: bool
+    ) -> Mask:
+        seen = present[:, None, None]
+        if not past:
+            seen &= tokens[:, None, None] <= rows
         if options.sliding_window is not None:
             seen &= tokens[:, None, None] > rows - options.sliding_window
         return seen if allowed is None else seen & allowed
@@ -155,15 +160,14 @@ def _attend(
 
     tokens = cache.exact_tokens()
     allowed = None if mask is None else jnp.take_along_axis(mask, jnp.maximum(tokens, 0)[:, None, None], axis=3)
-    keys, values = as_float32(cache.exact_keys), as_float32(cache.exact_values)
     exact = part(
-        jnp.einsum("bhrd,bhtd->bhrt", y, keys, precision=lax.Precision.HIGHEST),
-        visible(tokens, tokens >= 0, allowed),
-        lambda w: jnp.einsum("bhrt,bhtd->bhrd", w, values, precision=lax.Precision.HIGHEST),
+        products.exact("bhrd,bhtd->bhrt", y, cache.exact_keys),
+        visible(tokens, tokens >= 0, allowed, past=False),
+        lambda w: products.exact("bhrt,bhtd->bhrd", w, cache.exact_values),
     )
     result = exact
     if cache.capacity:
-        past = _past(cache, y, rows, mask, options, visible, part)
+        past = _past(cache, y, rows, mask, options, visible, part, time <= cache.window + 1)
         past = past._replace(values=products.restore(cache.value_quantizer, past.values))
         result = _merged(exact, past)
     out = result.values / jnp.where(result.total > 0, result.total, 1)[..., None]
@@ -171,49 +175,57 @@ def _attend(
     return out.reshape(batch, time, q_heads, dim).astype(q.dtype)
 
 
-def _past(cache, y, rows, mask, options, visible, part) -> _Sums:
-    """The sums over all tokens in codes, block by block; values still as `products.weighted` leaves them."""
+def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> _Sums:
+    """The sums over all tokens in codes, block by block; values still as `products.weighted` leaves them.
+
+    `earlier`: all of them come before all queries, because these are within the window.
+    """
     batch, kv_heads, count, dim = y.shape
     widest = max(1 if tiles.has_tiles(q) else 4 for q in (cache.key_quantizer, cache.value_quantizer))
-    size = BLOCK // (batch * kv_heads * max(widest * dim, 4 * count))
-    size = min(cache.capacity, max(tiles.BLOCK, 1 << max(size, 1).bit_length() - 1))
+    large = max(BLOCK // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.BLOCK)
+    large = min(cache.capacity, 1 << large.bit_length() - 1)
+    small = min(large, max(large // 8 // tiles.BLOCK, 1) * tiles.BLOCK)
     prepared = products.prepare(cache.key_quantizer, y)
     shift = 0 if cache.key_mean is None else jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)[..., None]
     coded = cache.coded
     never, one = (coded < 0).any(), jnp.ones((1, 1, 1, 1))
     allowed = mask if mask is None else _padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
 
-    def block(i, sums):
-        start = jnp.minimum(i * size, cache.capacity - size)  # the last block may reach back into the one before
+    def block(first, size, before):
+        start = jnp.minimum(first, cache.capacity - size)  # the last block may reach back into the one before
 
-        def read(leaf):
-            x = leaf.read(start, size)
-            return x if x.dtype == jnp.uint8 else stored(x, never)
+        def read(codes, after):
+            """A block of codes. Bytes wait for `after`, never negative, so that all are unpacked into one memory."""
+            zero = (after[0, 0, 0] < 0).any().astype(jnp.uint8)
+            arrays = jax.tree.map(lambda leaf: leaf.read(start, size), codes, is_leaf=tiles.is_timed)
+            return jax.tree.map(lambda x: x ^ zero if x.dtype == jnp.uint8 else stored(x, never), arrays)
 
-        keys, values = (jax.tree.map(read, c, is_leaf=tiles.is_timed) for c in (cache.keys, cache.values))
+        def weigh(w):
+            return products.weighted(cache.value_quantizer, products.Weights(w, one), read(cache.values, w))
+
         t = start + jnp.arange(size)
-        present = (t >= i * size) & (t < coded[:, None])
+        present = (t >= first) & (t < coded[:, None])
         here = allowed
         if here is not None:
             here = lax.dynamic_slice_in_dim(here, cache.sinks + start, size, 3)
-        scores = products.scores(cache.key_quantizer, prepared, keys) + shift
-        weigh = lambda w: products.weighted(cache.value_quantizer, products.Weights(w, one), values)  # noqa: E731
-        return _merged(sums, part(scores, visible(cache.sinks + t[None], present, here), weigh))
+        scores = products.scores(cache.key_quantizer, prepared, read(cache.keys, before)) + shift
+        return part(scores, visible(cache.sinks + t[None], present, here, past=earlier), weigh)
 
-    blocks = -(-coded.max() // size)
-    first = 0
+    shapes = jax.eval_shape(lambda: block(0, small, jnp.zeros((1, 1, 1))))
+    sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    sums = sums._replace(largest=jnp.full(shapes.largest.shape, NEVER))
+    first, last = jnp.int32(0), coded.max()
     if options.sliding_window is not None:
-        first = jnp.maximum(rows.min() - options.sliding_window + 1 - cache.sinks, 0) // size
-    shapes = jax.eval_shape(lambda: block(0, None))
-    empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)._replace(
-        largest=jnp.full(shapes.largest.shape, NEVER)
-    )
-    return lax.fori_loop(first, blocks, block, empty)
+        first = jnp.maximum(rows.min() - options.sliding_window + 1 - cache.sinks, 0) // tiles.UNIT * tiles.UNIT
+    for size in dict.fromkeys((large, small)):  # as many large ones as are at least half full
+        blocks = jnp.maximum(last - first + (size // 2 if size > small else size - 1), 0) // size
+        at = lambda i, sums, first=first, size=size: _merged(sums, block(first + i * size, size, sums.total))  # noqa: E731
+        sums = lax.fori_loop(0, blocks, at, sums)
+        first = first + blocks * size
+    return sums
 
 
-def _merged(a: _Sums | None, b: _Sums) -> _Sums:
-    if a is None:
-        return b
+def _merged(a: _Sums, b: _Sums) -> _Sums:
     largest = jnp.maximum(a.largest, b.largest)
     of_a, of_b = jnp.exp(a.largest - largest), jnp.exp(b.largest - largest)
     values = jax.tree.map(lambda x, y: x * of_a[..., None] + y * of_b[..., None], a.values, b.values)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int8, Int32, UInt8
+from jaxtyping import Array, Float, Int8, Int32, Shaped, UInt8
 
 from rqjax import ops, tiles
 from rqjax.affine import Affine
@@ -141,6 +141,18 @@ def restore(quantizer: Quantizer, sums: Any) -> Float[Array, "b h r d"]:
         case Sign():
             return quantizer.sketch.inverse(sums)
     return sums
+
+
+def exact(subscripts: str, y: Float[Array, "b h r n"], x: Shaped[Array, "b h t d"]) -> Float[Array, "b h r m"]:
+    """An einsum with tokens in full precision. bfloat16 is used as it is, with y in three parts of 8 bits each."""
+    if x.dtype != jnp.bfloat16:
+        return jnp.einsum(subscripts, y, as_float32(x), precision=lax.Precision.HIGHEST)
+    parts = []
+    for _ in range(3):
+        parts.append(y.astype(jnp.bfloat16))
+        y = y - parts[-1].astype(jnp.float32)
+    sums = jnp.einsum(subscripts, jnp.concatenate(parts, axis=2), x, preferred_element_type=jnp.float32)
+    return functools.reduce(operator.add, jnp.split(sums, 3, axis=2))
 
 
 def limbs(

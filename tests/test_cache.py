@@ -253,8 +253,8 @@ def test_memory_beside_the_codes_does_not_grow_with_the_history(name):
 
     for time in (1, 512):
         short, long = sizes(2**16, time), sizes(2**19, time)
-        assert long == pytest.approx(short, rel=0.01)
-        assert max(long) < 16 * 2**20
+        assert all(b <= 1.01 * a for a, b in zip(short, long, strict=True))
+        assert max(long) < 32 * 2**20
 
 
 def divergence(name, bias):
