@@ -36,7 +36,9 @@ lint: env
 	$(RUN) -m pyright --pythonpath $(RUN)
 
 bench: env
-	$(RUN) -m experiments.run --config=configs/throughput.py --workdir=$(WORKDIR)/throughput
+	@for name in throughput kv_throughput; do \
+		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) $(WORKDIR)

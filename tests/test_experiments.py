@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.flax import save_file
 
-from experiments import cache, data, fractional, run, table
+from experiments import attention_error, cache, data, fractional, kv_memory, kv_throughput, needle, run, table
 from experiments.rows import Rows
 
 ROOT = Path(__file__).parent.parent
@@ -235,3 +235,39 @@ def test_splits():
     assert fractional.parse("32@3+96@2") == [(32, 3), (96, 2)]
     with pytest.raises(ValueError, match="expected a split like '64@3\\+64@2', got '64x3'"):
         fractional.parse("64x3")
+
+
+def test_the_published_cache_of_969_mb():
+    point = {"model": "Llama 3.2 3B", "context": 8192}
+    assert round(kv_memory.run({**point, "strategy": "float16"})["mb"]) == 969
+    ours = {name: kv_memory.run({**point, "strategy": name}) for name in ("v3_3.5", "v3_3", "v3_2.5")}
+    assert all(row["mb"] < row["published_mb"] for row in ours.values())
+    assert all(row["compression"] > row["published_compression"] for row in ours.values())
+
+
+def test_needles_are_found():
+    point = {"dim": 64, "context": 256, "needles": 8, "seeds": 2, "similarity": 1.0, "method": "rotorquant", "bits": 2}
+    assert needle.run(point) == {"found": 1.0, "found_sd": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("module", "point", "message"),
+    [
+        (
+            kv_memory,
+            {"model": "Llama 3.2", "strategy": "v3_3"},
+            "unknown model 'Llama 3.2'; did you mean 'Llama 3.2 3B'",
+        ),
+        (kv_memory, {"model": "Gemma 3 4B", "strategy": "v3"}, "unknown strategy 'v3'"),
+        (kv_throughput, {"shape": "3-512", "strategy": "v3_3"}, "expected a shape like '3x8192'"),
+        (attention_error, {"data": "gausian"}, "unknown data set 'gausian'; did you mean 'gaussian'"),
+        (
+            attention_error,
+            {"data": "gaussian", "strategy": "v3_3", "keep": "128"},
+            "expected newest and first tokens like",
+        ),
+    ],
+)
+def test_points_are_checked_before_anything_runs(module, point, message):
+    with pytest.raises((ValueError, KeyError), match=message):
+        module.check(point)
