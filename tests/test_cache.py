@@ -158,7 +158,7 @@ def test_attention_is_that_on_decoded_tokens(groups, options):
     assert error(attend(cache, q[:, -1:], **options), plain.attend(q[:, -1:], **options)) < 1e-4
 
 
-@pytest.mark.parametrize("shape", [(192,), (2, 4, 1, 192), (1, 4, 5, 192)])
+@pytest.mark.parametrize("shape", [(192,), (1, 4, 5, 192)])
 def test_masks_are_by_token(shape):
     k, v, q = random(1, 2, 180, 2, 32), random(2, 2, 180, 2, 32), random(3, 2, 5, 4, 32)
     mask = np.random.default_rng(4).random(shape) < 0.5

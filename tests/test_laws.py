@@ -108,8 +108,11 @@ def test_one_quantizer_a_head_by_vmap(name):
     np.testing.assert_allclose(decoded[1], one.decode(one.encode(x[1])), atol=0.02)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", METHODS)
+HALVES = [(name, "bfloat16") for name in METHODS]
+HALVES += [(name, "float16") for name in ("rotorquant", "turboquant_prod", "affine", "eden")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), HALVES)
 def test_low_precision_input_is_widened(name, dtype):
     quantizer = METHODS[name](jax.random.key(0), 64, 3)
     x = jax.random.normal(jax.random.key(1), (8, 64)).astype(dtype)

@@ -9,7 +9,7 @@ from rqjax import clifford
 from rqjax.rotations import Chain, Dense, Givens, Hadamard, Identity, MultivectorRotor, Permutation, Quaternion, Rotor
 from rqjax.rotations.rotor import rotation_matrices
 
-DIMS = [2, 3, 5, 9, 80, 100, 128, 576]
+DIMS = [2, 3, 5, 80, 100, 576]
 
 
 def chain(key, dim):
