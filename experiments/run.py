@@ -37,6 +37,7 @@ EXPERIMENTS = (
     "parameters",
     "rotation_mixing",
     "throughput",
+    "train_lm",
 )
 TRACEBACK = flags.DEFINE_bool("traceback", False, "Show where an error comes from.")
 

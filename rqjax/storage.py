@@ -1,5 +1,6 @@
 """Caches on disk, for the reuse of prefixes: safetensors, written whole or not at all, with a checksum."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -29,10 +30,17 @@ def save(cache: KVCache, path: str | os.PathLike[str]) -> None:
     cache.check()
     path, arrays = Path(path), {name: _plain(leaf) for name, leaf in _walk(cache) if hasattr(leaf, "shape")}
     metadata = {"format": FORMAT, "fields": json.dumps(_fields(cache)), "sha256": _checksum(arrays)}
+    with replacing(path) as temporary:
+        save_file(arrays, temporary, metadata)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name to write a file under that takes the place of `path` when it is whole; if the body raises, nothing does."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         temporary = Path(file.name)
     try:
-        save_file(arrays, temporary, metadata)
+        yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -1,3 +1,10 @@
 """flax nnx modules (extra `flax`)."""
 
 from rqjax.nn.attention import CachedAttention as CachedAttention
+from rqjax.nn.checkpoint import (
+    find_checkpoint as find_checkpoint,
+    load_decoder as load_decoder,
+    save_decoder as save_decoder,
+)
+from rqjax.nn.config import DecoderConfig as DecoderConfig
+from rqjax.nn.decoder import Decoder as Decoder, exact_attention as exact_attention

@@ -1,0 +1,147 @@
+"""Decoders in Hugging Face's folders: `config.json` and `.safetensors` files."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array
+
+from rqjax.nn.config import DecoderConfig
+from rqjax.nn.decoder import Decoder
+from rqjax.storage import replacing
+
+PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+"""Of the decoder's tensors; those of models that also see come last."""
+OTHERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+"""Prefixes of tensors that are no part of the decoder."""
+
+
+def find_checkpoint(source: str | os.PathLike[str]) -> Path:
+    """The folder of a checkpoint: `source` itself, or where `huggingface_hub` keeps the repository of that name.
+
+    Raises:
+      FileNotFoundError: there is neither.
+    """
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
+        raise FileNotFoundError(f"there is no folder {source}")
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:  # of many kinds: no package, no network, no such repository, no permission
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileNotFoundError(f"{source} is neither a folder nor can it be had from Hugging Face: {reason}") from None
+
+
+def load_decoder(source: str | os.PathLike[str], *, dtype: Any = None) -> Decoder:
+    """A decoder with the weights of a checkpoint.
+
+    Files are memory-mapped, and tensors copied one by one only after the names and shapes of all have been found right.
+
+    Args:
+      source: folder with `config.json` and `.safetensors` files, or a name on Hugging Face.
+      dtype: of the weights; as in the files, if not given.
+
+    Raises:
+      FileNotFoundError: there is no such folder or file.
+      UnknownName: an architecture that is not supported.
+      ValueError: a field of the config, a file or a tensor is missing, superfluous or wrong; it is named.
+    """
+    folder = find_checkpoint(source)
+    config = DecoderConfig.parse(read_json(folder / "config.json"))
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    leaves = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
+    files = _files(folder)
+    names = _names(leaves, files, folder)
+    for name, leaf in leaves.items():
+        shape = tuple(files[names[name]].get_slice(names[name]).get_shape())
+        if shape != leaf.shape:
+            raise ValueError(f"{folder}: expected tensor {names[name]!r} of shape {leaf.shape}, got {shape}")
+
+    def read(name: str) -> Array:
+        tensor = jnp.asarray(files[names[name]].get_tensor(names[name]))
+        return tensor if dtype is None else tensor.astype(dtype)
+
+    flat = [(path, leaf.replace(read(".".join(map(str, path))))) for path, leaf in nnx.to_flat_state(state)]
+    return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def save_decoder(model: Decoder, fields: Mapping[str, Any], folder: Path, *, dtype: Any = jnp.bfloat16) -> None:
+    """Writes a checkpoint that `load_decoder` and transformers read; a file that is there is replaced at once.
+
+    Args:
+      model: the decoder.
+      fields: its `config.json`.
+      folder: where to; made, if there is none.
+      dtype: of the weights.
+    """
+    from safetensors.flax import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {}
+    for path, leaf in nnx.to_flat_state(nnx.state(model)):
+        name = ".".join(map(str, path))
+        weights[name if name.startswith("lm_head") else PREFIXES[0] + name] = leaf[...].astype(dtype)
+    with replacing(folder / "model.safetensors") as file:
+        save_file(weights, file, {"format": "pt"})
+    with replacing(folder / "config.json") as file:
+        file.write_text(json.dumps({**fields, "dtype": jnp.dtype(dtype).name}, indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        fields = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no {path.name} in {path.parent}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected an object in {path}, got {type(fields).__name__}")
+    return fields
+
+
+def _files(folder: Path) -> dict[str, Any]:
+    """The open file of each tensor."""
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / "model.safetensors.index.json"
+    paths = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))] if index.exists() else []
+    tensors = {}
+    for path in paths or sorted(folder.glob("*.safetensors")):
+        if not path.exists():
+            raise FileNotFoundError(f"there is no {path.name} in {folder}, which {index.name} names")
+        try:
+            file = safe_open(path, framework="flax")
+            tensors.update(dict.fromkeys(file.keys(), file))
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+    if not tensors:
+        raise FileNotFoundError(f"there is no .safetensors file in {folder}")
+    return tensors
+
+
+def _names(leaves: Mapping[str, Any], tensors: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """The name in the files of each parameter, if they hold all of them and no others."""
+    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[0])
+    heads = prefix.removesuffix("model.") if prefix == PREFIXES[1] else ""
+    names = {name: (heads if name.startswith("lm_head.") else prefix) + name for name in leaves}
+    missing = [name for name in names.values() if name not in tensors]
+    if missing:
+        raise ValueError(f"{folder} has no tensor {missing[0]!r}" + _more(missing))
+    known = {*names.values(), f"{heads}lm_head.weight"}  # which many files hold beside the embeddings it is tied to
+    extra = [n for n in tensors if n not in known and not n.startswith(OTHERS) and not n.endswith("inv_freq")]
+    if extra:
+        raise ValueError(f"{folder} has a tensor {sorted(extra)[0]!r} that its config.json has no use for" + _more(extra))
+    return names
+
+
+def _more(names: list[str]) -> str:
+    return f", and {len(names) - 1} others" if len(names) > 1 else ""
