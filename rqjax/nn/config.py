@@ -77,6 +77,10 @@ class DecoderConfig:
         if "quantization_config" in fields:
             raise ValueError("config.json has a quantization_config: quantized weights are not supported")
         fields = {**DEFAULTS.get(family, {}), **fields}
+        gemma, biased = family == "gemma3_text", bool(fields.get("attention_bias", False))
+        expected = ("hidden_activation", "gelu_pytorch_tanh") if gemma else ("hidden_act", "silu")
+        if fields.get(expected[0], expected[1]) != expected[1]:
+            raise ValueError(f"expected {expected[0]} {expected[1]!r} in config.json, got {fields[expected[0]]!r}")
         size = {
             name: check_int(name, _need(fields, name), 1, 2**31)
             for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
@@ -85,7 +89,6 @@ class DecoderConfig:
         kv_heads = check_int("num_key_value_heads", fields.get("num_key_value_heads") or heads, 1, heads)
         if heads % kv_heads:
             raise ValueError(f"expected num_attention_heads to be a multiple of {kv_heads}, got {heads}")
-        gemma, biased = family == "gemma3_text", bool(fields.get("attention_bias", False))
         local = _local(family, fields, layers)
         window = check_int("sliding_window", _need(fields, "sliding_window"), 1, 2**31) if any(local) else None
         return cls(

@@ -1,0 +1,85 @@
+"""Makes the tiny checkpoints beside it, and the logits that Hugging Face's own classes compute from them.
+
+    pip install torch==2.13.0 transformers==5.23.0
+    python tests/checkpoints/make.py
+
+Every weight is random, biases and norms included, so that none can be left out unnoticed.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+COMMON = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, {"head_dim": 32, "rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "mistral": (transformers.MistralConfig, {"head_dim": 32, "sliding_window": 16}),
+    "qwen2": (transformers.Qwen2Config, {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma3_text": (
+        transformers.Gemma3TextConfig,
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+            },
+            "attn_logit_softcapping": 20.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+}
+TIME = 48
+
+
+def main() -> None:
+    for name, (config_class, fields) in FAMILIES.items():
+        torch.manual_seed(0)
+        config = config_class(**{**COMMON, **fields}, attn_implementation="eager")
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for parameter_name, parameter in model.named_parameters():
+                scale = 0.2 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
+                if parameter_name.endswith(("o_proj.weight", "down_proj.weight")):  # as GPT-2 begins
+                    scale /= (2 * config.num_hidden_layers) ** 0.5
+                offset = 1.0 if "norm" in parameter_name and name != "gemma3_text" else 0.0
+                parameter.copy_(offset + scale * torch.randn_like(parameter))
+            tokens = torch.randint(3, COMMON["vocab_size"], (2, TIME))
+            # Gemma 3's class leaves its own soft limit of scores to the caller.
+            limit = {"softcap": fields["attn_logit_softcapping"]} if name == "gemma3_text" else {}
+            logits = model(tokens, **limit).logits
+        folder = Path(__file__).parent / name
+        model.save_pretrained(folder, max_shard_size="40KB" if name == "mistral" else "5GB")
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        np.savez(folder / "logits.npz", tokens=tokens.numpy().astype(np.int32), logits=logits.numpy())
+        print(name, sum(p.numel() for p in model.parameters()), float(logits.abs().max()))
+
+
+if __name__ == "__main__":
+    main()
