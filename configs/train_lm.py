@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
             "long_share": 0.1,
             "learning_rate": 3e-3,
             "every": 100,
-            "valid_tokens": 32_768,
+            "valid_windows": 16,
             "grid": {"model": ("llama-d128", "qwen2-d64", "gemma3-d256")},
         }
     )

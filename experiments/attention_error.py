@@ -1,5 +1,6 @@
 """Attention from a compressed cache against attention from exact keys and values, on synthetic queries and keys."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def check(point: dict[str, Any]) -> None:
     if point["data"] not in DATA:
         raise unknown_name("data set", point["data"], DATA)
     rqjax.strategy(point["strategy"], jax.random.key(0), 8)
-    _keep(point["keep"])
+    keep(point["keep"])
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
@@ -43,16 +44,20 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 def _run(point: dict[str, Any], seed: int) -> dict[str, Any]:
     q, k, v = _sample(point, jax.random.key(1000 + seed))
     strategy = rqjax.strategy(point["strategy"], jax.random.key(seed), point["dim"])
-    window, sinks = _keep(point["keep"])
+    window, sinks = keep(point["keep"])
     options = {"window": window, "sinks": sinks, "centered": point["centered"] == "centered", "dtype": jnp.float32}
-    return _errors(strategy.cache(1, point["heads"], point["context"], **options), q, k, v)
+    return errors(strategy.cache(1, point["heads"], point["context"], **options), q, k, v)
 
 
-@jax.jit
-def _errors(cache: rqjax.KVCache, q: jax.Array, k: jax.Array, v: jax.Array) -> dict[str, jax.Array]:
+@functools.partial(jax.jit, static_argnames="sliding_window")
+def errors(
+    cache: rqjax.KVCache, q: jax.Array, k: jax.Array, v: jax.Array, sliding_window: int | None = None
+) -> dict[str, jax.Array]:
+    """Of the newest tokens' queries, on as many heads as keys have: attention from the cache against attention."""
     cache = rqjax.append(cache, k, v)
     time, count, dim = k.shape[1], q.shape[1], q.shape[3]
-    seen = jnp.arange(time) <= time - count + jnp.arange(count)[:, None]
+    age = time - count + jnp.arange(count)[:, None] - jnp.arange(time)
+    seen = (age >= 0) & (age < (sliding_window or time))
     logs = [jnp.where(seen, s / dim**0.5, -jnp.inf) for s in (jnp.einsum("bthd,bshd->bhts", q, k), scores(cache, q))]
     exact, coded = (jax.nn.log_softmax(s) for s in logs)
     kl = jnp.where(seen, jnp.exp(exact) * (exact - coded), 0).sum(-1)
@@ -62,7 +67,7 @@ def _errors(cache: rqjax.KVCache, q: jax.Array, k: jax.Array, v: jax.Array) -> d
         "kl": kl.mean(),
         "top1": (top[..., 0] == first[..., 0]).mean(),
         "top5": (top[..., :, None] == first[..., None, :]).any(-1).mean(),
-        "cosine": rqjax.metrics.cosine(out, rqjax.attend(cache, q)),
+        "cosine": rqjax.metrics.cosine(out, rqjax.attend(cache, q, sliding_window=sliding_window)),
     }
 
 
@@ -96,7 +101,7 @@ def _sample(point: dict[str, Any], key: jax.Array) -> list[jax.Array]:
     return [q, k, v]
 
 
-def _keep(text: str) -> tuple[int, int]:
+def keep(text: str) -> tuple[int, int]:
     """Newest and first tokens in full precision: '128+4'."""
     window, _, sinks = text.partition("+")
     if not (window.isdigit() and sinks.isdigit()):

@@ -13,7 +13,7 @@ from scipy import sparse
 from scipy.sparse import linalg
 
 from experiments.cache import cached
-from rqjax.quantizer import Registry
+from rqjax.quantizer import Registry, unknown_name
 from rqjax.rotations import Dense
 
 Sampler = Callable[[jax.Array, int, int], jax.Array]
@@ -63,6 +63,17 @@ def words(key, n, dim):
     return _rows(_words(), key, n, dim, "words")
 
 
+def kv(key, n, dim):
+    """Keys and values of all layers and heads of the model in `results/models` whose head dimension is `dim`."""
+    from experiments.models import BY_DIM, captured  # which needs flax
+
+    if dim not in BY_DIM:
+        raise ValueError(f"kv has vectors of {', '.join(map(str, BY_DIM))} dimensions, got dim = {dim}")
+    _, arrays = captured(BY_DIM[dim], "", 2048)
+    vectors = [np.asarray(x).reshape(-1, dim) for name, x in arrays.items() if not name.endswith("q")]
+    return _rows(np.concatenate(vectors), key, n, dim, "kv")
+
+
 DATA: Registry = Registry(
     "data set",
     {
@@ -76,6 +87,7 @@ DATA: Registry = Registry(
             decaying_spectrum,
             decaying_spectrum_rotated,
             words,
+            kv,
         )
     },
 )
@@ -83,9 +95,10 @@ DATA: Registry = Registry(
 
 @functools.lru_cache(maxsize=2)
 def sample(name: str, seeds: int, n: int, dim: int) -> jax.Array:
-    """(seeds, n, dim) vectors of a data set, or of `file:PATH`; the seeds are 0, 1, ..., seeds - 1."""
+    """(seeds, n, dim) vectors of a data set, or of `file:PATH[#ARRAY]`; the seeds are 0, 1, ..., seeds - 1."""
     if name.startswith("file:"):
-        vectors = _read(Path(name.removeprefix("file:")))
+        path, _, array = name.removeprefix("file:").partition("#")
+        vectors = _read(Path(path), array)
         sampler: Sampler = lambda key, n, dim: _rows(vectors, key, n, dim, name)  # noqa: E731
     else:
         sampler = DATA[name]
@@ -100,12 +113,13 @@ def _rows(vectors: np.ndarray, key: jax.Array, n: int, dim: int, name: str) -> j
     return jnp.asarray(vectors[np.asarray(chosen), :dim])
 
 
-def _read(path: Path) -> np.ndarray:
-    """The vectors (n, d) of a .npy, .npz, .safetensors or .fvecs file, in float32; the first array of several."""
+def _read(path: Path, array: str) -> np.ndarray:
+    """The vectors (n, d) of a .npy, .npz, .safetensors or .fvecs file, in float32; of several arrays the first or the
+    one of that name."""
     readers: dict[str, Callable[[Path], np.ndarray]] = {
         ".npy": lambda p: np.load(p, allow_pickle=False),
-        ".npz": lambda p: _first(np.load(p, allow_pickle=False)),
-        ".safetensors": _read_safetensors,
+        ".npz": lambda p: _read_npz(p, array),
+        ".safetensors": lambda p: _read_safetensors(p, array),
         ".fvecs": _read_fvecs,
     }
     if path.suffix not in readers:
@@ -124,18 +138,25 @@ def _read(path: Path) -> np.ndarray:
     return vectors
 
 
-def _first(arrays) -> np.ndarray:
-    if not arrays.files:
+def _choose(names: list[str], array: str) -> str:
+    if not names:
         raise ValueError("it holds no array")
-    return arrays[arrays.files[0]]
+    if array and array not in names:
+        raise ValueError(str(unknown_name("array", array, names)))
+    return array or names[0]
 
 
-def _read_safetensors(path: Path) -> np.ndarray:
+def _read_npz(path: Path, array: str) -> np.ndarray:
+    arrays = np.load(path, allow_pickle=False)
+    return arrays[_choose(arrays.files, array)]
+
+
+def _read_safetensors(path: Path, array: str) -> np.ndarray:
     from safetensors import safe_open
 
     with safe_open(path, framework="flax") as tensors:  # flax: the numpy reader has no bfloat16
-        array = tensors.get_tensor(next(iter(tensors.keys())))
-    return np.asarray(array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array)
+        tensor = tensors.get_tensor(_choose(list(tensors.keys()), array))
+    return np.asarray(tensor.astype(jnp.float32) if jnp.issubdtype(tensor.dtype, jnp.floating) else tensor)
 
 
 def _read_fvecs(path: Path) -> np.ndarray:

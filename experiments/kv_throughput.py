@@ -49,8 +49,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         shape = [(0, 0), (0, 0), (0, max_len - tokens + 1), (0, 0)]
         full = [jnp.pad(jnp.swapaxes(x, 1, 2).astype(dtype), shape) for x in (k, v)]
         caches[dtype] = (*full, jnp.int32(tokens - 1))
-    append = {"mine": jax.jit(rqjax.append, donate_argnums=0), "float32": _plain_append, "bfloat16": _plain_append}
-    attend = {"mine": jax.jit(rqjax.attend), "float32": _plain_attend, "bfloat16": _plain_attend}
+    append = {"mine": jax.jit(rqjax.append, donate_argnums=0), "float32": plain_append, "bfloat16": plain_append}
+    attend = {"mine": jax.jit(rqjax.attend), "float32": plain_attend, "bfloat16": plain_attend}
     token = k[:, :1]
 
     def appended(name: str) -> Any:
@@ -76,7 +76,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 @jax.jit
-def _plain_attend(cache: tuple[jax.Array, jax.Array, jax.Array], q: jax.Array) -> jax.Array:
+def plain_attend(cache: tuple[jax.Array, jax.Array, jax.Array], q: jax.Array) -> jax.Array:
     k, v, length = cache
     y = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3]).astype(k.dtype)
     scores = jnp.einsum("bhrd,bhtd->bhrt", y, k, preferred_element_type=jnp.float32) / q.shape[3] ** 0.5
@@ -85,14 +85,14 @@ def _plain_attend(cache: tuple[jax.Array, jax.Array, jax.Array], q: jax.Array) -
     return out.reshape(q.shape)
 
 
-def _write(cache: tuple[jax.Array, jax.Array, jax.Array], k: jax.Array, v: jax.Array) -> Any:
+def write(cache: tuple[jax.Array, jax.Array, jax.Array], k: jax.Array, v: jax.Array) -> Any:
     put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(  # noqa: E731
         old, jnp.swapaxes(new, 1, 2).astype(old.dtype), cache[2], axis=2
     )
     return put(cache[0], k), put(cache[1], v), cache[2] + 1
 
 
-_plain_append = jax.jit(_write, donate_argnums=0)
+plain_append = jax.jit(write, donate_argnums=0)
 
 
 def _times(calls: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, float], float]:

@@ -1,11 +1,15 @@
 """Small decoders of three families, and decoders by name: trained here, in a folder, or on Hugging Face."""
 
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from tokenizers import Tokenizer
 
-from rqjax.nn import Decoder, find_checkpoint, load_decoder
+from experiments import text
+from rqjax.nn import Decoder, exact_attention, find_checkpoint, load_decoder
 from rqjax.quantizer import Registry
 
 TRAINED = Path(__file__).parents[1] / "results" / "models"
@@ -56,6 +60,8 @@ SHAPES: Registry = Registry(
 )
 """Fields of the `config.json` of what is trained here; each has four layers and grouped queries."""
 
+BY_DIM = {fields["head_dim"]: name for name, fields in SHAPES.items()}
+
 
 class Model(NamedTuple):
     decoder: Decoder
@@ -83,3 +89,23 @@ def load(name: str, dtype: Any = "float32") -> Model:
             f"{path} does not match: it has {tokenizer.get_vocab_size()} tokens, vocab_size of config.json is {size}"
         )
     return Model(decoder, tokenizer)
+
+
+@functools.lru_cache(maxsize=1)
+def captured(name: str, corpus: str, tokens: int) -> tuple[Decoder, dict[str, jax.Array]]:
+    """A decoder, and `capture` of the first tokens of held-out text."""
+    decoder, tokenizer = load(name)
+    return decoder, capture(decoder, jnp.asarray(text.windows(text.held_out(corpus, tokenizer), tokens, 1)[0, :-1]))
+
+
+@jax.jit
+def capture(decoder: Decoder, tokens: jax.Array) -> dict[str, jax.Array]:
+    """Queries, keys and values (time, heads, head_dim) of each layer for tokens (time,): layers.<i>.<q, k or v>."""
+    seen = {}
+
+    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        seen.update({f"layers.{layer}.{name}": x[0] for name, x in (("q", q), ("k", k), ("v", v))})
+        return exact_attention(q, k, v, **decoder.attention_options(layer))
+
+    decoder.hidden(tokens[None], jnp.arange(len(tokens))[None], attend)
+    return seen

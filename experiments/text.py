@@ -39,16 +39,24 @@ def corpus(folder: str) -> list[str]:
 def load(folder: str, vocabulary: int) -> Text:
     """The corpus in tokens, split into training and validation files."""
     texts = corpus(folder)
-    held = texts[::HELD_OUT]
     kept = [text for i, text in enumerate(texts) if i % HELD_OUT or len(texts) == 1]
     tokenizer = make_tokenizer(kept, vocabulary)
-    version = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
-    parts = {"train": kept, "valid": held}
-    train, valid = (
-        cached(f"tokens-{version}-{vocabulary}-{name}.npy", lambda part=part: encode(tokenizer, part))
-        for name, part in parts.items()
-    )
-    return Text(tokenizer, train, valid)
+    version = hashlib.sha256("\0".join(kept).encode()).hexdigest()[:16]
+    train = cached(f"tokens-{version}-{vocabulary}.npy", lambda: encode(tokenizer, kept))
+    return Text(tokenizer, train, held_out(folder, tokenizer))
+
+
+def held_out(folder: str, tokenizer: Tokenizer) -> np.ndarray:
+    """The corpus's validation files in tokens."""
+    return encode(tokenizer, corpus(folder)[::HELD_OUT])
+
+
+def windows(tokens: np.ndarray, context: int, count: int) -> np.ndarray:
+    """Evenly spaced windows (count, context + 1)."""
+    if len(tokens) <= context:
+        raise ValueError(f"expected held-out text of more than {context} tokens, got {len(tokens)}")
+    starts = np.linspace(0, len(tokens) - context - 1, count).astype(int)
+    return tokens[starts[:, None] + np.arange(context + 1)].astype(np.int32)
 
 
 def make_tokenizer(texts: Sequence[str], vocabulary: int) -> Tokenizer:

@@ -48,7 +48,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         batch = data.train[starts[:, None] + np.arange(context + 1)].astype(np.int32)
         return batch, np.ones((len(starts), context), np.float32)
 
-    held_out = _windows(data.valid, point["long_context"], point["valid_tokens"])
+    held_out = text.windows(data.valid, point["long_context"], point["valid_windows"])
 
     def evaluate(model: Decoder) -> dict[str, float]:
         return {"valid": float(np.mean([_loss(model, window[None]) for window in held_out]))}
@@ -68,12 +68,6 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         "minutes": curve[-1]["seconds"] / 60,
         "curve": curve,
     }
-
-
-def _windows(tokens: np.ndarray, context: int, count: int) -> np.ndarray:
-    """Evenly spaced windows (n, context + 1) that hold about `count` tokens."""
-    starts = np.linspace(0, len(tokens) - context - 1, max(1, count // context)).astype(int)
-    return tokens[starts[:, None] + np.arange(context + 1)].astype(np.int32)
 
 
 @jax.jit

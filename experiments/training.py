@@ -56,7 +56,7 @@ def train(
         return (optax.apply_updates(params, updates), moments), value
 
     step = jax.jit(step, donate_argnums=0)
-    state, curve = _resume(folder / "state.safetensors", (params, optimizer.init(params)))
+    state, curve = _resume(folder / "training.state", (params, optimizer.init(params)))
     first = int(curve[-1]["step"]) if curve else 0
     start = time.perf_counter() - (curve[-1]["seconds"] if curve else 0)
     tokens, losses = int(curve[-1]["tokens"]) if curve else 0, []
@@ -71,7 +71,7 @@ def train(
             row |= evaluate(nnx.merge(graph, state[0])) | {"seconds": round(time.perf_counter() - start, 1)}
             curve.append(row)
             losses = []
-            _save(folder / "state.safetensors", state, curve)
+            _save(folder / "training.state", state, curve)
             bar.set_postfix({name: f"{value:.3f}" for name, value in row.items() if isinstance(value, float)})
     return nnx.merge(graph, state[0]), curve
 

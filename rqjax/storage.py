@@ -36,7 +36,7 @@ def save(cache: KVCache, path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name to write a file under that takes the place of `path` when it is whole; if the body raises, nothing does."""
+    """A name to write a file under, which takes the place of `path` once it is whole, and not if the body raises."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         temporary = Path(file.name)
     try:

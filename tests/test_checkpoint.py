@@ -95,5 +95,7 @@ def test_wrong_files(folder, tmp_path):
 
 def test_names_on_hugging_face_without_the_hub(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(FileNotFoundError, match="nobody/nothing is neither a folder nor can it be had from Hugging Face"):
+    with pytest.raises(
+        FileNotFoundError, match="nobody/nothing is neither a folder nor can it be had from Hugging Face"
+    ):
         load_decoder("nobody/nothing")

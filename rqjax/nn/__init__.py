@@ -8,3 +8,4 @@ from rqjax.nn.checkpoint import (
 )
 from rqjax.nn.config import DecoderConfig as DecoderConfig
 from rqjax.nn.decoder import Decoder as Decoder, exact_attention as exact_attention
+from rqjax.nn.generate import generate as generate

@@ -139,7 +139,9 @@ def _names(leaves: Mapping[str, Any], tensors: Mapping[str, Any], folder: Path) 
     known = {*names.values(), f"{heads}lm_head.weight"}  # which many files hold beside the embeddings it is tied to
     extra = [n for n in tensors if n not in known and not n.startswith(OTHERS) and not n.endswith("inv_freq")]
     if extra:
-        raise ValueError(f"{folder} has a tensor {sorted(extra)[0]!r} that its config.json has no use for" + _more(extra))
+        raise ValueError(
+            f"{folder} has a tensor {sorted(extra)[0]!r} that its config.json has no use for" + _more(extra)
+        )
     return names
 
 

@@ -93,7 +93,9 @@ class MLP(nnx.Module):
 
     def __call__(self, x: Float[Array, "*n size"]) -> Float[Array, "*n size"]:
         gate = self.gate_proj(x)
-        return self.down_proj((jax.nn.gelu(gate, approximate=True) if self.tanh else jax.nn.silu(gate)) * self.up_proj(x))
+        return self.down_proj(
+            (jax.nn.gelu(gate, approximate=True) if self.tanh else jax.nn.silu(gate)) * self.up_proj(x)
+        )
 
 
 class Block(nnx.Module):
@@ -131,8 +133,8 @@ class Decoder(nnx.Module):
         layers = range(config.num_hidden_layers)
         self.layers = nnx.List([Block(config, layer, rngs=rngs, dtype=dtype) for layer in layers])
         self.norm = RMSNorm(config.hidden_size, config, dtype)
-        head = None if config.tie_word_embeddings else config.vocab_size
-        self.lm_head = head and Linear(config.hidden_size, head, rngs=rngs, dtype=dtype)
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, rngs=rngs, dtype=dtype)
 
     def __call__(
         self,

@@ -1,0 +1,14 @@
+"""A 3B-parameter checkpoint, made on the spot, loads and makes a token within 16 GB on two cores, in bfloat16.
+
+    python -m experiments.run --config=configs/model_memory.py
+
+Needs 7 GB in the folder for temporary files.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    return ConfigDict(
+        {"experiment": "model_memory", "grid": {"model": ("Llama 3.2 3B",), "strategy": ("v3_4", "bfloat16")}}
+    )

@@ -1,0 +1,31 @@
+"""Exact recall of a trained two-layer decoder through compressed caches, keys and values compressed apart.
+
+Claim (TurboQuant, RotorQuant): needles are found as well as in full precision, down to 2 bits. There one needle is
+looked for in unrelated text; here every token of the context is another pair.
+
+    python -m experiments.run --config=configs/needle_model.py
+
+"a/b" has the keys of a and the values of b. The training takes some minutes and is kept in `folder`.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    methods = ("v3_4", "v3_3", "v3_2", "rotorquant_2", "v3_2/float32", "float32/v3_2", "turboquant_prod_2", "eden_2")
+    return ConfigDict(
+        {
+            "experiment": "needle_model",
+            "folder": "runs/models",
+            "contexts": (64, 128, 256, 512),
+            "steps": 3000,
+            "batch_tokens": 4096,
+            "sequences": 16,
+            "keep": "0+0",
+            "seeds": 5,
+            "grid": {
+                "context": (128, 256, 512),
+                "strategy": (*methods, "turboquant_1", "turboquant_1/float32", "float32/turboquant_1"),
+            },
+        }
+    )

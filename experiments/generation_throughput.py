@@ -1,0 +1,120 @@
+"""Tokens per second of whole decoders with a compressed cache, as ratios to a float32 cache in one run.
+
+The float32 cache is that of `kv_throughput`. Each takes turns for `UNIT` tokens, in which the compressed one encodes
+once; medians over the rounds. The caches hold random keys and values, and the next token is whatever comes.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import rqjax
+from experiments import models, plot as plots, published
+from experiments.kv_throughput import plain_attend, write
+from experiments.table import Table
+from rqjax.cache import GROWTH
+from rqjax.nn import Decoder, DecoderConfig
+from rqjax.tiles import UNIT
+
+TABLES = (
+    Table(
+        "Whole decoders: tokens per second, and how many times as fast as with a float32 cache",
+        rows=("tokens", "strategy"),
+        columns=(),
+        values=("tokens_per_second", "vs_float32", "published_vs_float16"),
+        each=("model",),
+    ),
+)
+WIDE = "4 layers of Llama 3.2 3B"
+WIDE_FIELDS = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rope_theta": 5e5,
+    "tie_word_embeddings": True,
+}
+"""With a vocabulary of bytes and random weights."""
+
+
+def check(point: dict[str, Any]) -> None:
+    rqjax.strategy(point["strategy"], jax.random.key(0), 64)
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    """One strategy on one model, after `tokens` tokens."""
+    decoder, tokens = _decoder(point["model"]), point["tokens"]
+    max_len = -(-(tokens + UNIT * (point["rounds"] + 2)) // GROWTH) * GROWTH
+    config = decoder.config
+    shape = (1, tokens, config.num_key_value_heads, config.head_dim)
+    k, v = (jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in (1, 2))
+    full = [jnp.pad(jnp.swapaxes(x, 1, 2), [(0, 0), (0, 0), (0, max_len - tokens), (0, 0)]) for x in (k, v)]
+    layers = range(config.num_hidden_layers)
+    plain = [(*(jnp.array(x, jnp.float32) for x in full), jnp.int32(tokens)) for _ in layers]
+    mine = decoder.caches(point["strategy"], jax.random.key(0), 1, max_len)
+    fill = jax.jit(rqjax.append, donate_argnums=0)
+    states = {"mine": tuple(fill(cache, k, v) for cache in mine), "float32": plain}
+    steps = {"mine": _compressed, "float32": _plain}
+    seconds = _seconds(decoder, states, steps, point["rounds"])
+    published_speed = published.TOKENS_PER_SECOND.get(point["strategy"], {}).get(tokens)
+    beside = published_speed and published_speed / published.TOKENS_PER_SECOND["float16"][tokens]
+    return {
+        "tokens_per_second": 1 / seconds["mine"],
+        "vs_float32": seconds["float32"] / seconds["mine"],
+        "published_vs_float16": beside if point["model"] == WIDE else None,
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _decoder(name: str) -> Decoder:
+    if name == WIDE:
+        return jax.jit(lambda: Decoder(DecoderConfig.parse(WIDE_FIELDS), rngs=nnx.Rngs(0)))()
+    return models.load(name).decoder
+
+
+@functools.partial(jax.jit, donate_argnums=2)
+def _compressed(decoder: Decoder, token: jax.Array, caches: Any) -> Any:
+    logits, caches = decoder(token, caches)
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32), caches
+
+
+@functools.partial(jax.jit, donate_argnums=2)
+def _plain(decoder: Decoder, token: jax.Array, caches: Any) -> Any:
+    kept = list(caches)
+
+    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        kept[layer] = write(kept[layer], k, v)
+        return plain_attend(kept[layer], q)
+
+    logits = decoder.logits(decoder.hidden(token, caches[0][2][None, None], attend))
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32), kept
+
+
+def _seconds(decoder: Decoder, states: Any, steps: dict[str, Callable[..., Any]], rounds: int) -> dict[str, float]:
+    """Of one token, each way."""
+    token = {name: jnp.zeros((1, 1), jnp.int32) for name in states}
+    times: dict[str, list[float]] = {name: [] for name in states}
+    for _ in range(rounds + 1):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            for _ in range(UNIT):
+                token[name], states[name] = step(decoder, token[name], states[name])
+            jax.block_until_ready(token[name])
+            times[name].append((time.perf_counter() - start) / UNIT)
+    return {name: float(np.median(values[1:])) for name, values in times.items()}
+
+
+def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    path, levels = folder / "vs_float32.png", {"float32 cache": 1.0}
+    return [plots.curves(rows, path, x="tokens", y="vs_float32", series="strategy", panel="model", levels=levels)]
