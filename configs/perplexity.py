@@ -40,6 +40,7 @@ def get_config() -> ConfigDict:
                     "eden_3",
                     "affine_rotated_3",
                     "v2_rotated_qjl",
+                    "v2_rotated_qjl_orthogonal",
                     "turboquant_prod_3",
                     "v3_2.75",
                     "v3_2.5",

@@ -18,6 +18,10 @@ from rqjax.quantizer import Codes, Quantizer, check_int
 GROWTH = 256
 """Tokens by which `grow` rounds up (TurboQuant MLX, "Pre-allocation")."""
 
+DOMINANT = 0.75
+"""Share of the energy of a head's first keys that their mean must have to be subtracted from all keys. A smaller part of
+keys with rotary positions is a local one, which turns within some hundred tokens, and subtracting it would add energy."""
+
 Tokens: TypeAlias = Shaped[Array | np.ndarray, "..."]
 """Of the tokens of every sequence, (batch, time, heads, head_dim) as in `jax.nn.dot_product_attention`."""
 
@@ -38,7 +42,7 @@ class KVCache:
     exact_values: Float[Array, "batch heads slots dim"]
     key_mean: Float[Array, "batch heads dim"] | None
     """What is subtracted from keys before they are encoded, if the cache is `centered`: the mean of the first keys
-    after the sinks. It moves all scores of a query alike, which softmax ignores."""
+    after the sinks where it is `DOMINANT`, else 0. It moves all scores of a query alike, which softmax ignores."""
     lengths: Int[Array, "batch"]
     """Tokens of each sequence."""
     overflow: Bool[Array, "batch"]
@@ -75,7 +79,7 @@ class KVCache:
             own copy of both, which is donated with it.
           window: newest tokens in full precision, at least.
           sinks: first tokens in full precision.
-          centered: whether the mean key of each sequence and head is subtracted before encoding.
+          centered: whether a mean key that dominates a sequence and head is subtracted before encoding.
           dtype: of tokens in full precision.
         """
         batch, kv_heads = check_int("batch", batch, 1, 2**20), check_int("kv_heads", kv_heads, 1, 2**20)
@@ -257,8 +261,11 @@ def _mean(cache: KVCache, mean: Array, before: Array, after: Array, tokens: Any)
     begins = (before == 0) & (after > 0)
 
     def fresh() -> Array:
-        keys, _ = tokens(jnp.full_like(before, cache.sinks), cache.window + tiles.UNIT)
-        return jnp.where(begins[:, None, None], as_float32(keys).mean(axis=2), mean)
+        keys = as_float32(tokens(jnp.full_like(before, cache.sinks), cache.window + tiles.UNIT)[0])
+        first = keys.mean(axis=2)
+        share = jnp.sum(first**2, axis=-1) / jnp.maximum(jnp.sum(keys**2, axis=-1).mean(axis=2), 1e-30)
+        first = jnp.where((share > DOMINANT)[..., None], first, 0)
+        return jnp.where(begins[:, None, None], first, mean)
 
     return lax.cond(begins.any(), fresh, lambda: mean)
 

@@ -28,11 +28,11 @@ class Strategy(NamedTuple):
         return KVCache.init(batch, kv_heads, max_len, self.keys, self.values, **options)
 
 
-def _v2_rotated_qjl(key: Array, dim: int) -> Strategy:
+def _v2_rotated_qjl(key: Array, dim: int, sketch: Callable[[Array, int], Sign]) -> Strategy:
     """QJL corrects scores; the values do without."""
     first, second = jax.random.split(key)
     values = methods.affine_rotated(first, dim, 3)
-    return Strategy(Residual(values, Sign.gaussian(second, dim)), values)
+    return Strategy(Residual(values, sketch(second, dim)), values)
 
 
 def _v3(key: Array, dim: int, bits: float | int) -> Strategy:
@@ -48,10 +48,12 @@ STRATEGIES: dict[str, Callable[[Array, int], Strategy]] = {
     "bfloat16": lambda key, dim: _same(Exact(dim, "bfloat16")),
     "v2_lean": lambda key, dim: _same(methods.affine(key, dim, 4)),
     "v2_rotated": lambda key, dim: _same(methods.affine_rotated(key, dim, 4)),
-    "v2_rotated_qjl": _v2_rotated_qjl,
+    "v2_rotated_qjl": lambda key, dim: _v2_rotated_qjl(key, dim, Sign.gaussian),
+    "v2_rotated_qjl_orthogonal": lambda key, dim: _v2_rotated_qjl(key, dim, Sign.orthogonal),
     **{f"v3_{b:g}": (lambda key, dim, b=b: _v3(key, dim, b)) for b in (2, 2.5, 2.75, 3, 3.25, 3.5, 4)},
 }
-"""TurboQuant MLX's strategies by their names there (V2: affine groups of 64; V3: Lloyd-Max), and no quantization."""
+"""TurboQuant MLX's strategies by their names there (V2: affine groups of 64; V3: Lloyd-Max), QJL with an orthogonal
+sketch in the place of the Gaussian one, and no quantization."""
 
 
 def strategy(name: str, key: Array, dim: int) -> Strategy:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rqjax import tiles
+from rqjax.cache import DOMINANT
 
 
 @jax.jit
@@ -39,7 +40,9 @@ class PlainCache:
                 part = x[first : first + coded]
                 mean = np.zeros_like(x[0])
                 if name == "keys" and cache.key_mean is not None:
-                    mean = x[first : first + cache.window + tiles.UNIT].mean(0)
+                    begin = x[first : first + cache.window + tiles.UNIT]
+                    mean = begin.mean(0)
+                    mean *= ((mean**2).sum(-1) > DOMINANT * (begin**2).sum(-1).mean(0))[:, None]
                 units = (part - mean).reshape(-1, tiles.UNIT, *x.shape[1:]).swapaxes(1, 2)
                 again = np.stack([np.asarray(recoded(quantizer, jnp.asarray(unit)[None]))[0] for unit in units])
                 x[first : first + coded] = again.swapaxes(1, 2).reshape(part.shape) + mean

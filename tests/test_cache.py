@@ -16,6 +16,8 @@ from tests.plain import PlainCache, error
 BATCH, HEADS, DIM, LONG = 2, 1, 32, 60
 RNG = np.random.default_rng(0)
 POOL = RNG.standard_normal((BATCH, 4096, HEADS, DIM)).astype(np.float32)
+BIAS = np.array([3, 0], np.float32)[:, None, None, None]
+"""Of the keys: the first sequence's are centred, the second's have no mean to speak of."""
 append = jax.jit(rqjax.append, donate_argnums=0)
 attend = jax.jit(rqjax.attend, static_argnames=("sliding_window", "softcap", "scale"))
 
@@ -43,7 +45,7 @@ class Schedule(RuleBasedStateMachine):
 
     def tokens(self, count):
         self.used = (self.used + 1) % (4096 - 2 * LONG)
-        return POOL[:, self.used : self.used + count], POOL[:, -self.used - count - 1 : -self.used - 1]
+        return POOL[:, self.used : self.used + count] + BIAS, POOL[:, -self.used - count - 1 : -self.used - 1]
 
     @precondition(lambda self: self.room() >= LONG)
     @rule(valid=st.lists(st.sampled_from([0, 1, 17, 48, LONG]), min_size=BATCH, max_size=BATCH))
@@ -113,7 +115,7 @@ def leaves(cache):
 
 @pytest.mark.parametrize("name", ["v3_2.5", "v2_rotated_qjl", "rotor_chain_3+centered"])
 def test_any_split_into_chunks_gives_the_same_bits(name):
-    k, v = random(1, 1, 200, 2, 64), random(2, 1, 200, 2, 64)
+    k, v = random(1, 1, 200, 2, 64) + BIAS[None, :, 0, :, 0], random(2, 1, 200, 2, 64)
 
     def cached(*sizes):
         cache, start = empty(name, batch=1, heads=2, dim=64, max_len=256), 0
@@ -275,6 +277,14 @@ def test_centering_takes_a_common_bias_off():
     assert divergence("rotorquant+centered", 10) < 1.2 * free
     assert divergence("rotorquant", 10) > 20 * free
     assert divergence("v3_4+centered", 10) < 1.2 * divergence("v3_4", 0)
+
+
+def test_centering_leaves_keys_without_a_dominant_mean_as_they_are():
+    """What the first keys have in common by chance, or by slow rotary angles, is not the mean of all."""
+    k = random(1, 2, 300, 1, DIM) + np.array([1.5, 2.0], np.float32)[:, None, None, None]  # shares of .69 and .8
+    cache = append(empty(max_len=320), k, random(2, 2, 300, 1, DIM))
+    np.testing.assert_array_equal(cache.key_mean[0], 0)
+    np.testing.assert_allclose(cache.key_mean[1], 2, atol=0.8)
 
 
 def test_quantizer_belongs_to_the_cache():
