@@ -19,8 +19,9 @@ GROWTH = 256
 """Tokens by which `grow` rounds up (TurboQuant MLX, "Pre-allocation")."""
 
 DOMINANT = 0.75
-"""Share of the energy of a head's first keys that their mean must have to be subtracted from all keys. A smaller part of
-keys with rotary positions is a local one, which turns within some hundred tokens, and subtracting it would add energy."""
+"""Share of the energy of a head's first keys that their mean must have to be subtracted from all keys.
+
+Below it the mean of keys with rotary positions is a local one: it turns away, and subtracting it would add energy."""
 
 Tokens: TypeAlias = Shaped[Array | np.ndarray, "..."]
 """Of the tokens of every sequence, (batch, time, heads, head_dim) as in `jax.nn.dot_product_attention`."""

@@ -1,6 +1,8 @@
 """Experiments with language models: on the committed decoders where they are judged, on tiny ones elsewhere."""
 
 import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +11,21 @@ import pytest
 from flax import nnx
 
 from experiments import (
+    attention_fidelity,
+    data,
+    generation_throughput,
     model_memory,
     models,
     needle_model,
+    perplexity,
     text,
     train_lm,
     training,
 )
-from rqjax.nn import Decoder, DecoderConfig, load_decoder
-from tests.test_decoder import fields
+from rqjax.nn import Decoder, DecoderConfig, generate, load_decoder
+from tests.test_decoder import CHECKPOINTS, fields
+
+ROOT = CHECKPOINTS.parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +143,105 @@ def test_recall_is_learned_and_asked_for():
     assert 0 <= row["recalled"] < 0.2  # a fresh decoder does not know
     with pytest.raises(ValueError, match="expected context to be an even number from 64 to 2048, got 62"):
         needle_model.check({"strategy": "v3_2", "keep": "0+0", "context": 62})
+
+
+def test_vectors_of_a_language_model():
+    """Queries, keys and values of each layer, as a cache receives them; keys and values are a data set."""
+    decoder, arrays = models.captured("qwen2-d64", "", 64)
+    assert sorted(arrays) == sorted(f"layers.{i}.{name}" for i in range(4) for name in "qkv")
+    assert arrays["layers.0.q"].shape == (64, 4, 64)
+    assert arrays["layers.3.v"].shape == (64, 2, 64)
+    caches = decoder.caches("float32", jax.random.key(0), 1, 64, dtype=jnp.float32)
+    tokens = text.windows(text.held_out("", models.load("qwen2-d64").tokenizer), 64, 1)[:, :-1]
+    _, caches = jax.jit(lambda tokens, caches: decoder(tokens, caches))(tokens, caches)
+    held = jnp.swapaxes(caches[2].exact_keys[0, :, :64], 0, 1)
+    np.testing.assert_allclose(arrays["layers.2.k"], held, atol=1e-4)
+    assert data.sample("kv", 1, 100, 64).shape == (1, 100, 64)
+    with pytest.raises(ValueError, match="kv has vectors of 128, 64, 256 dimensions, got dim = 32"):
+        data.sample("kv", 1, 100, 32)
+
+
+POINT = {"model": "qwen2-d64", "corpus": "", "keep": "0+0", "seeds": 2}
+
+
+def test_perplexity_of_the_committed_decoder():
+    """Four bits cost less than 1.5 %, and what is scored without quantization is the model itself."""
+    point = {**POINT, "context": 256, "windows": 1, "chunk": 16}
+    row = perplexity.run({**point, "strategy": "v3_4"})
+    assert abs(row["change"]) < 1.5
+    assert row["bits"] == 4.25  # norms of 16 bits
+    assert 0 < row["kl"] < 0.05
+    with pytest.raises(ValueError, match="expected context to be a multiple of chunk = 16, got 250"):
+        perplexity.check({**point, "strategy": "v3_4", "context": 250})
+
+
+def test_fidelity_and_throughput_run():
+    row = attention_fidelity.run({**POINT, "context": 256, "queries": 8, "strategy": "rotorquant_4"})
+    assert row["cosine"] > 0.97
+    assert row["cosine"] == pytest.approx(np.mean([row[f"cosine_{i}"] for i in range(4)]))
+    row = generation_throughput.run({"model": "qwen2-d64", "tokens": 64, "strategy": "v3_4", "rounds": 1})
+    assert row["vs_float32"] > 0
+
+
+def test_plain_and_compressed_caches_of_the_throughput_make_the_same_tokens():
+    """Both ways that are timed are the decoder."""
+    decoder = models.load("qwen2-d64").decoder
+    tokens = np.arange(40, 80)[None]
+    logits, _ = decoder(tokens)
+    zeros = jnp.zeros((1, 2, 64, 64))
+    plain = [(zeros, zeros, jnp.int32(0)) for _ in range(4)]
+    caches = decoder.caches("float32", jax.random.key(0), 1, 64, dtype=jnp.float32)
+    for token in tokens[0]:
+        made, plain = generation_throughput._plain(decoder, jnp.full((1, 1), token), plain)
+        other, caches = generation_throughput._compressed(decoder, jnp.full((1, 1), token), caches)
+    assert int(made[0, 0]) == int(other[0, 0]) == int(logits[0, -1].argmax())
+
+
+def test_generation():
+    """Without temperature every token is the likeliest after those before."""
+    model = Decoder(DecoderConfig.parse(fields(num_hidden_layers=2)), rngs=nnx.Rngs(0))
+    caches = model.caches("float32", jax.random.key(0), 1, 24, dtype=jnp.float32)
+    prompt = [3, 1, 4, 1, 5]
+    tokens = generate(model, caches, np.array(prompt), key=jax.random.key(0), temperature=0)
+    made = [next(tokens)[0] for _ in range(20)]
+    with pytest.raises(ValueError, match="no room in the caches: 24 tokens are held"):
+        next(tokens)
+    logits, _ = model(np.array([prompt + made]))
+    assert made == logits[0, 4:-1].argmax(-1).tolist()
+    with pytest.raises(ValueError, match="expected a prompt of at least one token"):
+        next(generate(model, caches, np.array([], int), key=jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("module", "flag", "message"),
+    [
+        ("generate", "--strategy=v3_44", "unknown strategy 'v3_44'; did you mean 'v3_4'"),
+        ("generate", "--model=nowhere", "there is no folder nowhere"),
+        ("capture", "--tokens=0", "expected tokens to be a whole number from 1 to 1048576, got 0"),
+        ("capture", "--modle=x", "Unknown command line flag 'modle'. Did you mean: model"),
+    ],
+)
+def test_wrong_flags_are_one_line(module, flag, message):
+    done = subprocess.run(
+        [sys.executable, "-m", f"experiments.{module}", flag], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_the_committed_perplexities():
+    """The seed's order of quality, on the table that README shows."""
+    rows = {}
+    for line in (ROOT / "results" / "perplexity" / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        rows[row["point"]["model"], row["point"]["strategy"]] = row["metrics"]
+    for model in models.SHAPES:
+        kl = {strategy: row["kl"] for (name, strategy), row in rows.items() if name == model}
+        assert rows[model, "v3_4"]["change"] < 1.5
+        assert rows[model, "v3_3.5"]["change"] < 3
+        assert kl["v3_4"] < kl["v3_3.5"] < kl["v3_3"] < kl["v3_2.5"] < kl["v3_2"]
+        assert kl["v2_rotated_qjl_orthogonal"] < kl["affine_rotated_3"]  # as extra bits
+        assert kl["v3_3"] < kl["turboquant_prod_3"]  # in the place of a bit
+        for base in ("v3_4", "v3_3", "v3_2"):
+            assert kl[f"{base}+centered"] <= kl[base] + rows[model, base]["kl_sd"]
