@@ -1,7 +1,7 @@
 """Exact recall of a trained two-layer decoder through compressed caches, keys and values compressed apart.
 
 Claim (TurboQuant, RotorQuant): needles are found as well as in full precision, down to 2 bits. There one needle is
-looked for in unrelated text; here every token of the context is another pair.
+looked for in unrelated text; here all the context is pairs of a key and a value, three tokens each.
 
     python -m experiments.run --config=configs/needle_model.py
 
@@ -17,14 +17,14 @@ def get_config() -> ConfigDict:
         {
             "experiment": "needle_model",
             "folder": "runs/models",
-            "contexts": (64, 128, 256, 512),
-            "steps": 3000,
+            "stages": (8, 16, 32, 64, 128),
+            "steps": 2500,
             "batch_tokens": 4096,
             "sequences": 16,
             "keep": "0+0",
             "seeds": 5,
             "grid": {
-                "context": (128, 256, 512),
+                "pairs": (32, 64, 128),
                 "strategy": (*methods, "turboquant_1", "turboquant_1/float32", "float32/turboquant_1"),
             },
         }

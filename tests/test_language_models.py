@@ -61,7 +61,7 @@ def stepped(folder, stop=None):
     def batches(step):
         if step == stop:
             raise InterruptedError
-        return needle_model.sequences(np.random.default_rng(step), 2, 64), np.ones((2, 127), np.float32)
+        return needle_model.sequences(np.random.default_rng(step), 2, 16), np.ones((2, 95), np.float32)
 
     model = Decoder(DecoderConfig.parse(needle_model.FIELDS), rngs=nnx.Rngs(0))
     evaluate = lambda model: {"norm": float(jnp.linalg.norm(model.norm.weight[...]))}  # noqa: E731
@@ -132,17 +132,19 @@ def test_large_checkpoints_in_shards(tmp_path):
 
 
 def test_recall_is_learned_and_asked_for():
-    tokens = needle_model.sequences(np.random.default_rng(0), 2, 128)
-    assert tokens.shape == (2, 128 + 2 * needle_model.ASKED)
+    tokens = needle_model.sequences(np.random.default_rng(0), 2, 64)
+    assert tokens.shape == (2, 6 * 64)
     for row in tokens:
-        pairs = dict(row[:128].reshape(-1, 2).tolist())
+        told, asked = row.reshape(2, 64, 3)
+        pairs = dict(told[:, 1:].tolist())
         assert len(pairs) == 64
-        assert all(pairs[key] == value for key, value in row[128:].reshape(-1, 2).tolist())
-    point = {"folder": "", "contexts": (64,), "steps": 2, "batch_tokens": 128, "sequences": 2, "seeds": 2}
-    row = needle_model.run({**point, "keep": "0+0", "context": 64, "strategy": "v3_2"})
+        assert (told[:, 0] == told[:, 2]).all()
+        assert all(pairs[key] == value for _, key, value in asked.tolist())
+    point = {"folder": "", "stages": (8,), "steps": 2, "batch_tokens": 96, "sequences": 2, "seeds": 2}
+    row = needle_model.run({**point, "keep": "0+0", "pairs": 32, "strategy": "v3_2"})
     assert 0 <= row["recalled"] < 0.2  # a fresh decoder does not know
-    with pytest.raises(ValueError, match="expected context to be an even number from 64 to 2048, got 62"):
-        needle_model.check({"strategy": "v3_2", "keep": "0+0", "context": 62})
+    with pytest.raises(ValueError, match="expected pairs to be a whole number from 1 to 128, got 129"):
+        needle_model.check({"strategy": "v3_2", "keep": "0+0", "pairs": 129})
 
 
 def test_vectors_of_a_language_model():
