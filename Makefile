@@ -4,8 +4,9 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 WORKDIR ?= runs
 TABLES := parameters cache_size kv_memory fractional inner_product rotation_mixing distortion
+MODEL_TABLES := perplexity attention_fidelity needle_model
 
-.PHONY: env tables test lint bench clean
+.PHONY: env tables models test lint bench clean
 
 env: $(VENV)/.test
 
@@ -27,6 +28,11 @@ tables: $(VENV)/.tables
 		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
 	done
 
+models: env
+	@for name in $(MODEL_TABLES); do \
+		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
+	done
+
 test: env
 	$(RUN) -m pytest -n 2 --dist=worksteal tests
 
@@ -36,7 +42,7 @@ lint: env
 	$(RUN) -m pyright --pythonpath $(RUN)
 
 bench: env
-	@for name in throughput kv_throughput; do \
+	@for name in throughput kv_throughput generation_throughput; do \
 		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
 	done
 

@@ -27,11 +27,10 @@ def get_config() -> ConfigDict:
                     "rotor_chain_3",
                     "identity_3",
                     "eden_3",
-                    "turboquant_3+centered",
                     "turboquant_4",
                     "rotorquant_4",
-                    "identity_4",
-                    "turboquant_4+centered",
+                    "rotor_chain_4",
+                    "eden_4",
                 ),
             },
         }

@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
             "seeds": 5,
             "grid": {
                 "model": ("llama-d128", "qwen2-d64", "gemma3-d256"),
-                "keep": ("128+4", "0+0"),
+                "keep": ("0+0",),
                 "strategy": (
                     "v2_lean",
                     "v2_rotated",

@@ -1,0 +1,17 @@
+"""Perplexity through compressed caches that keep the newest 128 and the first 4 tokens in full precision, the default.
+
+The rest is `configs/perplexity.py`: there nothing is kept but the newest 15 tokens at most.
+
+    python -m experiments.run --config=configs/perplexity_window.py
+"""
+
+from ml_collections import ConfigDict
+
+from configs import perplexity
+
+
+def get_config() -> ConfigDict:
+    config = perplexity.get_config()
+    config.grid.keep = ("128+4",)
+    config.grid.strategy = ("v2_lean", "v3_4", "v3_3.5", "v3_3", "v3_2.5", "v3_2", "eden_3", "turboquant_prod_3")
+    return config
