@@ -37,7 +37,7 @@ def test_every_method_is_listed():
 
 
 def test_committed_results_have_their_config():
-    for rows in (readme.ROOT / "results").glob("*/rows.jsonl"):
+    for rows in (readme.ROOT / "results").glob("*/rows.csv"):
         folder = rows.parent
         assert (readme.ROOT / "configs" / f"{folder.name}.py").exists()
         assert {"table.md", "rows.csv"} <= {path.name for path in folder.iterdir()}
