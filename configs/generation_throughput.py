@@ -15,11 +15,11 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         {
             "experiment": "generation_throughput",
-            "rounds": 7,
+            "rounds": 5,
             "grid": {
-                "model": ("llama-d128", "qwen2-d64", "4 layers of Llama 3.2 3B"),
+                "model": ("llama-d128", "4 layers of Llama 3.2 3B"),
                 "tokens": (512, 1024, 2048, 4096, 8192),
-                "strategy": ("v2_lean", "v2_rotated_qjl", "rtn", "v3_4", "v3_3.5", "v3_3", "rotorquant_4", "eden_4"),
+                "strategy": ("v2_lean", "v3_4", "v3_3", "rotorquant_4"),
             },
         }
     )
