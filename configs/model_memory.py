@@ -10,5 +10,5 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
     return ConfigDict(
-        {"experiment": "model_memory", "grid": {"model": ("Llama 3.2 3B",), "strategy": ("v3_4", "bfloat16")}}
+        {"experiment": "model_memory", "grid": {"model": ("Llama 3.2 3B",), "strategy": ("v3_4",)}}
     )
