@@ -9,6 +9,4 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    return ConfigDict(
-        {"experiment": "model_memory", "grid": {"model": ("Llama 3.2 3B",), "strategy": ("v3_4",)}}
-    )
+    return ConfigDict({"experiment": "model_memory", "grid": {"model": ("Llama 3.2 3B",), "strategy": ("v3_4",)}})

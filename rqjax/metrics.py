@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-Vectors = Float[Array | np.ndarray, "n d"]
+Vectors = Float[Array | np.ndarray, "*n d"]
 Scalars = Float[Array | np.ndarray, "n"]
 
 

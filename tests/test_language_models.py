@@ -191,8 +191,7 @@ def test_plain_and_compressed_caches_of_the_throughput_make_the_same_tokens():
     decoder = models.load("qwen2-d64").decoder
     tokens = np.arange(40, 80)[None]
     logits, _ = decoder(tokens)
-    zeros = jnp.zeros((1, 2, 64, 64))
-    plain = [(zeros, zeros, jnp.int32(0)) for _ in range(4)]
+    plain = [(jnp.zeros((1, 2, 64, 64)), jnp.zeros((1, 2, 64, 64)), jnp.zeros((), jnp.int32)) for _ in range(4)]
     caches = decoder.caches("float32", jax.random.key(0), 1, 64, dtype=jnp.float32)
     for token in tokens[0]:
         made, plain = generation_throughput._plain(decoder, jnp.full((1, 1), token), plain)
