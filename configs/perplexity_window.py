@@ -12,6 +12,6 @@ from configs import perplexity
 
 def get_config() -> ConfigDict:
     config = perplexity.get_config()
-    config.grid.keep = ("128+4",)
-    config.grid.strategy = ("v2_lean", "v3_4", "v3_3.5", "v3_3", "v3_2.5", "v3_2", "eden_3", "turboquant_prod_3")
+    strategies = ("v2_lean", "v3_4", "v3_3.5", "v3_3", "v3_2.5", "v3_2", "eden_3", "turboquant_prod_3")
+    config.update({"grid": {"keep": ("128+4",), "strategy": strategies}})
     return config
