@@ -25,6 +25,22 @@ Attend: TypeAlias = Callable[[int, Array, Array, Array], Array]
 Tokens: TypeAlias = Int[Array | np.ndarray, "batch time"]
 
 
+def product(x: Float[Array, "*n inner"], weight: Float[Array, "outer inner"]) -> Float[Array, "*n outer"]:
+    """x W^T in float32.
+
+    On a CPU, XLA makes float32 copies of narrow weights, of all layers before the first is used. A branch is entered only
+    when its operands are there, so that there is one copy at a time.
+    """
+
+    def multiply(x: Array) -> Array:
+        return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
+
+    if jax.default_backend() != "cpu" or weight.dtype == jnp.float32:
+        return multiply(x)
+    nothing = lambda x: jnp.full((*x.shape[:-1], len(weight)), jnp.nan)  # noqa: E731
+    return jax.lax.cond(jnp.isnan(x.ravel()[0]), nothing, multiply, x)
+
+
 class Linear(nnx.Module):
     """x W^T + b with W (out, in)."""
 
@@ -33,7 +49,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(outer, dtype)) if bias else None
 
     def __call__(self, x: Float[Array, "*n inner"]) -> Float[Array, "*n outer"]:
-        y = jnp.einsum("...i,oi->...o", x, self.weight[...])
+        y = product(x, self.weight[...]).astype(x.dtype)
         return y if self.bias is None else y + self.bias[...]
 
 
@@ -188,7 +204,7 @@ class Decoder(nnx.Module):
 
     def logits(self, x: Float[Array, "batch time size"]) -> Float[Array, "batch time vocab"]:
         weight = (self.lm_head or self.embed_tokens).weight[...]
-        logits = jnp.einsum("bti,oi->bto", x, weight, preferred_element_type=jnp.float32)
+        logits = product(x, weight)
         cap = self.config.logit_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
