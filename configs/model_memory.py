@@ -2,7 +2,8 @@
 
     python -m experiments.run --config=configs/model_memory.py
 
-Needs 7 GB in the folder for temporary files.
+Tokens one by one; a prompt of 16 at once takes 20 GB, see WORKSPACE_NOTES.md. Needs 7 GB in the folder for temporary
+files.
 """
 
 from ml_collections import ConfigDict

@@ -28,8 +28,8 @@ Tokens: TypeAlias = Int[Array | np.ndarray, "batch time"]
 def product(x: Float[Array, "*n inner"], weight: Float[Array, "outer inner"]) -> Float[Array, "*n outer"]:
     """x W^T in float32.
 
-    On a CPU, XLA makes float32 copies of narrow weights, of all layers before the first is used. A branch is entered only
-    when its operands are there, so that there is one copy at a time.
+    On a CPU, XLA makes float32 copies of narrow weights, of all layers before the first is used. A branch is entered
+    only when its operands are there, so that there is one copy at a time.
     """
 
     def multiply(x: Array) -> Array:
