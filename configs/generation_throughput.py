@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
             "rounds": 5,
             "grid": {
                 "model": ("llama-d128", "4 layers of Llama 3.2 3B"),
-                "tokens": (512, 1024, 2048, 4096, 8192),
+                "tokens": (512, 2048, 8192),
                 "strategy": ("v2_lean", "v3_4", "v3_3"),
             },
         }

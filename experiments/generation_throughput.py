@@ -94,7 +94,9 @@ def _plain(decoder: Decoder, token: jax.Array, caches: Any) -> Any:
     kept = list(caches)
 
     def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        kept[layer] = write(kept[layer], k, v)
+        # Written in a branch: else XLA copies the cache that it also reads, and the step takes ten times as long.
+        there = caches[layer][2] >= 0
+        kept[layer] = jax.lax.cond(there, lambda cache: write(cache, k, v), lambda cache: cache, kept[layer])
         return plain_attend(kept[layer], q)
 
     logits = decoder.logits(decoder.hidden(token, caches[0][2][None, None], attend))
