@@ -72,7 +72,7 @@ def _reference(name: str, corpus: str, context: int, count: int) -> tuple[Decode
     """The model, windows (n, context + 1) of held-out text, log-probabilities (n, context, vocab) without a cache."""
     decoder, tokenizer = models.load(name)
     windows = jnp.asarray(text.windows(text.held_out(corpus, tokenizer), context, count))
-    exact = jax.lax.map(lambda tokens: _log_probabilities(decoder(tokens[None, :-1])[0])[0], windows)
+    exact = jax.lax.map(lambda tokens: jax.nn.log_softmax(decoder(tokens[None, :-1])[0])[0], windows)
     return decoder, windows, exact
 
 
@@ -86,7 +86,7 @@ def _scores(
     def step(caches: Any, inputs: Any) -> tuple[Any, dict[str, jax.Array]]:
         tokens, targets, expected = inputs
         logits, caches = decoder(tokens, caches)
-        got = _log_probabilities(logits)
+        got = jax.nn.log_softmax(logits)
         return caches, {
             "nats": _nats(got, targets).mean(),
             "kl": jnp.sum(jnp.exp(expected) * (expected - got), axis=-1).mean(),
@@ -95,10 +95,6 @@ def _scores(
 
     _, sums = jax.lax.scan(step, caches, (split(windows[:, :-1]), split(windows[:, 1:]), split(exact)))
     return jax.tree.map(jnp.mean, sums)
-
-
-def _log_probabilities(logits: jax.Array) -> jax.Array:
-    return jax.nn.log_softmax(logits, axis=-1)
 
 
 def _nats(log_probabilities: jax.Array, targets: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,20 +57,24 @@ def load_decoder(source: str | os.PathLike[str], *, dtype: Any = None) -> Decode
     folder = find_checkpoint(source)
     config = DecoderConfig.parse(read_json(folder / "config.json"))
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
-    leaves = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
-    files = _files(folder)
-    names = _names(leaves, files, folder)
-    for name, leaf in leaves.items():
-        shape = tuple(files[names[name]].get_slice(names[name]).get_shape())
+    leaves, files = list(nnx.to_flat_state(state)), _files(folder)
+    names = _names([path for path, _ in leaves], files, folder)
+    for name, (_, leaf) in zip(names, leaves, strict=True):
+        shape = tuple(files[name].get_slice(name).get_shape())
         if shape != leaf.shape:
-            raise ValueError(f"{folder}: expected tensor {names[name]!r} of shape {leaf.shape}, got {shape}")
+            raise ValueError(f"{folder}: expected tensor {name!r} of shape {leaf.shape}, got {shape}")
 
     def read(name: str) -> Array:
-        tensor = jnp.asarray(files[names[name]].get_tensor(names[name]))
+        tensor = jnp.asarray(files[name].get_tensor(name))
         return tensor if dtype is None else tensor.astype(dtype)
 
-    flat = [(path, leaf.replace(read(".".join(map(str, path))))) for path, leaf in nnx.to_flat_state(state)]
+    flat = [(path, leaf.replace(read(name))) for name, (path, leaf) in zip(names, leaves, strict=True)]
     return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def tensor_name(path: Sequence[Any], prefix: str = PREFIXES[0], head: str = "") -> str:
+    """The name in a checkpoint of the parameter at a path of the decoder; `head` is the prefix of `lm_head`."""
+    return (head if path[0] == "lm_head" else prefix) + ".".join(map(str, path))
 
 
 def save_decoder(model: Decoder, fields: Mapping[str, Any], folder: Path, *, dtype: Any = jnp.bfloat16) -> None:
@@ -85,10 +89,8 @@ def save_decoder(model: Decoder, fields: Mapping[str, Any], folder: Path, *, dty
     from safetensors.flax import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {}
-    for path, leaf in nnx.to_flat_state(nnx.state(model)):
-        name = ".".join(map(str, path))
-        weights[name if name.startswith("lm_head") else PREFIXES[0] + name] = leaf[...].astype(dtype)
+    leaves = nnx.to_flat_state(nnx.state(model))
+    weights = {tensor_name(path): leaf[...].astype(dtype) for path, leaf in leaves}
     with replacing(folder / "model.safetensors") as file:
         save_file(weights, file, {"format": "pt"})
     with replacing(folder / "config.json") as file:
@@ -128,15 +130,15 @@ def _files(folder: Path) -> dict[str, Any]:
     return tensors
 
 
-def _names(leaves: Mapping[str, Any], tensors: Mapping[str, Any], folder: Path) -> dict[str, str]:
+def _names(paths: Sequence[Sequence[Any]], tensors: Mapping[str, Any], folder: Path) -> list[str]:
     """The name in the files of each parameter, if they hold all of them and no others."""
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[0])
-    heads = prefix.removesuffix("model.") if prefix == PREFIXES[1] else ""
-    names = {name: (heads if name.startswith("lm_head.") else prefix) + name for name in leaves}
-    missing = [name for name in names.values() if name not in tensors]
+    head = prefix.removesuffix("model.") if prefix == PREFIXES[1] else ""
+    names = [tensor_name(path, prefix, head) for path in paths]
+    missing = [name for name in names if name not in tensors]
     if missing:
         raise ValueError(f"{folder} has no tensor {missing[0]!r}" + _more(missing))
-    known = {*names.values(), f"{heads}lm_head.weight"}  # which many files hold beside the embeddings it is tied to
+    known = {*names, f"{head}lm_head.weight"}  # which many files hold beside the embeddings it is tied to
     extra = [n for n in tensors if n not in known and not n.startswith(OTHERS) and not n.endswith("inv_freq")]
     if extra:
         raise ValueError(
