@@ -42,6 +42,7 @@ from rqjax.methods import (
     turboquant_prod as turboquant_prod,
     turboquant_prod_orthogonal as turboquant_prod_orthogonal,
 )
+from rqjax.ops import decode as decode, encode as encode, roundtrip as roundtrip
 from rqjax.pytree import pytree as pytree, static as static
 from rqjax.quantizer import Codes as Codes, Quantizer as Quantizer, nbytes as nbytes
 from rqjax.scalar import Scalar as Scalar, lloyd_max as lloyd_max

@@ -34,13 +34,10 @@ class Normalized:
         return _bits(self.dtype) + self.inner.bits_per_vector
 
     def encode(self, x: Vectors) -> Codes:
-        x = check_vectors(x, self.dim)
-        norm = ops.norm(x).astype(self.dtype)
-        return norm[..., 0], ops.encode_direction(self.inner, x, as_float32(norm))
+        return ops.encode(self, x)
 
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
-        norm, inner = codes
-        return as_float32(norm)[..., None] * self.inner.decode(inner)
+        return ops.decode(self, codes)
 
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         norm, inner = codes
@@ -81,7 +78,10 @@ class Scaled:
         scale = product / jnp.sum(decoded**2, axis=-1) if self.mode == "mse" else 1 / product
         return (norm[..., 0] * jnp.where(norm[..., 0] > 0, scale, 0)).astype(self.dtype), inner
 
-    decode = Normalized.decode
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        scale, inner = codes
+        return as_float32(scale)[..., None] * self.inner.decode(inner)
+
     dot = Normalized.dot
 
 

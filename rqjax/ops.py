@@ -1,5 +1,7 @@
-"""The few hot functions, in plain jnp: reference, fallback and oracle for kernels. Only here kernels are chosen."""
+"""The few hot functions, in plain jnp: reference, fallback and oracle for kernels. Only here kernels are chosen,
+by what `kernels` knows of them."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +11,75 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped, UInt32
 
-from rqjax import combinators, packing, scalar
+from rqjax import combinators, kernels, packing, scalar
+from rqjax.kernels import Implementation
 from rqjax.lanes import as_float32, planes
-from rqjax.quantizer import Codes
+from rqjax.quantizer import Codes, Quantizer, Vectors, check_vectors
 from rqjax.rotations import Chain, Dense, Hadamard
 
 TINY, HUGE = 1e-15, 1e19
 """Norms between these have squares, and sums of squares, that float32 holds with full precision."""
 BLOCK = 2**20
 """Coordinates in a block of rows that are processed together: 4 MiB in float32."""
+
+
+def encode(quantizer: Quantizer, x: Vectors, *, implementation: Implementation | None = None) -> Codes:
+    """`quantizer.encode(x)`, by a fused kernel where there is one.
+
+    Args:
+      quantizer: any quantizer.
+      x: vectors (*n, d).
+      implementation: "mosaic_gpu" for the kernel, "xla" for none, None for the kernel wherever there is one for the
+        quantizer, device, shape and dtype.
+
+    Raises:
+      Unsupported: "mosaic_gpu" cannot be used; the message says why.
+    """
+    x = check_vectors(x, quantizer.dim)
+    return _run(_encode, implementation, kernels.encoder, quantizer, x)
+
+
+def decode(
+    quantizer: Quantizer, codes: Codes, *, dtype: Any = None, implementation: Implementation | None = None
+) -> Shaped[Array, "*n d"]:
+    """`quantizer.decode(codes)`, in a dtype if given, by a fused kernel where there is one; the rest as in `encode`."""
+    twin = functools.partial(_decode, dtype=dtype)
+    return _run(twin, implementation, functools.partial(kernels.decoder, dtype=dtype or "float32"), quantizer, codes)
+
+
+def roundtrip(
+    quantizer: Quantizer, x: Vectors, *, implementation: Implementation | None = None
+) -> Shaped[Array, "*n d"]:
+    """What is decoded of x encoded, in the dtype of x: by one kernel for rotors; the rest as in `encode`."""
+    x = check_vectors(x, quantizer.dim)
+
+    def twin(quantizer, x):
+        return _decode(quantizer, _encode(quantizer, x), x.dtype)
+
+    return _run(twin, implementation, kernels.roundtripper, quantizer, x)
+
+
+def _run(twin: Any, implementation: Implementation | None, find: Any, quantizer: Any, operand: Any) -> Any:
+    """The kernel that is found for an operand, else its twin."""
+    kernel = kernels.choose(implementation, lambda: find(quantizer, operand))
+    if kernel is not None:
+        return kernels.differentiable(kernel, twin)(quantizer, operand)
+    return (kernels.by_xla(twin) if implementation == "xla" else twin)(quantizer, operand)
+
+
+def _encode(quantizer: Any, x: Array) -> Codes:
+    if not isinstance(quantizer, combinators.Normalized):
+        return quantizer.encode(x)
+    size = norm(x).astype(quantizer.dtype)
+    return size[..., 0], encode_direction(quantizer.inner, x, as_float32(size))
+
+
+def _decode(quantizer: Any, codes: Codes, dtype: Any) -> Array:
+    if isinstance(quantizer, combinators.Normalized):
+        x = as_float32(codes[0])[..., None] * quantizer.inner.decode(codes[1])
+    else:
+        x = quantizer.decode(codes)
+    return x if dtype is None else x.astype(dtype)
 
 
 def norm(x: Shaped[Array, "*n d"]) -> Float[Array, "*n 1"]:

@@ -35,7 +35,7 @@ class Rotor:
         return self._apply(x, rotation_matrices(self.bivectors), _planar(self.tail))
 
     def inverse(self, y: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
-        return assembled(self._apply(y, rotation_matrices(-self.bivectors), _planar(-self.tail)))
+        return assembled(self.inverted(y))
 
     def _apply(self, x: Array, matrices: Float[Array, "3 3 g"], planar: Float[Array, "2 2 t"]) -> Array:
         dim, lanes = self.dim, self.dim // 8
@@ -60,6 +60,20 @@ class Rotor:
         middle = (stop - start) // 2
         band = [rotate_band(0, middle), rotate_band(middle, stop - start)]
         return jnp.concatenate([*low, *band, *high], axis=-1)
+
+    @property
+    def inverted(self) -> "Rotor":
+        """The rotor whose rotation is the inverse."""
+        return Rotor(-self.bivectors, -self.tail, self.dim)
+
+    @property
+    def coefficients(self) -> Float[Array, "28 lanes"]:
+        """What multiplies coordinates, lane by lane, where 8 divides d: nine of the low planes, nine of the high ones,
+        five of the band's first half and five of its second."""
+        lanes, matrices = self.dim // 8, rotation_matrices(self.bivectors)
+        blocks = matrices[..., : 2 * lanes].reshape(9, 2, lanes).swapaxes(0, 1).reshape(18, lanes)
+        band = _band(matrices[..., 2 * lanes :], _planar(self.tail), 2 * lanes)
+        return jnp.concatenate([blocks, band[:, :lanes], band[:, lanes:]])
 
     @property
     def groups(self) -> np.ndarray:

@@ -1,0 +1,117 @@
+"""Rotate, quantize and pack in one launch: vectors are read once, norms and codes written once."""
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels import packing, quantize
+from pallas_kernels.launch import (
+    Rotation,
+    code_memory,
+    copy_in,
+    launch,
+    of_tile,
+    rotate,
+    stage_arrays,
+    stage_memory,
+    start_of,
+    table,
+    tile_of,
+)
+from pallas_kernels.rows import swizzled
+
+
+def encode(
+    x: jax.Array,
+    rotation: Rotation,
+    boundaries: jax.Array,
+    *,
+    symmetric: bool,
+    minus: jax.Array | None = None,
+    norm_dtype: Any = jnp.bfloat16,
+    tokens: int | None = None,
+    interpret: Any = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Norms and packed indices of vectors (TurboQuant, Algorithm 1; RotorQuant, section 3).
+
+    With `minus`, one boundary 0 and a matrix for the rotation it is the sketch of a residual (TurboQuant, Algorithm 2).
+
+    Args:
+      x: (n, d) in one of `launch.DTYPES`, d one of `launch.DIMS` (of `launch.DENSE_DIMS` with a dense stage).
+      rotation: stages, as in `launch`.
+      boundaries: (2**bits - 1,) float32, ascending, 1 to 8 bits: an index is the number of boundaries below x / |x|.
+      symmetric: whether boundaries[::-1] == -boundaries.
+      minus: (n, d) float32, which is subtracted from x first.
+      norm_dtype: of the norms.
+      tokens: of a tile: 128, 64 or 32; `launch.tile_tokens`, if not given.
+      interpret: `mosaic.interpreter()` to run on a CPU.
+
+    Returns:
+      Norms (n,) and words (n, words) uint32 in the layout of `packing`.
+    """
+    (n, dim), bits = x.shape, boundaries.shape[0].bit_length()
+    names, arrays = stage_arrays(rotation)
+    tile = tile_of(64 if "dense" in names else tokens, n, dim, interpret)
+    rows = tile.rows
+
+    def body(m):
+        start, count = start_of(tile, n)
+        copy_in(m["boundaries"], m["table"], m)
+        copy_in(of_tile(m["x"], start, tile), m["tile"], m)
+        source = m["tile"]
+        if minus is not None:
+            source = m["residual"]
+            copy_in(of_tile(m["minus"], start, tile), source, m)
+            tile.for_lanes(
+                functools.partial(_difference, tile, m["tile"], source), functools.partial(tile.write, source)
+            )
+            rows.synchronize()
+            m = {"work": m["tile"], **m}  # which is free from here on, where it is of float32
+        norm = quantize.norm(tile, source, m["partial"]).astype(norm_dtype)
+        nearest = quantize.nearest(rows, m["table"], bits, symmetric, norm.astype(jnp.float32))
+
+        def pack(lane, fields):
+            fields = [[nearest(value) for value in values] for values in fields]
+            for section, width in enumerate(packing.sections(bits)):
+                shift, mask = jnp.uint32(4 * section), jnp.uint32((1 << width) - 1)
+                parts = [[((v >> shift) & mask) << (width * k) for v in values] for k, values in enumerate(fields)]
+                words = [functools.reduce(operator.or_, column) for column in zip(*parts, strict=True)]
+                rows.poke(m["lanes"], rows.token, section * tile.lanes + lane, words)
+
+        tile.for_lanes(rotate(tile, names, m, source), pack)
+        rows.synchronize()
+        own = (rows.part == 0) & (rows.token < count)
+        rows.poke(of_tile(m["norm"], start, tile), rows.token, rows.part * 0, [norm], own)
+        packing.write_words(rows, m["lanes"], of_tile(m["words"], start, tile), dim, bits, count)
+
+    inputs = {"x": x, "boundaries": table(boundaries, bits), **arrays}
+    memory = {
+        "tile": swizzled(rows.tokens, dim, x.dtype),
+        **stage_memory(tile, names, x.dtype),
+        **code_memory(tile, bits),
+    }
+    if minus is not None:
+        inputs["minus"], memory["residual"] = minus, swizzled(rows.tokens, dim, jnp.float32)
+        if x.dtype == jnp.float32:
+            memory.pop("work", None)
+    out = {
+        "norm": jax.ShapeDtypeStruct((n, 1), norm_dtype),
+        "words": jax.ShapeDtypeStruct((n, packing.words_per_vector(dim, bits)), jnp.uint32),
+    }
+    norm, words = launch(body, inputs, out, memory, tile, n, interpret, "_".join(["encode", *names]))
+    return norm[:, 0], words
+
+
+def halves(matrix: jax.Array) -> jax.Array:
+    """A float32 matrix (d, d) as the two bfloat16 matrices (2, d, d) whose sum has its first 16 bits."""
+    high = lax.reduce_precision(matrix, 8, 7)  # a conversion there and back would be optimised away
+    return jnp.stack([high, matrix - high]).astype(jnp.bfloat16)
+
+
+def _difference(tile, a, b, lane):
+    pairs = zip(tile.read(a, lane), tile.read(b, lane), strict=True)
+    return [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs]

@@ -1,0 +1,157 @@
+"""A kernel over tiles of tokens: its memory, its rotation, its launch.
+
+A rotation is a chain of stages, each a pair of a name and an array, the first acting first:
+
+- ("rotor", coefficients (28, d / 8) as `stages.rotor` takes them), of the inverse rotor to rotate back;
+- ("hadamard", signs (1, d)), the signs acting first, or ("hadamard_inverse", signs), the signs acting last;
+- ("dense", `halves` (2, d, d) of a matrix), as the only stage.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import packing, stages
+from pallas_kernels.mosaic import LANE
+from pallas_kernels.rows import Rows, swizzled
+from pallas_kernels.stages import Fields, Tile
+
+DIMS = (64, 80, 96, 128, 192, 256, 512)
+DENSE_DIMS = (64, 128, 256)
+DTYPES = ("float32", "bfloat16", "float16")
+PROCESSORS = 132
+
+Rotation: TypeAlias = tuple[tuple[str, jax.Array], ...]
+Memory: TypeAlias = dict[str, Any]
+"""Inputs, outputs and shared memory of a kernel by their names."""
+
+
+def launch(
+    body: Callable[[Memory], None],
+    inputs: dict[str, jax.Array],
+    out: dict[str, Any],
+    memory: Memory,
+    tile: Tile,
+    n: int,
+    interpret: Any,
+    name: str,
+) -> list[jax.Array]:
+    """Runs `body` on each tile of n tokens. The GPU's copies stop at the last row; for the interpreter rows are added."""
+    count = -(-n // tile.rows.tokens)
+    rows = count * tile.rows.tokens if interpret else n
+    arrays = [jnp.pad(a, ((0, rows - n), (0, 0))) if k in BY_TOKEN else a for k, a in inputs.items()]
+    keys = [*inputs, *out, *memory, "barrier"]
+    run = plgpu.kernel(
+        lambda *refs: body(dict(zip(keys, refs, strict=True))),
+        out_type=[jax.ShapeDtypeStruct((rows, s.shape[1]), s.dtype) for s in out.values()],
+        scratch_types=[*memory.values(), plgpu.Barrier()],
+        grid=(count,),
+        grid_names=("tile",),
+        compiler_params=LANE,
+        interpret=interpret,
+        kernel_name=name,
+    )
+    return [a[:n] for a in run(*arrays)]
+
+
+BY_TOKEN = ("x", "minus", "norm", "words")
+"""Inputs with a row a token."""
+
+
+def tile_of(tokens: int | None, n: int, dim: int, interpret: Any) -> Tile:
+    """A tile of so many tokens, or of as many as suits n vectors."""
+    return Tile(Rows(tokens or tile_tokens(dim, n), bool(interpret)), dim)
+
+
+def tile_tokens(dim: int, n: int) -> int:
+    """Tokens of a tile: 32 KiB of float32 or, of few vectors, as many as keep all processors busy."""
+    fits = [t for t in (128, 64, 32) if dim // 8 % (256 // t) == 0]
+    large = next((t for t in fits if t * dim <= 2**13), fits[-1])
+    return next((t for t in fits if t <= large and n >= t * PROCESSORS), fits[-1])
+
+
+def start_of(tile: Tile, n: int) -> tuple[jax.Array, jax.Array]:
+    """The first token of this tile, and how many there are from it on."""
+    start = lax.axis_index("tile") * tile.rows.tokens
+    return start, n - start
+
+
+def of_tile(ref: Any, start: jax.Array, tile: Tile) -> Any:
+    """The rows of an input or output that belong to this tile."""
+    return ref.at[pl.ds(start, tile.rows.tokens)]
+
+
+def copy_in(source: Any, target: Any, m: Memory) -> None:
+    """Copies to shared memory, and waits."""
+    plgpu.copy_gmem_to_smem(source, target, m["barrier"])
+    plgpu.barrier_wait(m["barrier"])
+
+
+def copy_out(source: Any, target: Any) -> None:
+    """Copies what all threads wrote to shared memory, and waits."""
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(source, target)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def table(values: jax.Array, bits: int) -> jax.Array:
+    """Levels or boundaries as (1, 2**bits); copies are of a multiple of 128 bytes."""
+    return jnp.pad(values.astype(jnp.float32), (0, max(2**bits, 32) - values.shape[0]))[None]
+
+
+def code_memory(tile: Tile, bits: int) -> Memory:
+    """Shared memory for codes, for sums across the threads of a token, and for a table."""
+    return {
+        "lanes": plgpu.SMEM((tile.rows.tokens, len(packing.sections(bits)) * tile.lanes), jnp.uint32),
+        "partial": plgpu.SMEM((tile.rows.parts, tile.rows.tokens), jnp.float32),
+        "table": plgpu.SMEM((1, max(2**bits, 32)), jnp.float32),
+    }
+
+
+def stage_arrays(rotation: Rotation) -> tuple[list[str], dict[str, jax.Array]]:
+    """The names of the stages, and their arrays as inputs."""
+    return [name for name, _ in rotation], {f"stage{i}": array for i, (_, array) in enumerate(rotation)}
+
+
+def stage_memory(tile: Tile, names: list[str], dtype: Any) -> Memory:
+    """Shared memory for what cannot be done in place in a tile of a dtype."""
+    work = {"work": swizzled(tile.rows.tokens, tile.dim, jnp.float32)}
+    if names == ["dense"]:
+        half = swizzled(stages.dense_rows(tile.dim), tile.dim, jnp.bfloat16)
+        return work | {"rows of high": half, "rows of low": half, "barrier of both": plgpu.Barrier(num_arrivals=2)}
+    return work if "rotor" in names[:-1] or (dtype != jnp.float32 and names[0] != "rotor") else {}
+
+
+def rotate(tile: Tile, names: list[str], m: Memory, source: Any) -> Callable[[jax.Array], Fields]:
+    """The last stage, as a function of the lane; all others have been taken in shared memory."""
+    produce: Any = None
+    for i, name in enumerate(names):
+        array = m[f"stage{i}"]
+        if produce is not None:  # a rotor needs the neighbours of a lane, so not in place
+            target = m["work"] if names[i - 1] == "rotor" else source
+            tile.for_lanes(produce, functools.partial(tile.write, target))
+            tile.rows.synchronize()
+            source = target
+        match name:
+            case "rotor":
+                produce = functools.partial(stages.rotor, tile, source, array)
+            case "hadamard" | "hadamard_inverse":
+                first, last = (array, None) if name == "hadamard" else (None, array)
+                target = source if source.dtype == jnp.float32 else m["work"]
+                stages.planes(tile, source, first, target)
+                tile.rows.synchronize()
+                source, produce = target, functools.partial(stages.butterflies, tile, target, last)
+            case "dense":
+                parts = m["rows of high"], m["rows of low"]
+                stages.dense(tile, source, array, parts, m["barrier of both"], m["work"])
+                tile.rows.synchronize()
+                produce = functools.partial(tile.read, m["work"])
+            case _:
+                raise ValueError(f"unknown stage {name!r}")
+    return produce

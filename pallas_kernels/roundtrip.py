@@ -1,0 +1,64 @@
+"""RotorQuant's fused kernel: sandwich, quantize and sandwich back in one launch."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import quantize, stages
+from pallas_kernels.launch import code_memory, copy_in, copy_out, launch, of_tile, start_of, table, tile_of
+from pallas_kernels.rows import swizzled
+
+
+def rotor_roundtrip(
+    x: jax.Array,
+    forward: jax.Array,
+    backward: jax.Array,
+    boundaries: jax.Array,
+    levels: jax.Array,
+    *,
+    symmetric: bool,
+    norm_dtype: Any = jnp.bfloat16,
+    tokens: int | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """What `decode` makes of what `encode` makes of x (n, d), in its dtype, without codes (RotorQuant, section 4).
+
+    `forward` and `backward` (28, d / 8) are the coefficients of the rotor and of its inverse, as `stages.rotor` takes
+    them; the other arguments are those of `encode.encode` and `decode.decode`.
+    """
+    (n, dim), bits = x.shape, (levels.shape[0] - 1).bit_length()
+    tile = tile_of(tokens, n, dim, interpret)
+    rows = tile.rows
+
+    def body(m):
+        start, _ = start_of(tile, n)
+        copy_in(m["boundaries"], m["table"], m)
+        copy_in(m["levels"], m["table of levels"], m)
+        copy_in(of_tile(m["x"], start, tile), m["tile"], m)
+        norm = quantize.norm(tile, m["tile"], m["partial"]).astype(norm_dtype).astype(jnp.float32)
+        values = quantize.readable(rows, m["table of levels"])
+        nearest = quantize.nearest(rows, m["table"], bits, symmetric, norm)
+
+        def quantized(lane):
+            fields = stages.rotor(tile, m["tile"], m["forward"], lane)
+            return [[quantize.look_up(rows, values, nearest(x)) * norm for x in xs] for xs in fields]
+
+        tile.for_lanes(quantized, functools.partial(tile.write, m["levels of tile"]))
+        rows.synchronize()
+        back = functools.partial(stages.rotor, tile, m["levels of tile"], m["backward"])
+        tile.for_lanes(back, functools.partial(tile.write, m["tile"]))
+        copy_out(m["tile"], of_tile(m["out"], start, tile))
+
+    memory = {
+        "tile": swizzled(rows.tokens, dim, x.dtype),
+        "levels of tile": swizzled(rows.tokens, dim, jnp.float32),
+        "table of levels": plgpu.SMEM((1, max(2**bits, 32)), jnp.float32),
+        **code_memory(tile, bits),
+    }
+    inputs = {"x": x, "boundaries": table(boundaries, bits), "levels": table(levels, bits)}
+    inputs |= {"forward": forward, "backward": backward}
+    out = {"out": jax.ShapeDtypeStruct((n, dim), x.dtype)}
+    return launch(body, inputs, out, memory, tile, n, interpret, "rotor_roundtrip")[0]
