@@ -42,7 +42,7 @@ def launch(
     interpret: Any,
     name: str,
 ) -> list[jax.Array]:
-    """Runs `body` on each tile of n tokens. The GPU's copies stop at the last row; for the interpreter rows are added."""
+    """Runs `body` on each tile of n tokens. A GPU's copies stop at the last row; the interpreter needs more rows."""
     count = -(-n // tile.rows.tokens)
     rows = count * tile.rows.tokens if interpret else n
     arrays = [jnp.pad(a, ((0, rows - n), (0, 0))) if k in BY_TOKEN else a for k, a in inputs.items()]

@@ -1,8 +1,8 @@
 """Codes in shared memory and in their packed form.
 
-A tile of codes is lanes (tokens, d / 8): lane j holds the indices of the coordinates j, d / 8 + j, ..., each a field of b
-bits, as in `rqjax.packing`; above 4 bits, lanes of the low four bits are followed by lanes of the rest. All threads move
-words together, so that device memory is read and written in order.
+A tile of codes is lanes (tokens, d / 8): lane j holds the indices of the coordinates j, d / 8 + j, ..., each a field
+of b bits, as in `rqjax.packing`; above 4 bits, lanes of the low four bits are followed by lanes of the rest. All
+threads move words together, so that device memory is read and written in order.
 """
 
 from typing import Any

@@ -110,8 +110,11 @@ def _transforms(ref: Any) -> tuple[Any, ...]:
 
 
 def _address(ref: ir.Value, is_swizzled: bool, row: Any, column: Any) -> ir.Value:
-    """Where ref[row, column] is. Swizzled memory is (rows / 8, columns / w, 8, w) with rows of 32, 64 or 128 bytes, whose
-    16-byte chunks are exchanged: the bits of the chunk are taken xor the bits of the 128-byte line."""
+    """Where ref[row, column] is.
+
+    Swizzled memory is (rows / 8, columns / w, 8, w), w 32, 64 or 128 bytes, in which the 16-byte chunks of a row of w
+    are exchanged: the number of the chunk is taken xor that of the 128-byte line.
+    """
     row, column = _element(row), _element(column)
     type_, (strides, _) = ir.MemRefType(ref.type), ir.MemRefType(ref.type).get_strides_and_offset()
     size = mgpu.utils.bitwidth(type_.element_type) // 8
