@@ -61,9 +61,10 @@ def get_config() -> ConfigDict:
             "bits": 3,
             "kv_heads": 8,
             "dtype": "float32",
-            "rounds": 15,
+            "rounds": 25,
             "occupy_mib": 2048,
             "copy_mib": 2048,
+            "tests_timeout_s": 200,
             "tests": ("tests/test_kernel*.py", "tests/test_*_kernel.py"),
             "grid": {"case": CASES},
         }

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the tests and torch need memory too
@@ -72,7 +73,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         return {**values, "result": "-", "note": "no time left"}
     try:
         return {**values, **_measure(values, point)}
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError) as error:
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError, SubprocessError) as error:
         note = experiments.one_line(error) or type(error).__name__
         return {**values, "result": "-", "note": note[:200]}
 
@@ -95,7 +96,7 @@ def _parse(case: str) -> dict[str, Any]:
 
 def _measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
     if point["case"] == "tests":
-        return tests(tuple(point["tests"]), point["rehearse"])
+        return tests(tuple(point["tests"]), point["tests_timeout_s"], point["rehearse"])
     copied = copy_gb_per_second(point["copy_mib"], point["rounds"], point["occupy_mib"])
     if point["case"] == "copy":
         return {"result": f"{copied:,.0f} GB/s", "gb_per_second": copied}
@@ -115,7 +116,7 @@ def copy_gb_per_second(mib: int, rounds: int, occupy_mib: int) -> float:
     return 2 * x.nbytes / gpu_clock.of_jax(rounds, occupy_mib).time(calls).us / 1e3
 
 
-def tests(patterns: tuple[str, ...], rehearse: bool) -> dict[str, Any]:
+def tests(patterns: tuple[str, ...], timeout: float, rehearse: bool) -> dict[str, Any]:
     """Runs the kernels' tests with the kernels on the device, in a process of their own; a rehearsal collects them."""
     files = sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern))
     if not files:
@@ -130,6 +131,7 @@ def tests(patterns: tuple[str, ...], rehearse: bool) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=timeout,
     )
     if done.returncode:
         print(done.stdout[-6000:], done.stderr[-2000:], sep="\n", file=sys.stderr)

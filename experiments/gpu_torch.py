@@ -1,13 +1,14 @@
 """Yardsticks in torch, where it is installed: the dense pipeline of the published implementations, and attention.
 
 The pipeline is TurboQuant's: divide by the norm, a product with a d x d matrix in float32, `bucketize`; indices take a
-byte each, not packed. Decoding gathers levels and multiplies back. Each is timed as it is and through `torch.compile`;
-ratios take the faster one.
+byte each, not packed. Decoding gathers levels and multiplies back. Each is timed as it is and through `torch.compile`
+(once for all numbers of vectors); ratios take the faster one.
 """
 
 import functools
 import importlib.util
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,27 @@ def available() -> bool:
 
 
 @functools.cache
+def _pipeline(way: str, operation: str, dtype: str) -> Callable[..., Any]:
+    import torch
+
+    def encode(x: Any, rotation: Any, levels: Any) -> Any:
+        x = x.float()
+        norm = x.norm(dim=-1, keepdim=True)
+        index = torch.bucketize(x / norm @ rotation.T, (levels[1:] + levels[:-1]) / 2, out_int32=True)
+        return norm, index.to(torch.uint8)
+
+    def decode(codes: Any, rotation: Any, levels: Any) -> Any:
+        norm, index = codes
+        return (levels[index.int()] @ rotation * norm).to(getattr(torch, dtype))
+
+    def roundtrip(x: Any, rotation: Any, levels: Any) -> Any:
+        return decode(encode(x, rotation, levels), rotation, levels)
+
+    function = {"encode": encode, "decode": decode, "roundtrip": roundtrip}[operation]
+    return torch.compile(function, dynamic=True) if way == "torch.compile" else function
+
+
+@functools.cache
 def time(
     way: str,
     operation: str,
@@ -51,25 +73,13 @@ def time(
     generator = torch.Generator(device).manual_seed(0)
     rotation = torch.linalg.qr(torch.randn(dim, dim, generator=generator, device=device))[0]
     levels = torch.tensor(np.asarray(codebooks.beta(dim, bits)), dtype=torch.float32, device=device)
-    boundaries = (levels[1:] + levels[:-1]) / 2
-
-    def encode(x: Any) -> Any:
-        x = x.float()
-        norm = x.norm(dim=-1, keepdim=True)
-        return norm, torch.bucketize(x / norm @ rotation.T, boundaries, out_int32=True).to(torch.uint8)
-
-    def decode(codes: Any) -> Any:
-        norm, index = codes
-        return (levels[index.int()] @ rotation * norm).to(getattr(torch, dtype))
-
-    function = {"encode": encode, "decode": decode, "roundtrip": lambda x: decode(encode(x))}[operation]
-    if way == "torch.compile":
-        torch._dynamo.reset()  # else the ninth shape would quietly run uncompiled
-        function = torch.compile(function, dynamic=False)
     with torch.no_grad():
         x = [torch.randn(n, dim, generator=generator, device=device).to(getattr(torch, dtype)) for _ in range(sets)]
-        inputs = [(encode(x),) if operation == "decode" else (x,) for x in x]
-        result = gpu_clock.of_torch(*clock).time(gpu_clock.over(function, inputs, calls))
+        if operation == "decode":
+            x = [_pipeline("torch", "encode", dtype)(x, rotation, levels) for x in x]
+        calls_ = gpu_clock.over(_pipeline(way, operation, dtype), [(x, rotation, levels) for x in x], calls)
+        result = gpu_clock.of_torch(*clock).time(calls_)
+        del x, calls_
     if device == "cuda":
         torch.cuda.empty_cache()
     return result
@@ -79,19 +89,17 @@ def time(
 def attention(shape: tuple[int, int, int, int, int], calls: int, sets: int, clock: tuple[int, int]) -> Time:
     """Of scaled dot-product attention of one token to bfloat16 keys and values."""
     import torch
-    from torch.nn.functional import scaled_dot_product_attention as attend
+    from torch.nn.functional import scaled_dot_product_attention
 
     batch, tokens, groups, kv_heads, dim = shape
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.no_grad():
-        q = torch.randn(batch, kv_heads * groups, 1, dim, device=device, dtype=torch.bfloat16)
-        inputs = [
-            [torch.randn(batch, kv_heads, tokens, dim, device=device, dtype=torch.bfloat16) for _ in range(2)]
-            for _ in range(sets)
-        ]
-        function = functools.partial(attend, enable_gqa=groups > 1)
-        result = gpu_clock.of_torch(*clock).time(gpu_clock.over(function, [(q, k, v) for k, v in inputs], calls))
-    del inputs
+        random = functools.partial(torch.randn, device=device, dtype=torch.bfloat16)
+        q = random(batch, kv_heads * groups, 1, dim)
+        inputs = [(q, *(random(batch, kv_heads, tokens, dim) for _ in range(2))) for _ in range(sets)]
+        attend = functools.partial(scaled_dot_product_attention, enable_gqa=groups > 1)
+        result = gpu_clock.of_torch(*clock).time(gpu_clock.over(attend, inputs, calls))
+        del inputs
     if device == "cuda":
         torch.cuda.empty_cache()
     return result

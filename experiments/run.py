@@ -99,9 +99,9 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
-    config = CONFIG.value.to_dict()
-    workdir = Path(WORKDIR.value or _default_workdir(config, name))
     try:
+        config = CONFIG.value.to_dict()
+        workdir = Path(WORKDIR.value or _default_workdir(config, name))
         print(run(config, workdir))
     except (ValueError, TypeError, LookupError, OSError) as error:
         if TRACEBACK.value:
