@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 import rqjax
 from experiments import gpu_clock, gpu_torch
-from experiments.gpu_clock import Time
+from experiments.gpu_clock import Settings, Time
 from experiments.gpu_codes import Missing, row
 from rqjax.quantizer import nbytes
 
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 def measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
     """Attention to a `cache` of `batch` sequences of `tokens`, `groups` query heads a head of keys."""
     shape = Shape(values["batch"], values["tokens"], values["groups"], point["kv_heads"], point["dim"])
-    clock = point["rounds"], point["occupy_mib"]
+    clock = Settings.of(point)
     yardsticks = {way: _plain(way, shape, clock) for way in PLAIN}
     if values["by"] in PLAIN:
         time, size = yardsticks[values["by"]], shape.bfloat16_bytes
@@ -52,10 +52,10 @@ def measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
     else:
         attend, first = jax.jit(_public(values["by"])), filled(values["cache"], shape)
         size = nbytes(first)
-        calls, sets = gpu_clock.counts(size, size)
+        calls, sets = gpu_clock.counts(clock, size, size)
         caches = [first, *(jax.tree.map(jnp.copy, first) for _ in range(sets - 1))]
         inputs = [(cache, _queries(i, shape)) for i, cache in enumerate(caches)]
-        time = gpu_clock.of_jax(*clock).time(gpu_clock.over(attend, inputs, calls))
+        time = gpu_clock.of_jax(clock).time(gpu_clock.over(attend, inputs, calls))
     fastest = min((t.us for t in yardsticks.values() if not isinstance(t, str)), default=None)
     return {**row(time, size), "vs_bfloat16": fastest and fastest / time.us}
 
@@ -91,9 +91,9 @@ def _public(implementation: str) -> Any:
 
 
 @functools.cache
-def _plain(way: str, shape: Shape, clock: tuple[int, int]) -> Time | str:
+def _plain(way: str, shape: Shape, clock: Settings) -> Time | str:
     """Time of bfloat16 attention, or why there is none."""
-    calls, sets = gpu_clock.counts(shape.bfloat16_bytes, shape.bfloat16_bytes)
+    calls, sets = gpu_clock.counts(clock, shape.bfloat16_bytes, shape.bfloat16_bytes)
     limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
     if 1.2 * sets * shape.bfloat16_bytes > limit:
         return f"needs {sets * shape.bfloat16_bytes / 2**30:.0f} GiB, there are {limit / 2**30:.0f}"
@@ -105,7 +105,7 @@ def _plain(way: str, shape: Shape, clock: tuple[int, int]) -> Time | str:
         implementation = "cudnn" if jax.default_backend() == "gpu" else "xla"
         attend = jax.jit(functools.partial(jax.nn.dot_product_attention, implementation=implementation))
         inputs = [(_queries(i, shape), *_keys_values(i, shape)) for i in range(sets)]
-        return gpu_clock.of_jax(*clock).time(gpu_clock.over(attend, inputs, calls))
+        return gpu_clock.of_jax(clock).time(gpu_clock.over(attend, inputs, calls))
     except (RuntimeError, ValueError) as error:
         return f"{way}: {error}"
 

@@ -20,13 +20,25 @@ import jax
 import numpy as np
 from jax import lax
 
-MAX_CALLS = 24
-"""jax's own limit of programs in flight is 32."""
 L2 = 60 * 2**20
 MEMORY = 8 * 2**30
 """Bytes of inputs and results that one measurement may hold at a time, if they are not of one call."""
 STEPS = 6
 """Passes of the long piece over its memory; on an H200 a GiB takes half a millisecond."""
+
+
+class Settings(NamedTuple):
+    """Of a clock; `of` takes them from a config."""
+
+    rounds: int
+    calls: int
+    """Of a round, at most; jax's own limit of programs in flight is 32."""
+    occupy_mib: int
+    """What the long piece reads and writes `STEPS` times."""
+
+    @classmethod
+    def of(cls, point: dict[str, Any]) -> "Settings":
+        return cls(point["rounds"], point["calls"], point["occupy_mib"])
 
 
 class Time(NamedTuple):
@@ -64,9 +76,9 @@ class Clock(NamedTuple):
         return Time(float(middle), float(high - low) / 2, bool(np.median(launched) < np.median(idle)))
 
 
-def counts(bytes_read: int, bytes_moved: int) -> tuple[int, int]:
+def counts(settings: Settings, bytes_read: int, bytes_moved: int) -> tuple[int, int]:
     """Calls of a round, and how many sets of inputs they need to find none of them in the L2 cache."""
-    calls = max(3, min(MAX_CALLS, MEMORY // max(bytes_moved, 1)))
+    calls = min(settings.calls, max(3, MEMORY // max(bytes_moved, 1)))
     return calls, min(calls, -(-4 * L2 // max(bytes_read, 1)))
 
 
@@ -76,9 +88,8 @@ def over(function: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], calls:
 
 
 @functools.cache
-def of_jax(rounds: int, mib: int) -> Clock:
-    """`mib`: what the long piece reads and writes `STEPS` times."""
-    numbers = jax.random.normal(jax.random.key(0), (mib * 2**18,))
+def of_jax(settings: Settings) -> Clock:
+    numbers = jax.random.normal(jax.random.key(0), (settings.occupy_mib * 2**18,))
 
     @jax.jit
     def occupy(x: jax.Array) -> jax.Array:
@@ -86,19 +97,19 @@ def of_jax(rounds: int, mib: int) -> Clock:
             x = lax.optimization_barrier(x * 0.99 + 1)  # or XLA would do all in one pass
         return x[:1]
 
-    return Clock(lambda: occupy(numbers), jax.block_until_ready, rounds)
+    return Clock(lambda: occupy(numbers), jax.block_until_ready, settings.rounds)
 
 
 @functools.cache
-def of_torch(rounds: int, mib: int) -> Clock:
+def of_torch(settings: Settings) -> Clock:
     """The same through torch, on its GPU or, for a rehearsal, on the CPU."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    numbers = torch.randn(mib * 2**18, device=device)
+    numbers = torch.randn(settings.occupy_mib * 2**18, device=device)
 
     def occupy() -> None:
         for _ in range(STEPS):
             numbers.mul_(-1)
 
-    return Clock(occupy, lambda _: torch.cuda.synchronize() if device == "cuda" else None, rounds)
+    return Clock(occupy, lambda _: torch.cuda.synchronize() if device == "cuda" else None, settings.rounds)

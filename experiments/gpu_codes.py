@@ -51,9 +51,9 @@ def public(operation: str, implementation: str, dtype: str) -> Callable[..., Any
 def measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
     """One `operation` of a `method` on so many `vectors`, `by` an implementation or a yardstick."""
     operation, by, n = values["operation"], values["by"], values["vectors"]
-    clock = point["rounds"], point["occupy_mib"]
+    clock = gpu_clock.Settings.of(point)
     read, total = moved(operation, n, point)
-    calls, sets = gpu_clock.counts(read, total)
+    calls, sets = gpu_clock.counts(clock, read, total)
     sizes = (operation, n, point["dim"], point["bits"], point["dtype"], calls, sets, clock)
     dense = gpu_torch.available() and {way: gpu_torch.time(way, *sizes) for way in gpu_torch.WAYS}
     difference = None
@@ -67,7 +67,7 @@ def measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
         inputs = [(quantizer, _input(operation, quantizer, i, n, point)) for i in range(sets)]
         if by != "xla" and n <= COMPARED:
             difference = _difference(operation, function, *inputs[0], point["dtype"])
-        time = gpu_clock.of_jax(*clock).time(gpu_clock.over(function, inputs, calls))
+        time = gpu_clock.of_jax(clock).time(gpu_clock.over(function, inputs, calls))
     fastest = min((t.us for t in dense.values()), default=None) if dense else None
     return {**row(time, total), "difference": difference, "vs_dense": fastest and fastest / time.us}
 

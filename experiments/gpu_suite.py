@@ -4,7 +4,10 @@ A case is one row: "tests", "copy", "<operation> <method> <by> <vectors>" or
 "attend <cache> <by> <batch>x<tokens>x<query heads a KV head>". What cannot be measured says so in its row.
 """
 
+import contextlib
 import functools
+import importlib
+import importlib.util
 import logging
 import math
 import os
@@ -12,6 +15,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
@@ -46,7 +50,7 @@ TABLES = (
     ),
     Table("What is missing, the last case of each kind", ("note",), (), ("case",), having="note"),
 )
-SMALL = {"vectors": 256, "tokens": 512, "batch": 2, "occupy_mib": 1, "copy_mib": 1, "rounds": 2}
+SMALL = {"vectors": 32, "tokens": 256, "batch": 1, "rounds": 1, "calls": 2, "occupy_mib": 1, "copy_mib": 1}
 """Of a rehearsal."""
 
 
@@ -72,7 +76,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     if time.monotonic() - STARTED > point["budget_s"]:
         return {**values, "result": "-", "note": "no time left"}
     try:
-        return {**values, **_measure(values, point)}
+        with _interpreted(point["rehearse"]):
+            return {**values, **_measure(values, point)}
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError, SubprocessError) as error:
         note = experiments.one_line(error) or type(error).__name__
         return {**values, "result": "-", "note": note[:200]}
@@ -94,10 +99,24 @@ def _parse(case: str) -> dict[str, Any]:
     )
 
 
+@contextlib.contextmanager
+def _interpreted(rehearse: bool) -> Iterator[None]:
+    """In a rehearsal on a CPU kernels are interpreted, if there are any."""
+    if not rehearse or jax.default_backend() == "gpu" or importlib.util.find_spec("rqjax.kernels") is None:
+        yield
+        return
+    interpret = importlib.import_module("rqjax.kernels").INTERPRET
+    token = interpret.set(importlib.import_module("pallas_kernels.mosaic").interpreter(detect_races=False))
+    try:
+        yield
+    finally:
+        interpret.reset(token)
+
+
 def _measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
     if point["case"] == "tests":
         return tests(tuple(point["tests"]), point["tests_timeout_s"], point["rehearse"])
-    copied = copy_gb_per_second(point["copy_mib"], point["rounds"], point["occupy_mib"])
+    copied = copy_gb_per_second(point["copy_mib"], gpu_clock.Settings.of(point))
     if point["case"] == "copy":
         return {"result": f"{copied:,.0f} GB/s", "gb_per_second": copied}
     metrics = (gpu_attention if "cache" in values else gpu_codes).measure(values, point)
@@ -109,20 +128,22 @@ def _measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
 
 
 @functools.cache
-def copy_gb_per_second(mib: int, rounds: int, occupy_mib: int) -> float:
+def copy_gb_per_second(mib: int, settings: gpu_clock.Settings) -> float:
     """Bytes read and written by a copy in the memory of the device."""
     x = jax.random.normal(jax.random.key(1), (mib * 2**18,))
     calls = gpu_clock.over(jax.jit(jnp.copy), [(x,)], 3)
-    return 2 * x.nbytes / gpu_clock.of_jax(rounds, occupy_mib).time(calls).us / 1e3
+    return 2 * x.nbytes / gpu_clock.of_jax(settings).time(calls).us / 1e3
 
 
-def tests(patterns: tuple[str, ...], timeout: float, rehearse: bool) -> dict[str, Any]:
-    """Runs the kernels' tests with the kernels on the device, in a process of their own; a rehearsal collects them."""
-    files = sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern))
-    if not files:
-        raise gpu_codes.Missing(f"there are no tests {', '.join(patterns)}")
+def tests(files: tuple[str, ...], timeout: float, rehearse: bool) -> dict[str, Any]:
+    """Runs the kernels' tests in a process whose jax has the GPU, so that nothing is interpreted.
+
+    A rehearsal only collects them.
+    """
+    if missing := [name for name in files if not (ROOT / name).exists()]:
+        raise gpu_codes.Missing(f"there are no tests {', '.join(missing)}")
     line = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "--tb=short", *files]
-    environment = {**os.environ, "RQJAX_KERNELS": "device"}
+    environment = os.environ if rehearse else {**os.environ, "JAX_PLATFORMS": "cuda,cpu"}
     start = time.perf_counter()
     done = subprocess.run(
         [*line, *(["--collect-only"] if rehearse else [])],

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from experiments import gpu_clock
-from experiments.gpu_clock import Time
+from experiments.gpu_clock import Settings, Time
 from rqjax import codebooks
 
 WAYS = ("torch", "torch.compile")
@@ -64,7 +64,7 @@ def time(
     dtype: str,
     calls: int,
     sets: int,
-    clock: tuple[int, int],
+    clock: Settings,
 ) -> Time:
     """Of the dense pipeline on n vectors."""
     import torch
@@ -78,7 +78,7 @@ def time(
         if operation == "decode":
             x = [_pipeline("torch", "encode", dtype)(x, rotation, levels) for x in x]
         calls_ = gpu_clock.over(_pipeline(way, operation, dtype), [(x, rotation, levels) for x in x], calls)
-        result = gpu_clock.of_torch(*clock).time(calls_)
+        result = gpu_clock.of_torch(clock).time(calls_)
         del x, calls_
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -86,7 +86,7 @@ def time(
 
 
 @functools.cache
-def attention(shape: tuple[int, int, int, int, int], calls: int, sets: int, clock: tuple[int, int]) -> Time:
+def attention(shape: tuple[int, int, int, int, int], calls: int, sets: int, clock: Settings) -> Time:
     """Of scaled dot-product attention of one token to bfloat16 keys and values."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
@@ -98,7 +98,7 @@ def attention(shape: tuple[int, int, int, int, int], calls: int, sets: int, cloc
         q = random(batch, kv_heads * groups, 1, dim)
         inputs = [(q, *(random(batch, kv_heads, tokens, dim) for _ in range(2))) for _ in range(sets)]
         attend = functools.partial(scaled_dot_product_attention, enable_gqa=groups > 1)
-        result = gpu_clock.of_torch(*clock).time(gpu_clock.over(attend, inputs, calls))
+        result = gpu_clock.of_torch(clock).time(gpu_clock.over(attend, inputs, calls))
         del inputs
     if device == "cuda":
         torch.cuda.empty_cache()

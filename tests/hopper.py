@@ -50,17 +50,6 @@ def has_kernels() -> bool:
     return release(jax_version()) >= (0, 10, 2)
 
 
-def on_device() -> bool:
-    """Whether tests run kernels on the GPU that is there (RQJAX_KERNELS=device) or interpret them on the CPU.
-
-    Only here this is decided; `experiments.gpu_suite` sets the variable.
-    """
-    mode = os.environ.get("RQJAX_KERNELS", "interpret")
-    if mode not in ("interpret", "device"):
-        raise ValueError(f"expected RQJAX_KERNELS to be interpret or device, got {mode!r}")
-    return mode == "device"
-
-
 def wheels() -> list[str]:
     """What compiling takes; nothing where the kernels do not exist, or where no wheels are made."""
     if not has_kernels() or (sys.platform, platform.machine()) != ("linux", "x86_64"):

@@ -76,16 +76,6 @@ def test_what_is_complained_about():
     assert hopper.complaints("n", {"a": {**good["a"], "registers": 51}}, good, slack=1.25) != []
 
 
-def test_where_kernels_run_is_one_decision(monkeypatch):
-    monkeypatch.delenv("RQJAX_KERNELS", raising=False)
-    assert not hopper.on_device()
-    monkeypatch.setenv("RQJAX_KERNELS", "device")
-    assert hopper.on_device()
-    monkeypatch.setenv("RQJAX_KERNELS", "gpu")
-    with pytest.raises(ValueError, match="expected RQJAX_KERNELS to be interpret or device, got 'gpu'"):
-        hopper.on_device()
-
-
 def test_a_missing_compiler_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("RQJAX_GPU_COMPILE", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"there is no compiler .* run `make gpu-compile-env`"):
