@@ -76,7 +76,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     if time.monotonic() - STARTED > point["budget_s"]:
         return {**values, "result": "-", "note": "no time left"}
     try:
-        with _interpreted(point["rehearse"]):
+        with _interpreted(point["rehearse"] and values.get("by") == "mosaic_gpu"):
             return {**values, **_measure(values, point)}
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError, SubprocessError) as error:
         note = experiments.one_line(error) or type(error).__name__
@@ -100,9 +100,9 @@ def _parse(case: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _interpreted(rehearse: bool) -> Iterator[None]:
+def _interpreted(wanted: bool) -> Iterator[None]:
     """In a rehearsal on a CPU kernels are interpreted, if there are any."""
-    if not rehearse or jax.default_backend() == "gpu" or importlib.util.find_spec("rqjax.kernels") is None:
+    if not wanted or jax.default_backend() == "gpu" or importlib.util.find_spec("rqjax.kernels") is None:
         yield
         return
     interpret = importlib.import_module("rqjax.kernels").INTERPRET
