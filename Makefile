@@ -6,9 +6,11 @@ WORKDIR ?= runs
 TABLES := parameters cache_size kv_memory fractional inner_product rotation_mixing distortion
 MODEL_TABLES := perplexity attention_fidelity needle_model
 
-.PHONY: env tables models test lint bench clean
+.PHONY: env gpu-compile-env tables models test goldens lint bench clean
 
 env: $(VENV)/.test
+
+gpu-compile-env: $(VENV)/.gpu-compile
 
 $(VENV)/.made: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +25,16 @@ $(VENV)/.test: $(VENV)/.made
 	$(RUN) -m pip install --quiet --editable '.[test,bench]'
 	touch $@
 
+# The compiler for NVIDIA GPUs, 250 MB, in a folder of its own: a jax that finds its CUDA plugin complains without a GPU.
+# Nothing is installed where the kernels do not exist: an older jax, or a platform without these wheels.
+$(VENV)/.gpu-compile: $(VENV)/.test tests/hopper.py
+	@wheels="$$($(RUN) tests/hopper.py --wheels)" && \
+		if [ -n "$$wheels" ]; then \
+			rm -rf $(VENV)/gpu-compile && \
+			$(RUN) -m pip install --quiet --no-deps --target $(VENV)/gpu-compile $$wheels; \
+		fi
+	touch $@
+
 tables: $(VENV)/.tables
 	@for name in $(TABLES); do \
 		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
@@ -33,8 +45,11 @@ models: env
 		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
 	done
 
-test: env
+test: env gpu-compile-env
 	$(RUN) -m pytest -n 2 --dist=worksteal tests
+
+goldens: env gpu-compile-env
+	$(RUN) tests/hopper.py --goldens
 
 lint: env
 	$(RUN) -m ruff check .

@@ -9,13 +9,12 @@ import importlib
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 from ml_collections import config_flags
-from tqdm import tqdm
 
 import experiments
 from experiments import table
@@ -24,7 +23,7 @@ from experiments.rows import Rows
 from rqjax.quantizer import unknown_name
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with the config; see configs/.", lock_config=True)
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder for rows, table and plots; runs/<config name> by default.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder for rows, table and plots; runs/<config name>, or the config's.")
 EXPERIMENTS = (
     "attention_error",
     "attention_fidelity",
@@ -32,6 +31,7 @@ EXPERIMENTS = (
     "distortion",
     "fractional",
     "generation_throughput",
+    "gpu_suite",
     "inner_product",
     "kv_memory",
     "kv_throughput",
@@ -50,7 +50,7 @@ TRACEBACK = flags.DEFINE_bool("traceback", False, "Show where an error comes fro
 def points(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The product of the grid's tuples, each point with the config's other values."""
     grid = {name: values if isinstance(values, tuple | list) else (values,) for name, values in config["grid"].items()}
-    fixed = {name: value for name, value in config.items() if name != "grid"}
+    fixed = {name: value for name, value in config.items() if name not in ("grid", "workdir")}
     for values in itertools.product(*grid.values()):
         yield {**fixed, **dict(zip(grid, values, strict=True))}
 
@@ -68,8 +68,7 @@ def run(config: Mapping[str, Any], workdir: Path) -> str:
     for point in todo if hasattr(experiment, "check") else []:
         experiment.check(point)
     rows = Rows(workdir / "rows.jsonl")
-    bar = tqdm(todo, desc=config["experiment"], unit="row", disable=None, dynamic_ncols=True)
-    for point in bar:
+    for point in _with_bar(todo, config["experiment"]):
         if rows.find(point) is None:
             start = time.perf_counter()
             metrics = experiment.run(point)
@@ -82,13 +81,28 @@ def run(config: Mapping[str, Any], workdir: Path) -> str:
     return text + "".join(f"\nplot: {path}" for path in plots)
 
 
+def _with_bar(todo: list[dict[str, Any]], name: str) -> Iterable[dict[str, Any]]:
+    """With a progress bar where there is a terminal and tqdm."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return todo
+    return tqdm(todo, desc=name, unit="row", disable=None, dynamic_ncols=True)
+
+
+def _default_workdir(config: Mapping[str, Any], name: str) -> str:
+    """What the config says, unless it is only rehearsed; runs/<config name> if it says nothing."""
+    return f"runs/{name}" if config.get("rehearse") else config.get("workdir") or f"runs/{name}"
+
+
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
-    workdir = Path(WORKDIR.value or f"runs/{name}")
     try:
-        print(run(CONFIG.value.to_dict(), workdir))
+        config = CONFIG.value.to_dict()
+        workdir = Path(WORKDIR.value or _default_workdir(config, name))
+        print(run(config, workdir))
     except (ValueError, TypeError, LookupError, OSError) as error:
         if TRACEBACK.value:
             raise

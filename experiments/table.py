@@ -22,6 +22,8 @@ class Table(NamedTuple):
     footers: tuple[str, ...] = ()
     each: tuple[str, ...] = ()
     """One table for each value of these."""
+    having: str | None = None
+    """Only rows that have this."""
 
 
 def flat(row: Row) -> Row:
@@ -32,8 +34,9 @@ def flat(row: Row) -> Row:
 
 def render(rows: Sequence[Row], tables: Sequence[Table]) -> str:
     """The tables in markdown."""
-    records, parts = [flat(row) for row in rows], []
+    parts = []
     for table in tables:
+        records = [row for row in map(flat, rows) if table.having is None or row.get(table.having) is not None]
         for place in dict.fromkeys(_pick(record, table.each) for record in records):
             part = [record for record in records if _pick(record, table.each) == place]
             title = ": ".join(filter(None, [table.title, _place(table.each, place)]))
