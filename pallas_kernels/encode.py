@@ -71,15 +71,18 @@ def encode(
             )
             rows.synchronize()
             m = {"work": m["tile"], **m}  # which is free from here on, where it is of float32
-        norm = quantize.norm(tile, source, m["partial"]).astype(norm_dtype)
+        norm = quantize.norm(tile, source, m).astype(norm_dtype)
         nearest = quantize.nearest(rows, m["table"], bits, symmetric, norm.astype(jnp.float32))
 
         def pack(lane, fields):
             fields = [[nearest(value) for value in values] for values in fields]
             for section, width in enumerate(packing.sections(bits)):
-                shift, mask = jnp.uint32(4 * section), jnp.uint32((1 << width) - 1)
-                parts = [[((v >> shift) & mask) << (width * k) for v in values] for k, values in enumerate(fields)]
-                words = [functools.reduce(operator.or_, column) for column in zip(*parts, strict=True)]
+                parts = fields
+                if bits > 4:
+                    parts = [[(v >> 4 * section) & jnp.uint32((1 << width) - 1) for v in values] for values in fields]
+                # A sum of products takes one instruction a field, shifts and ors two.
+                parts = [[v * jnp.uint32(1 << (width * k)) for v in values] for k, values in enumerate(parts)]
+                words = [functools.reduce(operator.add, column) for column in zip(*parts, strict=True)]
                 rows.poke(m["lanes"], rows.token, section * tile.lanes + lane, words)
 
         tile.for_lanes(rotate(tile, names, m, source), pack)

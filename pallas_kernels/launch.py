@@ -106,10 +106,11 @@ def table(values: jax.Array, bits: int) -> jax.Array:
 
 
 def code_memory(tile: Tile, bits: int) -> Memory:
-    """Shared memory for codes, for sums across the threads of a token, and for a table."""
+    """Shared memory for codes, for norms across the threads of a token, and for a table."""
     return {
         "lanes": plgpu.SMEM((tile.rows.tokens, len(packing.sections(bits)) * tile.lanes), jnp.uint32),
         "partial": plgpu.SMEM((tile.rows.parts, tile.rows.tokens), jnp.float32),
+        "unusual": plgpu.SMEM((1, 1), jnp.int32),
         "table": plgpu.SMEM((1, max(2**bits, 32)), jnp.float32),
     }
 

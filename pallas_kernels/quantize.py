@@ -13,25 +13,45 @@ from pallas_kernels.rows import Rows
 from pallas_kernels.stages import Tile
 
 
-def norm(tile: Tile, ref: Any, partial: Any) -> jax.Array:
-    """Euclidean norms. Coordinates are divided by a power of two near the largest, so that no square leaves float32."""
-    largest = _over_coordinates(tile, ref, partial, jnp.maximum, jnp.abs)
-    bits = lax.bitcast_convert_type(largest, jnp.uint32) & 0x7F800000
-    bits = jnp.clip(bits, jnp.uint32(27 << 23), jnp.uint32(253 << 23))  # 2^-100 to 2^126
-    unit = lax.bitcast_convert_type(bits, jnp.float32)
-    inverse = lax.bitcast_convert_type(jnp.uint32(254 << 23) - bits, jnp.float32)
-    square = _over_coordinates(tile, ref, partial, operator.add, lambda x: (x * inverse) * (x * inverse))
-    return jnp.where(square > 0, square * lax.rsqrt(square), 0.0) * unit  # there is no square root
+def norm(tile: Tile, ref: Any, m: Any) -> jax.Array:
+    """Euclidean norms. Where a sum of squares leaves float32, or loses bits at its lower end, the coordinates are
+    summed again, divided by a power of two near the largest.
+    """
+    rows = tile.rows
+    square = _over_coordinates(tile, ref, m["partial"], operator.add, lambda x: x * x)
+    unusual = (square < 2.0**-80) | ~(square < 2.0**120)
+    zero = rows.full(0, jnp.int32)
+    rows.poke(m["unusual"], zero, zero, [zero])
+    rows.synchronize()
+    rows.poke(m["unusual"], zero, zero, [zero + 1], unusual)
+    rows.synchronize()
+    times = m["unusual"][0, 0]
+
+    def scaled():
+        largest = _over_coordinates(tile, ref, m["partial"], jnp.maximum, jnp.abs, times)
+        bits = lax.bitcast_convert_type(largest, jnp.uint32) & 0x7F800000
+        bits = jnp.clip(bits, jnp.uint32(27 << 23), jnp.uint32(253 << 23))  # 2^-100 to 2^126
+        unit = lax.bitcast_convert_type(bits, jnp.float32)
+        inverse = lax.bitcast_convert_type(jnp.uint32(254 << 23) - bits, jnp.float32)
+        again = _over_coordinates(tile, ref, m["partial"], operator.add, lambda x: (x * inverse) * (x * inverse), times)
+        return _square_root(again) * unit
+
+    return jnp.where(unusual, scaled(), _square_root(square))
 
 
-def _over_coordinates(tile: Tile, ref: Any, partial: Any, combine: Any, function: Any) -> jax.Array:
-    """Combines what `function` makes of a token's coordinates, across the threads that share it."""
+def _square_root(x: jax.Array) -> jax.Array:
+    """There is none, but its inverse."""
+    return jnp.where(x > 0, x * lax.rsqrt(x), 0.0)
+
+
+def _over_coordinates(tile: Tile, ref: Any, partial: Any, combine: Any, function: Any, times: Any = 1) -> jax.Array:
+    """Combines what `function` makes of a token's coordinates, across the threads that share it; `times` may be 0."""
     rows = tile.rows
 
     def chunk(lane, total):
         return functools.reduce(combine, [function(x) for values in tile.read(ref, lane) for x in values], total)
 
-    total = tile.over_lanes(chunk, rows.full(0.0))
+    total = tile.over_lanes(chunk, rows.full(0.0), times)
     if rows.parts == 1:
         return total
     rows.poke(partial, rows.part, rows.token, [total])
@@ -50,7 +70,8 @@ def nearest(rows: Rows, table: Any, bits: int, symmetric: bool, norm: jax.Array)
     table = readable(rows, table)
 
     def above(x, boundary):
-        return jnp.where(x > boundary, jnp.uint32(1), jnp.uint32(0))
+        """1 where x > boundary: the sign of their difference, which is right however it is rounded."""
+        return lax.bitcast_convert_type(boundary - x, jnp.uint32) >> 31
 
     def count(x, boundaries):
         return functools.reduce(operator.add, [above(x, boundary) for boundary in boundaries], jnp.uint32(0))
@@ -64,12 +85,17 @@ def nearest(rows: Rows, table: Any, bits: int, symmetric: bool, norm: jax.Array)
 
     if bits > 4:
         return search
-    half = 2 ** (bits - 1) - 1
-    boundaries = [table[0, i] * norm for i in range(half + 1 if symmetric else 0, 2**bits - 1)]
+    half = 2 ** (bits - 1)
+    boundaries = [table[0, i] * norm for i in range(half if symmetric else 0, 2 * half - 1)]
     if not symmetric:
         return lambda x: count(x, boundaries)
-    middle = jnp.uint32(half), jnp.uint32(half + 1)  # m ^ half is half - m, m ^ (half + 1) is half + 1 + m
-    return lambda x: count(jnp.abs(x), boundaries) ^ jnp.where(x < 0, *middle)
+
+    def folded(x):
+        """half + m for positive x, half - 1 - m for negative, of m boundaries below |x|."""
+        negative = lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int32) >> 31, jnp.uint32)
+        return count(jnp.abs(x), boundaries) ^ jnp.uint32(half) ^ (negative & jnp.uint32(2 * half - 1))
+
+    return folded
 
 
 def look_up(rows: Rows, table: Any, index: jax.Array) -> jax.Array:

@@ -38,7 +38,7 @@ def rotor_roundtrip(
         copy_in(m["boundaries"], m["table"], m)
         copy_in(m["levels"], m["table of levels"], m)
         copy_in(of_tile(m["x"], start, tile), m["tile"], m)
-        norm = quantize.norm(tile, m["tile"], m["partial"]).astype(norm_dtype).astype(jnp.float32)
+        norm = quantize.norm(tile, m["tile"], m).astype(norm_dtype).astype(jnp.float32)
         values = quantize.readable(rows, m["table of levels"])
         nearest = quantize.nearest(rows, m["table"], bits, symmetric, norm)
 

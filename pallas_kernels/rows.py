@@ -6,7 +6,7 @@ thread's own place in memory, is written in Mosaic's operations, beside its plai
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.experimental.mosaic.gpu as mgpu
@@ -50,41 +50,56 @@ class Rows(NamedTuple):
         x = jnp.full((THREADS,), value, dtype)
         return x if self.interpret else plgpu.layout_cast(x, PER_THREAD)
 
-    def peek(self, ref: Any, row: jax.Array, column: jax.Array, width: int = 1) -> list[jax.Array]:
-        """The numbers ref[row, column + (0 ... width - 1)] of each thread; a row of `swizzled` memory as any other."""
+    def peek(self, ref: Any, row: jax.Array, column: jax.Array, width: int = 1, at: "At" = (0, 0)) -> list[jax.Array]:
+        """The numbers ref[row, column + offset + (0 ... width - 1)] of each thread, of `swizzled` memory as of other.
+
+        `at` is the offset and, if that is a multiple of a power of two below which the columns are, the power, else 0:
+        then most of the address does not depend on the offset.
+        """
         if self.interpret:
-            found = ref[...][row[:, None], column[:, None] + jnp.arange(width)]
+            found = ref[...][row[:, None], (column + at[0])[:, None] + jnp.arange(width)]
             return [found[:, i] for i in range(width)]
         transforms = _transforms(ref)
         number = plgpu.ShapeDtypeStruct((THREADS,), ref.dtype, PER_THREAD)
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms), PER_THREAD, PER_THREAD), return_type=(number,) * width)
         def go(_, ref, row, column):
-            words = llvm.load(_vector(ref, width), _address(ref, bool(transforms), row, column))
+            words = llvm.load(_vector(ref, width), _address(ref, bool(transforms), row, column, at))
             return tuple(_number(vector.extract(words, [], [i]), row, number.dtype) for i in range(width))
 
         return list(go(ref, row, column))
 
     def poke(
-        self, ref: Any, row: jax.Array, column: jax.Array, values: list[jax.Array], where: jax.Array | None = None
+        self,
+        ref: Any,
+        row: jax.Array,
+        column: jax.Array,
+        values: list[jax.Array],
+        where: jax.Array | None = None,
+        at: "At" = (0, 0),
     ) -> None:
-        """Writes ref[row, column + (0 ... len(values) - 1)] of each thread, `where` given only of those."""
+        """Writes the numbers that `peek` would read, `where` given only those of these threads."""
         if self.interpret:
-            at = row[:, None], column[:, None] + jnp.arange(len(values))
+            place = row[:, None], (column + at[0])[:, None] + jnp.arange(len(values))
             if where is not None:
-                at = jnp.where(where[:, None], at[0], ref.shape[0]), at[1]
-            ref[...] = ref[...].at[at].set(jnp.stack(values, axis=1), mode="drop")
+                place = jnp.where(where[:, None], place[0], ref.shape[0]), place[1]
+            ref[...] = ref[...].at[place].set(jnp.stack(values, axis=1), mode="drop")
             return
         transforms = _transforms(ref)
-        where = jnp.ones(1, jnp.int32)[0] + row * 0 if where is None else where.astype(jnp.int32)
+        mask = () if where is None else (where.astype(jnp.int32),)
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms), *(PER_THREAD,) * (3 + len(values))))
-        def go(_, ref, row, column, where, *values):
-            with mgpu.when(arith.cmpi(arith.CmpIPredicate.ne, _element(where), mgpu.utils.c(0, _element(where).type))):
-                words = vector.from_elements(_vector(ref, len(values)), [_element(value) for value in values])
-                llvm.store(words, _address(ref, bool(transforms), row, column))
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms), *(PER_THREAD,) * (2 + len(mask) + len(values))))
+        def go(_, ref, row, column, *numbers):
+            def store():
+                words = vector.from_elements(_vector(ref, len(values)), [_element(x) for x in numbers[len(mask) :]])
+                llvm.store(words, _address(ref, bool(transforms), row, column, at))
 
-        go(ref, row, column, where, *values)
+            if not mask:
+                return store()
+            with mgpu.when(arith.cmpi(arith.CmpIPredicate.ne, _element(numbers[0]), _i32(0))):
+                store()
+
+        go(ref, row, column, *mask, *values)
 
     def synchronize(self) -> None:
         """What a thread poked others may peek after this."""
@@ -109,31 +124,38 @@ def _transforms(ref: Any) -> tuple[Any, ...]:
     return () if all(isinstance(t, indexing.NDIndexer) for t in seen) else _swizzle(ref.shape[1], ref.dtype)
 
 
-def _address(ref: ir.Value, is_swizzled: bool, row: Any, column: Any) -> ir.Value:
-    """Where ref[row, column] is.
+At: TypeAlias = tuple[int, int]
+
+
+def _address(ref: ir.Value, is_swizzled: bool, row: Any, column: Any, at: At) -> ir.Value:
+    """Where ref[row, column + offset] is.
 
     Swizzled memory is (rows / 8, columns / w, 8, w), w 32, 64 or 128 bytes, in which the 16-byte chunks of a row of w
     are exchanged: the number of the chunk is taken xor that of the 128-byte line.
     """
-    row, column = _element(row), _element(column)
-    type_, (strides, _) = ir.MemRefType(ref.type), ir.MemRefType(ref.type).get_strides_and_offset()
-    size = mgpu.utils.bitwidth(type_.element_type) // 8
-
-    def dot(indices, strides):
-        terms = [i if s == 1 else arith.muli(i, _i32(s)) for i, s in zip(indices, strides, strict=True)]
-        return functools.reduce(arith.addi, terms)
-
-    if is_swizzled:
-        width = type_.shape[3]
-        place = arith.divui(row, _i32(8)), arith.divui(column, _i32(width))
-        place += arith.remui(row, _i32(8)), arith.remui(column, _i32(width))
-        offset = dot(place, strides)
-        chunk, line = 16 // size, 128 // size
-        exchange = arith.andi(arith.divui(offset, _i32(line)), _i32(width * size // 16 - 1))
-        offset = arith.xori(offset, arith.muli(exchange, _i32(chunk)))
+    row, column, (offset, power) = _element(row), _element(column), at
+    kind, (strides, _) = ir.MemRefType(ref.type), ir.MemRefType(ref.type).get_strides_and_offset()
+    size = mgpu.utils.bitwidth(kind.element_type) // 8
+    if not is_swizzled:
+        place = [row, arith.addi(column, _i32(offset))]
     else:
-        offset = dot((row, column), strides)
-    return mgpu.utils.getelementptr(mgpu.utils.memref_ptr(ref), [offset], type_.element_type)
+        width = kind.shape[3]
+        lines = 128 // (width * size)
+        line = arith.divui(arith.remui(row, _i32(8)), _i32(lines))
+        exchange = arith.muli(line, _i32(16 // size))
+        if power and power <= width:  # the bits of the column and those of the offset are not the same
+            block = _i32(offset // width)
+            inside = arith.xori(arith.xori(column, exchange), _i32(offset % width))
+        else:
+            column = arith.addi(column, _i32(offset))
+            block, inside = arith.divui(column, _i32(width)), arith.xori(arith.remui(column, _i32(width)), exchange)
+        place = [arith.divui(row, _i32(8)), block, arith.remui(row, _i32(8)), inside]
+    terms = [i if s == 1 else arith.muli(i, _i32(s)) for i, s in zip(place, strides, strict=True)]
+    # The part that no offset changes comes first.
+    terms = sorted(terms, key=lambda term: term is terms[1])
+    return mgpu.utils.getelementptr(
+        mgpu.utils.memref_ptr(ref), [functools.reduce(arith.addi, terms)], kind.element_type
+    )
 
 
 def _vector(ref: ir.Value, width: int) -> ir.Type:

@@ -35,23 +35,27 @@ class Tile(NamedTuple):
         """Lanes that a thread takes at once: 16 bytes of float32 where they come out even, else 8."""
         return 4 if self.lanes % (4 * self.rows.parts) == 0 else 2
 
-    def over_lanes(self, step: Callable[[jax.Array, Any], Any], init: Any) -> Any:
-        """Folds `step` over the thread's lanes, `width` at a time, the first of which it is given."""
+    def plane(self, k: int) -> tuple[int, int]:
+        """Where plane k begins, and the power of two below which the lanes are if it is their number."""
+        return k * self.lanes, self.lanes if self.lanes & (self.lanes - 1) == 0 else 0
+
+    def over_lanes(self, step: Callable[[jax.Array, Any], Any], init: Any, times: Any = 1) -> Any:
+        """Folds `step` over the thread's lanes, the first of `width` at a time; `times` 0 leaves all out."""
         own = self.lanes // self.rows.parts
         first = self.rows.part * own
-        return lax.fori_loop(0, own // self.width, lambda i, carry: step(first + i * self.width, carry), init)
+        return lax.fori_loop(0, own // self.width * times, lambda i, carry: step(first + i * self.width, carry), init)
 
     def for_lanes(self, produce: Callable[[jax.Array], Fields], consume: Callable[[jax.Array, Fields], None]) -> None:
         """Hands what `produce` makes of some lanes to `consume`."""
         self.over_lanes(lambda lane, _: consume(lane, produce(lane)), None)
 
     def read(self, ref: Any, lane: jax.Array) -> Fields:
-        return [_float32(self.rows.peek(ref, self.rows.token, lane + k * self.lanes, self.width)) for k in range(8)]
+        return [_float32(self.rows.peek(ref, self.rows.token, lane, self.width, self.plane(k))) for k in range(8)]
 
     def write(self, ref: Any, lane: jax.Array, fields: Fields) -> None:
         for k, values in enumerate(fields):
             values = [value.astype(ref.dtype) for value in values]
-            self.rows.poke(ref, self.rows.token, lane + k * self.lanes, values)
+            self.rows.poke(ref, self.rows.token, lane, values, at=self.plane(k))
 
 
 def rotor(tile: Tile, ref: Any, coefficients: Any, lane: jax.Array) -> Fields:
@@ -60,10 +64,8 @@ def rotor(tile: Tile, ref: Any, coefficients: Any, lane: jax.Array) -> Fields:
     rows, width = tile.rows, tile.width
     c = [rows.peek(coefficients, rows.full(k, jnp.int32), lane, width) for k in range(28)]
 
-    def plane(k, neighbours=0):
-        first = lane + (k * tile.lanes - neighbours)
-        parts = range(0, width + 2 * neighbours, width)
-        return [v for at in parts for v in _float32(rows.peek(ref, rows.token, first + at, width))]
+    def plane(k):
+        return _float32(rows.peek(ref, rows.token, lane, width, tile.plane(k)))
 
     def block(c, planes):
         x = [plane(k) for k in planes]
@@ -71,7 +73,8 @@ def rotor(tile: Tile, ref: Any, coefficients: Any, lane: jax.Array) -> Fields:
                 for a in range(3)]  # fmt: skip
 
     def band(c, k):
-        x = plane(k, neighbours=width)
+        around = [_float32(rows.peek(ref, rows.token, lane, width, (k * tile.lanes + at, 0))) for at in (-width, width)]
+        x = [*around[0], *plane(k), *around[1]]
         terms = [[c[t][i] * x[width + i + t - 2] for i in range(width)] for t in range(5)]
         return [functools.reduce(operator.add, column) for column in zip(*terms, strict=True)]
 
@@ -107,7 +110,7 @@ def butterflies(tile: Tile, ref: Any, signs: Any | None, lane: jax.Array) -> Fie
     if signs is None:
         return fields
     rows = tile.rows
-    s = [rows.peek(signs, rows.part * 0, lane + k * tile.lanes, tile.width) for k in range(8)]
+    s = [rows.peek(signs, rows.part * 0, lane, tile.width, tile.plane(k)) for k in range(8)]
     return [[a * b for a, b in zip(*pair, strict=True)] for pair in zip(fields, s, strict=True)]
 
 
