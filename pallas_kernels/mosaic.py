@@ -1,0 +1,31 @@
+"""What all kernels need of Pallas Mosaic GPU, and what is not public or changed between versions: only here."""
+
+from typing import Any
+
+import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+"""From jax 0.11 on the default semantics are Warpgroup, whose layout inference takes minutes for long kernels."""
+
+
+def interpreter(*, detect_races: bool = True) -> Any:
+    """The value of `interpret` with which a kernel runs on a CPU."""
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    return InterpretGPUParams(detect_races=detect_races)
+
+
+def races_found() -> bool:
+    """Whether the last interpreted kernel read or wrote what another thread or copy was writing."""
+    from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
+
+    return interpret_pallas_call.get_races().races_found
+
+
+def load(ref: Any, layout: Any) -> jax.Array:
+    """The numbers of `ref` in registers of a layout; the index argument of `plgpu.load` went away in 0.12."""
+    try:
+        return plgpu.load(ref, layout=layout, optimized=False)
+    except TypeError:
+        return plgpu.load(ref, (), layout=layout, optimized=False)
