@@ -9,10 +9,6 @@ transposed values are unpacked in registers to levels in int8, whose rows (token
 the M of the product; queries and weights are two int8 limbs, 15 bits. Scales and biases are folded into scores and
 weights. The running softmax is that of Milakov & Gimelshein (2018); blocks of threads share the tokens of a head
 (FlashDecoding) and their sums are put together outside.
-
-Codes lie in groups of L rows: 16 tokens of keys, all d dimensions of values. A byte holds w bits of each of the rows
-i, i + L w / 8, i + 2 L w / 8, ... So in a byte the rows i and i + L / 2 are at the same place of the two nibbles, for
-w = 4, 2 and 1 alike, and a thread that loads the bytes of one has the other in the same word.
 """
 
 import math
@@ -20,23 +16,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import registers
-from pallas_kernels.registers import COLUMN, ROW, SLICE, TILE, byte_permute
+from pallas_kernels import registers, unpacking
+from pallas_kernels.registers import COLUMN, ROW, SLICE, TILE
+from pallas_kernels.unpacking import UNIT, Side
 
 BLOCK = 128
 """Tokens of a step."""
-UNIT = 16
-"""Tokens of keys that share bytes."""
 DIMS = (64, 128, 256)
 MAX_ROWS = 16
 """Queries of one key-value head."""
-WIDTHS = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,)}
-"""Bits of each array of codes, the lowest bits of an index first."""
 STAGES = 3
 """Blocks of tokens that are on their way or in use."""
 LARGEST = 127 * 128
@@ -45,7 +37,6 @@ NEVER = -1e30
 """The score of a token that is not seen."""
 MAGIC = 1.5 * 2**23
 """A float32 to which a smaller number is added ends in the bits of that number, rounded to a whole one."""
-SIGNS = np.uint32(0x80808080)
 LOG2E = math.log2(math.e)
 
 
@@ -53,8 +44,8 @@ class Packed(NamedTuple):
     """Codes of keys, or of values, of T tokens; T is a multiple of BLOCK."""
 
     sections: tuple[jax.Array, ...]
-    """uint8, one for each of WIDTHS: (batch, heads, T / UNIT, UNIT w / 8, d) of keys, (batch, heads, d w / 8, T) of
-    values."""
+    """uint8, one for each of `unpacking.WIDTHS`: of keys (batch, heads, T / UNIT, UNIT w / 8, d), of values (batch,
+    heads, d w / 8, T)."""
     scales: jax.Array
     """(batch, heads, groups, T) in a float dtype: group g is of the dimensions from g d / groups on."""
     biases: jax.Array | None
@@ -112,31 +103,13 @@ def decode_attention(
     limbs, unit = _limbs(y)
     groups = y.reshape(*y.shape[:2], plan.keys.groups, -1).sum(-1)
     columns = jnp.stack([unit * plan.keys.unit, shift, *jnp.moveaxis(groups, -1, 0)], axis=1)
-    tables = (_table(codes, side.bits) for codes, side in zip((keys, values), sides, strict=True))
+    tables = (unpacking.table(codes.levels, side.bits) for codes, side in zip((keys, values), sides, strict=True))
     sums, largest, total = _call(plan, limbs, columns, start, stop, *tables, _flat(keys), _flat(values))
 
     weight = jnp.exp2(largest - largest.max(1, keepdims=True))
     total, sums = (total * weight).sum(1), (sums * weight[:, :, None]).sum(1)
-    if dim == SLICE:  # see `_value_tiles`
-        sums = sums.reshape(-1, 4, 2, 8, padded).swapaxes(1, 2).reshape(-1, dim, padded)
-    parts = largest.max(1) / LOG2E, total, jnp.swapaxes(sums, 1, 2)
+    parts = largest.max(1) / LOG2E, total, jnp.swapaxes(unpacking.in_order(sums), 1, 2)
     return Sums(*(part.reshape(batch, heads, *part.shape[1:])[:, :, :rows] for part in parts))
-
-
-class _Side(NamedTuple):
-    """What is static of keys, or of values."""
-
-    period: int
-    """Rows that share bytes."""
-    bits: int
-    groups: int
-    biased: bool
-    tabled: bool
-    """Whether levels are looked up. If not, they stay in the upper nibbles of bytes: 16 times themselves."""
-
-    @property
-    def unit(self) -> float:
-        return 1.0 if self.tabled else 1 / 16
 
 
 class _Plan(NamedTuple):
@@ -144,8 +117,8 @@ class _Plan(NamedTuple):
     rows: int
     splits: int
     softcap: float | None
-    keys: _Side
-    values: _Side
+    keys: Side
+    values: Side
     interpret: Any
 
 
@@ -157,9 +130,9 @@ class _Arrays(NamedTuple):
     biases: Any
 
 
-def _side(codes: Packed, period: int) -> _Side:
+def _side(codes: Packed, period: int) -> Side:
     bits = sum(8 * section.shape[-2] // period for section in codes.sections)
-    return _Side(period, bits, codes.scales.shape[2], codes.biases is not None, codes.levels is not None or bits < 4)
+    return Side(period, bits, codes.scales.shape[2], codes.biases is not None, codes.levels is not None or bits < 4)
 
 
 def _flat(codes: Packed) -> _Arrays:
@@ -170,14 +143,6 @@ def _flat(codes: Packed) -> _Arrays:
 
     sections = tuple(lax.bitcast_convert_type(flat(section), jnp.int8) for section in codes.sections)
     return _Arrays(sections, flat(codes.scales), flat(codes.biases))
-
-
-def _table(codes: Packed, bits: int) -> jax.Array:
-    """The levels in 4 words of 4 bytes; those of 4 bits without their signs, see `_levels`."""
-    middle = 2 ** (bits - 1)
-    levels = jnp.arange(-middle, middle, dtype=jnp.int8) if codes.levels is None else jnp.asarray(codes.levels)
-    levels = levels & 127 if bits == 4 else jnp.pad(levels, (0, 16 - 2 * middle))
-    return lax.bitcast_convert_type(levels.reshape(4, 4), jnp.uint32)
 
 
 def _limbs(y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -210,7 +175,7 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
             scores = [
                 _seen(x, begin - token - SLICE * k, end - token - SLICE * k, interpret) for k, x in enumerate(scores)
             ]
-            return _add(plan, value_refs, value_levels, weights_smem, scores, carry)
+            return _accumulated(plan, value_refs, value_levels, weights_smem, scores, carry)
 
         def specs(arrays, by_token):
             def spec(x, token, *, coded):
@@ -279,24 +244,22 @@ def _scores(plan, refs, table, y_smem, column):
     """The scores (64, rows) of two tiles of tokens, in base 2."""
     side, (unit, shift, *groups) = plan.keys, column
     wide = lambda x: lax.broadcast_in_dim(x, (SLICE, plan.rows), (1,))  # noqa: E731
-    terms, each = [], plan.dim // SLICE // side.groups
-    for tile in _key_tiles(plan, refs.sections, table):
-        right = [(x, y_smem.at[:, pl.ds(SLICE * k, SLICE)]) for k, x in enumerate(tile)]
-        terms += [right[each * g : each * (g + 1)] for g in range(side.groups)]
-    products = [_merged(x) for x in registers.products(terms, interpret=plan.interpret)]
-    result = []
-    for k in range(BLOCK // SLICE):
+    each, result = plan.dim // SLICE // side.groups, []
+    tiles = unpacking.key_tiles(side, refs.sections, table, BLOCK, interpret=plan.interpret)
+    for k, tile in enumerate(tiles):
+        terms = [(x, y_smem.at[:, pl.ds(SLICE * i, SLICE)]) for i, x in enumerate(tile)]
+        by_group = [terms[each * g : each * (g + 1)] for g in range(side.groups)]
         scores = wide(shift)
-        for g in range(side.groups):
+        for g, product in enumerate(registers.products(by_group, interpret=plan.interpret)):
             scale, bias = _grid(side, refs, g, k, plan.interpret)
-            scores += products[k * side.groups + g] * wide(unit) * _tall(scale, plan.rows)
+            scores += _merged(product) * wide(unit) * _tall(scale, plan.rows)
             if side.biased:
                 scores += wide(groups[g]) * _tall(bias, plan.rows)
         result.append(scores if plan.softcap is None else plan.softcap * jnp.tanh(scores * (1 / plan.softcap)))
     return result
 
 
-def _add(plan, refs, table, weights_smem, scores, carry):
+def _accumulated(plan, refs, table, weights_smem, scores, carry):
     """The carry with a block of tokens added."""
     side, (largest, total, biases, sums) = plan.values, carry
     wide = lambda x: lax.broadcast_in_dim(x, (SLICE, plan.rows), (1,))  # noqa: E731
@@ -318,84 +281,18 @@ def _add(plan, refs, table, weights_smem, scores, carry):
             whole = lax.bitcast_convert_type(weight * _tall(scale, plan.rows) * inverse + MAGIC, jnp.int32)
             for row, limb in ((0, whole >> 7), (plan.rows, whole & 127)):
                 registers.store_transposed(smem, limb, row, SLICE * k, interpret=plan.interpret)
-    tiles = _value_tiles(plan, refs.sections, table)  # all is read before the fence: a copy may refill what is read
+    # All is read before the fence: a copy may refill shared memory after it.
+    indices = unpacking.value_indices(side, refs.sections, interpret=plan.interpret)
     plgpu.commit_smem()
-    terms = []
-    for m, tile in enumerate(tiles):
-        smem = weights_smem[m * side.groups // len(tiles)]
-        terms.append([(x, smem.at[:, pl.ds(SLICE * k, SLICE)]) for k, x in enumerate(tile)])
-    products = registers.products(terms, interpret=plan.interpret)
-    unit = wide(bound * (side.unit / LARGEST))
-    sums = tuple(x * kept + _merged(product) * unit for x, product in zip(sums, products, strict=True))
-    return largest, total, biases, sums
-
-
-def _key_tiles(plan, refs, table):
-    """Levels of the block's tokens, in their order: two tiles of slices of d."""
-    thread = registers.threads(interpret=plan.interpret)
-    warp, index = thread >> 5, (thread & 31) >> 2
-    halves = (_nibbles(plan.keys, refs, warp, 4 * k, index, 0, table, plan.interpret) for k in range(2))
-    return [registers.fragments(*half, interpret=plan.interpret) for half in halves]
-
-
-def _value_tiles(plan, refs, table):
-    """Levels of d / 64 tiles of dimensions, each of two slices of tokens.
-
-    The lower nibbles are the dimensions below d / 2, the upper those from d / 2 on. Of 64 dimensions the rows 16 k to
-    16 k + 15 of the tile are the dimensions 8 k to 8 k + 7 and those 32 above them.
-    """
-    thread = registers.threads(interpret=plan.interpret)
-    warp, index = thread >> 5, (thread & 31) >> 2
-    nibbles = lambda row, first: _nibbles(plan.values, refs, 0, 0, row, first, table, plan.interpret)  # noqa: E731
-    if plan.dim == SLICE:
-        return [registers.fragments(*nibbles(8 * warp + index, 0), interpret=plan.interpret)]
-    halves = [[nibbles(16 * warp + 8 * k + index, first) for k in range(2)] for first in range(0, plan.dim // 2, SLICE)]
-    return [
-        registers.fragments(upper[nibble], lower[nibble], interpret=plan.interpret)
-        for nibble in range(2)
-        for upper, lower in halves
-    ]
-
-
-def _nibbles(side, refs, unit, first_unit, index, first, table, interpret):
-    """Levels, in words of bytes, of the rows i = first + index[thread] and i + period / 2 of a unit.
-
-    `first` is a multiple of 64, `index` is below; the unit of each thread is first_unit + unit.
-    """
-    found, below = jnp.uint32(0), 0
-    for ref, width in zip(refs, WIDTHS[side.bits], strict=True):
-        rows = side.period * width // 8
-        row = unit * rows + (index & (rows - 1))
-        shift = width * (first // rows + (index >> rows.bit_length() - 1))
-        words = registers.load_words(ref, row, first_unit * rows + first % rows, shift, interpret=interpret)
-        found |= (words & _each(2**width - 1)) << below
-        below += width
-    return _levels(side, found, table, interpret)
-
-
-def _each(nibble: int) -> np.uint32:
-    """A word of eight of it."""
-    return np.uint32(nibble * 0x11111111)
-
-
-def _levels(side, indices, table, interpret):
-    """Levels of the lower and of the upper nibbles of words, as bytes.
-
-    A lookup by `byte_permute` takes 8 levels. Of 4 bits there are two: an index of the other half finds 0, because the
-    levels there have no sign bit that would be repeated; the signs follow from the indices.
-    """
-    if not side.tabled:
-        return tuple(x & np.uint32(0xF0F0F0F0) ^ SIGNS for x in (indices << 4, indices))
-    permute = lambda a, b, selector: byte_permute(a, b, selector, interpret=interpret)  # noqa: E731
-    flipped = indices ^ _each(8)
-    pairs = []
-    for below in (0, 16):  # bytes 0 and 1, then 2 and 3: levels of a lower and an upper nibble by turns
-        pair = permute(table[0], table[1], indices >> below)
-        pairs.append(pair | permute(table[2], table[3], flipped >> below) if side.bits == 4 else pair)
-    lower, upper = permute(*pairs, 0x6420), permute(*pairs, 0x7531)
-    if side.bits == 4:
-        lower, upper = lower | (flipped << 4 & SIGNS), upper | (flipped & SIGNS)
-    return lower, upper
+    unit, sums = wide(bound * (side.unit / LARGEST)), list(sums)
+    for tiles in unpacking.value_tiles(side, indices, table, interpret=plan.interpret):
+        terms = []
+        for m, tile in tiles.items():
+            smem = weights_smem[m * side.groups // len(sums)]
+            terms.append([(x, smem.at[:, pl.ds(SLICE * k, SLICE)]) for k, x in enumerate(tile)])
+        for m, product in zip(tiles, registers.products(terms, interpret=plan.interpret), strict=True):
+            sums[m] = sums[m] * kept + _merged(product) * unit
+    return largest, total, biases, tuple(sums)
 
 
 def _grid(side, refs, group, tile, interpret):

@@ -103,13 +103,12 @@ def byte_permute(a: jax.Array, b: jax.Array, selector: jax.Array | int, *, inter
     selector counts. Words, or uint32 scalars; a selector may be a number.
     """
     if interpret:
-        source = [(word >> 8 * i) & 255 for word in (a, b) for i in range(4)]
-        result = jnp.uint32(0)
-        for i in range(4):
-            nibble = jnp.uint32(selector) >> 4 * i
-            byte = sum(jnp.where((nibble & 7) == k, x, 0) for k, x in enumerate(source))
-            result |= jnp.where((nibble & 8) != 0, jnp.where(byte >= 128, 255, 0), byte).astype(jnp.uint32) << 8 * i
-        return result
+        a, b, selector = jnp.broadcast_arrays(a, b, jnp.uint32(selector))
+        source = lax.bitcast_convert_type(jnp.stack([a, b], -1), jnp.uint8).reshape(*a.shape, 8)
+        nibble = (selector[..., None] >> 4 * jnp.arange(4, dtype=jnp.uint32)) & 15
+        byte = jnp.take_along_axis(source, (nibble & 7).astype(jnp.int32), axis=-1)
+        repeated = jnp.where(byte >= 128, jnp.uint8(255), jnp.uint8(0))
+        return lax.bitcast_convert_type(jnp.where(nibble >= 8, repeated, byte), jnp.uint32)
     fixed = isinstance(selector, int)
     arguments = (a, b) if fixed else (a, b, selector)
     shape = next(x.shape for x in arguments if x.shape)
