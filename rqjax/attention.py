@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from rqjax import fused, products, tiles
 from rqjax.cache import KVCache, Tokens, append, is_traced
 from rqjax.lanes import as_float32, stored
-from rqjax.quantizer import unknown_name
 
 BLOCK = 2**23
 """Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32. The rest of a
@@ -79,12 +78,7 @@ def attend(
             raise ValueError(f"expected a boolean mask broadcastable to {shape}, got {mask.dtype} {mask.shape}")
     if not is_traced(cache.overflow):
         cache.check()
-    if implementation not in (None, *fused.IMPLEMENTATIONS):
-        raise unknown_name("implementation", str(implementation), fused.IMPLEMENTATIONS)
-    reason = None if implementation == "xla" else fused.unsupported(cache, time, q_heads, mask, sliding_window)
-    if implementation == "mosaic_gpu" and reason is not None:
-        raise ValueError(f"no kernel for this attention: {reason}")
-    use_kernel = implementation != "xla" and reason is None
+    use_kernel = fused.chosen(implementation, fused.unsupported(cache, time, q_heads, mask, sliding_window))
     options = _Options(1 / math.sqrt(dim) if scale is None else scale, sliding_window, softcap, use_kernel)
 
     size = max(1, ROWS * kv_heads // q_heads)  # queries of so many tokens at a time

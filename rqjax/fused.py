@@ -11,7 +11,7 @@ from rqjax import tiles
 from rqjax.affine import Affine
 from rqjax.cache import KVCache
 from rqjax.combinators import Normalized, Rotated, Scaled, Split
-from rqjax.quantizer import Codes, Quantizer
+from rqjax.quantizer import Codes, Quantizer, unknown_name
 from rqjax.rotations import Rotation
 from rqjax.scalar import Scalar
 
@@ -49,6 +49,20 @@ def leaf(quantizer: Quantizer, codes: Codes) -> Leaf | None:
         case Affine():
             return Leaf((), quantizer, None, codes)
     return None
+
+
+def chosen(implementation: str | None, reason: str | None) -> bool:
+    """Whether to use the kernel, given why there is none.
+
+    Raises:
+      UnknownName: there is no such implementation.
+      ValueError: the kernel is asked for by its name, and there is none.
+    """
+    if implementation not in (None, *IMPLEMENTATIONS):
+        raise unknown_name("implementation", implementation, IMPLEMENTATIONS)
+    if implementation == "mosaic_gpu" and reason is not None:
+        raise ValueError(f"no kernel for this attention: {reason}")
+    return implementation != "xla" and reason is None
 
 
 def unsupported(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:
