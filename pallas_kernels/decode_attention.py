@@ -210,9 +210,9 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
             if biases:
                 bias = jnp.sum(biases[k * len(biases) * SLICE // plan.dim], axis=0)
                 part = part + lax.broadcast_in_dim(bias, part.shape, (1,))
-            sums_ref[n, split, pl.ds(SLICE * k, SLICE)] = part
-        largest_ref[n, split] = largest
-        total_ref[n, split] = jnp.sum(total, axis=0)
+            registers.store(sums_ref.at[n, split, pl.ds(SLICE * k, SLICE)], part, interpret=interpret)
+        registers.store(largest_ref.at[n, split], largest, interpret=interpret)
+        registers.store(total_ref.at[n, split], jnp.sum(total, axis=0), interpret=interpret)
 
     shapes = [(plan.dim, rows), (rows,), (rows,)]
     weights = plan.values.groups, 2 * rows, BLOCK
@@ -285,7 +285,8 @@ def _accumulated(plan, refs, table, weights_smem, scores, carry):
     indices = unpacking.value_indices(side, refs.sections, interpret=plan.interpret)
     plgpu.commit_smem()
     unit, sums = wide(bound * (side.unit / LARGEST)), list(sums)
-    for tiles in unpacking.value_tiles(side, indices, table, interpret=plan.interpret):
+    paired = plan.dim * plan.rows < 256 * MAX_ROWS  # else there are too few registers for two sums at once
+    for tiles in unpacking.value_tiles(side, indices, table, paired=paired, interpret=plan.interpret):
         terms = []
         for m, tile in tiles.items():
             smem = weights_smem[m * side.groups // len(sums)]

@@ -56,6 +56,8 @@ SHAPES = {
     "affine, one group": Shape(128, 8, Codes(4, 128), Codes(4, 128)),
     "affine keys": Shape(128, 8, Codes(4, 64), Codes(4)),
     "16 query heads": Shape(128, 16, Codes(4), Codes(4)),
+    "16 query heads, affine": Shape(128, 16, Codes(4, 64), Codes(4, 64)),
+    "16 query heads, 3 bits": Shape(128, 16, Codes(3), Codes(3)),
     "heads of 64": Shape(64, 8, Codes(4), Codes(4)),
     "heads of 64, 2 bits": Shape(64, 8, Codes(2), Codes(2)),
     "heads of 64, 3 bits": Shape(64, 8, Codes(3), Codes(3)),
@@ -65,5 +67,8 @@ SHAPES = {
     "heads of 256, 2 bits": Shape(256, 8, Codes(2), Codes(2), heads=4),
     "heads of 256, affine": Shape(256, 8, Codes(4, 64), Codes(4, 64), heads=4),
     "heads of 256, 16 query heads": Shape(256, 16, Codes(4), Codes(4), heads=1),
-    "heads of 256, 16 query heads, affine": Shape(256, 16, Codes(4, 64), Codes(4, 64), heads=1),
+    "heads of 256, 16 query heads, 3 bits": Shape(256, 16, Codes(3), Codes(3), heads=1),
+    "heads of 256, 16 query heads, affine keys": Shape(256, 16, Codes(4, 64), Codes(3), heads=1),
+    "heads of 256, 16 query heads, affine 3 bits": Shape(256, 16, Codes(3), Codes(3, 128), heads=1),
+    "heads of 256, 16 query heads, affine": Shape(256, 16, Codes(4, 128), Codes(4, 128), heads=1),
 }

@@ -57,6 +57,14 @@ def load(ref: Any, layout: Any, *, interpret: Any) -> jax.Array:
     return ref[...] if interpret else mosaic.load(ref, layout)
 
 
+def store(ref: Any, x: jax.Array, *, interpret: Any) -> None:
+    """ref[...] = x, in whatever pieces the layout of x gives; from jax 0.12 on small ones must be asked for."""
+    if interpret or not hasattr(plgpu, "store"):
+        ref[...] = x
+    else:
+        plgpu.store(ref, x, optimized=False)
+
+
 def threads(*, interpret: Any) -> jax.Array:
     """The number of each thread, (128,)."""
     return iota((THREADS,), 0, _words(), interpret=interpret)

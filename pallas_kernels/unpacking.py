@@ -69,9 +69,9 @@ def value_indices(side: Side, refs: Any, *, interpret: Any) -> list[tuple[jax.Ar
 
 
 def value_tiles(
-    side: Side, indices: list[tuple[jax.Array, ...]], table: Any, *, interpret: Any
+    side: Side, indices: list[tuple[jax.Array, ...]], table: Any, *, paired: bool, interpret: Any
 ) -> Iterator[dict[int, list[jax.Array]]]:
-    """Tiles of 64 dimensions by their numbers, each as slices of tokens; as many at once as share words.
+    """Tiles of 64 dimensions by their numbers, each as slices of tokens; if `paired`, those that share words at once.
 
     The lower nibbles are the dimensions below d / 2, the upper those from d / 2 on. Where d = 64 both are in one tile,
     whose order `in_order` undoes.
@@ -82,7 +82,8 @@ def value_tiles(
             yield {0: registers.fragments(*levels[0], interpret=interpret)}
         else:
             below, above = (registers.fragments(*halves, interpret=interpret) for halves in zip(*levels, strict=True))
-            yield {number: below, number + len(indices): above}
+            pair = {number: below, number + len(indices): above}
+            yield from [pair] if paired else ({m: tile} for m, tile in pair.items())
 
 
 def in_order(sums: jax.Array) -> jax.Array:
