@@ -18,6 +18,8 @@ from rqjax.scalar import Scalar
 IMPLEMENTATIONS = ("xla", "mosaic_gpu")
 DIMS, MAX_ROWS, MAX_BITS, GROUP = (64, 128, 256), 16, 4, 64
 """Head dimensions, queries of a key-value head, bits, and what group sizes are multiples of, that the kernel takes."""
+MAX_SUMS = 32
+"""Groups times queries: a kernel would run out of registers."""
 INTERPRETER: Any = False
 """What runs kernels in the place of a GPU; tests set it."""
 
@@ -79,16 +81,14 @@ def unsupported(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_wind
         return "there is a mask"
     if time > 1 and (sliding_window is not None or time > cache.window + 1):
         return f"the {time} queries of a sequence do not all see the same codes"
-    for name, quantizer, codes in (
-        ("keys", cache.key_quantizer, cache.keys),
-        ("values", cache.value_quantizer, cache.values),
-    ):
-        if reason := _unsupported_codes(quantizer, codes, dim):
+    sides = ("keys", cache.key_quantizer, cache.keys), ("values", cache.value_quantizer, cache.values)
+    for name, quantizer, codes in sides:
+        if reason := _unsupported_codes(quantizer, codes, dim, rows):
             return f"{name}: {reason}"
     return None if INTERPRETER else _unsupported_device()
 
 
-def _unsupported_codes(quantizer: Quantizer, codes: Codes, dim: int) -> str | None:
+def _unsupported_codes(quantizer: Quantizer, codes: Codes, dim: int, rows: int) -> str | None:
     found = leaf(quantizer, codes)
     if found is None:
         return "the nest is not rotations and a norm around one Scalar of int8 levels, nor rotations around an Affine"
@@ -104,6 +104,9 @@ def _unsupported_codes(quantizer: Quantizer, codes: Codes, dim: int) -> str | No
     else:
         if inner.group_size % GROUP:
             return f"groups of {inner.group_size} dimensions, not a multiple of {GROUP}"
+        groups = dim // inner.group_size
+        if groups * rows > MAX_SUMS:
+            return f"{groups} groups with {rows} queries, more than {MAX_SUMS} products"
         dtype = inner.dtype
     return None if dtype in ("bfloat16", "float16", "float32") else f"scales in {dtype}"
 

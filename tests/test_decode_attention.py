@@ -13,6 +13,7 @@ import pytest
 import rqjax
 from pallas_kernels import mosaic, registers
 from pallas_kernels.decode_attention import Packed, decode_attention
+from pallas_kernels.decode_attention_shapes import SHAPES
 from rqjax import fused, tiles
 from rqjax.quantizer import UnknownName
 
@@ -130,6 +131,14 @@ def test_a_large_weight_of_a_small_value_costs_no_bits():
     check(*run(64, 1, "4", "4", (256, 256), 1, vary=vary))
 
 
+@pytest.mark.parametrize(
+    "shape", ["4 bits", "3 and 2 bits", "affine groups", "heads of 64, affine", "heads of 256, 16 query heads, affine"]
+)
+def test_lowers_for_gpus(shape):
+    lowered = jax.jit(decode_attention).trace(*SHAPES[shape].arguments()).lower(lowering_platforms=("cuda",))
+    assert "mosaic_gpu" in lowered.as_text()
+
+
 @pytest.mark.parametrize("width", [64, 128])
 def test_swizzled_addresses_are_those_of_the_hardware(width):
     """Of row r the chunk of 16 bytes c lies where chunk c ^ (r mod 8) would (128 bytes), or c ^ (r / 2 mod 4) (64)."""
@@ -196,6 +205,7 @@ def test_says_why_there_is_no_kernel(monkeypatch):
     assert reason(mask=np.ones(320, bool)) == "there is a mask"
     assert reason(time=3, sliding_window=9) == "the 3 queries of a sequence do not all see the same codes"
     assert reason(window=320) == "the cache has room for no codes (capacity 0)"
+    assert reason("v2_lean", dim=256, q_heads=32) == "keys: 4 groups with 16 queries, more than 32 products"
     assert reason("rotorquant_4/rtn_5") == "values: 5 bits, more than 4"
     assert reason("turboquant_prod_3").startswith("keys: the nest is not rotations and a norm")
     assert reason("v3_3.5").startswith("keys: the nest is not rotations and a norm")
