@@ -26,7 +26,6 @@ from pallas_kernels.unpacking import UNIT, Side
 
 BLOCK = 128
 """Tokens of a step."""
-DIMS = (64, 128, 256)
 MAX_ROWS = 16
 """Queries of one key-value head."""
 STAGES = 3
@@ -78,7 +77,7 @@ def decode_attention(
     """The softmax sums of queries over the tokens start[b] <= t < stop[b] of each sequence.
 
     Args:
-      y: queries float32 (batch, heads, rows, d), scaled as the scores shall be; rows <= MAX_ROWS, d in DIMS.
+      y: queries float32 (batch, heads, rows, d), scaled as the scores shall be; d is 64, 128 or 256, rows <= MAX_ROWS.
       keys, values: codes, each of 1 to 4 bits; groups are of a multiple of 64 dimensions.
       start, stop: int32 (batch,).
       shift: float32 (batch, heads, rows), added to the scores.
