@@ -33,7 +33,7 @@ CASES = {
     "4 bits, 3 bits, heads of 256, 16 query heads": (256, 16, "4", "3", (120, 17), 1),
     "affine groups of 64": (128, 8, "4 affine 64", "4 affine 64", (384, 129), 3),
     "affine groups of 64, heads of 256": (256, 8, "4 affine 64", "4 affine 64", (128, 77), 1),
-    "affine, one group": (128, 5, "4 affine 128", "4 affine 128", (256, 1), 1),
+    "affine, one group, more blocks than stages": (128, 5, "4 affine 128", "4 affine 128", (600, 1), 1),
     "affine keys, heads of 64": (64, 9, "4 affine 64", "1", (250, 16), 2),
     "affine keys of 3 bits": (128, 8, "3 affine 64", "4", (128, 99), 1),
     "affine values of 2 bits": (64, 8, "3", "2 affine 64", (128, 60), 1),
