@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from rqjax import products, tiles
+from rqjax import fused, products, tiles
 from rqjax.cache import KVCache, Tokens, append, is_traced
 from rqjax.lanes import as_float32, stored
 
@@ -33,6 +33,7 @@ def attend(
     mask: Shaped[Array | np.ndarray, "..."] | None = None,
     sliding_window: int | None = None,
     softcap: float | int | None = None,
+    implementation: Literal["xla", "mosaic_gpu"] | None = None,
 ) -> Shaped[Array, "batch time q_heads dim"]:
     """Attention of the newest tokens to all tokens of the cache up to themselves.
 
@@ -47,13 +48,17 @@ def attend(
       mask: True where a query may look, broadcastable to (batch, q_heads, time, max_len), the last axis by token.
       sliding_window: how many tokens up to itself a query sees; all, if not given.
       softcap: scores s become softcap tanh(s / softcap).
+      implementation: of the attention to codes: "xla" for all caches, devices and options, "mosaic_gpu" for a fused
+        kernel on Hopper GPUs, None for the kernel wherever there is one.
 
     Returns:
       (batch, time, q_heads, head_dim) in the dtype of q; zeros where a query sees nothing.
 
     Raises:
       TypeError: q is not of floating-point numbers.
-      ValueError: a shape does not fit the cache, or `sliding_window` or `softcap` is not positive.
+      ValueError: a shape does not fit the cache, `sliding_window` or `softcap` is not positive, or "mosaic_gpu" has no
+        kernel for this; it says why.
+      UnknownName: there is no such implementation.
     """
     q = jnp.asarray(q)
     batch, kv_heads, _, dim = cache.exact_keys.shape
@@ -73,7 +78,8 @@ def attend(
             raise ValueError(f"expected a boolean mask broadcastable to {shape}, got {mask.dtype} {mask.shape}")
     if not is_traced(cache.overflow):
         cache.check()
-    options = _Options(1 / math.sqrt(dim) if scale is None else scale, sliding_window, softcap)
+    use_kernel = fused.chosen(implementation, fused.unsupported(cache, time, q_heads, mask, sliding_window))
+    options = _Options(1 / math.sqrt(dim) if scale is None else scale, sliding_window, softcap, use_kernel)
 
     size = max(1, ROWS * kv_heads // q_heads)  # queries of so many tokens at a time
     positions = cache.lengths[:, None] - time + jnp.arange(time)
@@ -114,6 +120,7 @@ class _Options(NamedTuple):
     scale: float | int
     sliding_window: int | None
     softcap: float | int | None
+    use_kernel: bool
 
 
 class _Sums(NamedTuple):
@@ -166,7 +173,10 @@ def _attend(
         lambda w: products.exact("bhrt,bhtd->bhrd", w, cache.exact_values),
     )
     result = exact
-    if cache.capacity:
+    if options.use_kernel:
+        past = fused.past(cache, y, positions[:, 0], options.sliding_window, options.softcap)
+        result = _merged(exact, _Sums(*past))
+    elif cache.capacity:
         past = _past(cache, y, rows, mask, options, visible, part, time <= cache.window + 1)
         past = past._replace(values=products.restore(cache.value_quantizer, past.values))
         result = _merged(exact, past)

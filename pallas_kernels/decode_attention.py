@@ -1,0 +1,326 @@
+"""Attention of one new token of each sequence to packed keys and values: Pallas Mosaic GPU, Hopper.
+
+    scores[t]  = <y, keys[t]>,  keys[t] = scale[t] * levels[index[t]] + bias[t]
+    weights[t] = exp(scores[t] - largest)
+    sums       = weights @ values
+
+All query heads of a key-value head are taken together. Both products run on tensor cores in exact integers: keys and
+transposed values are unpacked in registers to levels in int8, whose rows (tokens of keys, dimensions of values) are
+the M of the product; queries and weights are two int8 limbs, 15 bits. Scales and biases are folded into scores and
+weights. The running softmax is that of Milakov & Gimelshein (2018); blocks of threads share the tokens of a head
+(FlashDecoding) and their sums are put together outside.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import registers, unpacking
+from pallas_kernels.registers import COLUMN, ROW, SLICE, TILE
+from pallas_kernels.unpacking import UNIT, Side
+
+BLOCK = 128
+"""Tokens of a step."""
+MAX_ROWS = 16
+"""Queries of one key-value head."""
+STAGES = 3
+"""Blocks of tokens that are on their way or in use."""
+LARGEST = 127 * 128
+"""Of the numbers that two limbs hold."""
+NEVER = -1e30
+"""The score of a token that is not seen."""
+MAGIC = 1.5 * 2**23
+"""A float32 to which a smaller number is added ends in the bits of that number, rounded to a whole one."""
+LOG2E = math.log2(math.e)
+
+
+class Packed(NamedTuple):
+    """Codes of keys, or of values, of T tokens; T is a multiple of BLOCK."""
+
+    sections: tuple[jax.Array, ...]
+    """uint8, one for each of `unpacking.WIDTHS`: of keys (batch, heads, T / UNIT, UNIT w / 8, d), of values (batch,
+    heads, d w / 8, T)."""
+    scales: jax.Array
+    """(batch, heads, groups, T) in a float dtype: group g is of the dimensions from g d / groups on."""
+    biases: jax.Array | None
+    """As `scales`."""
+    levels: jax.Array | None
+    """int8 (2**bits,); of 4 bits the lower half is negative, the upper is not. None: index n is level
+    n - 2**(bits - 1), and biases are those of index 0."""
+
+
+class Sums(NamedTuple):
+    """Of some tokens: the largest score, the sum of exp(score - largest), and that of the values so weighted."""
+
+    largest: jax.Array
+    total: jax.Array
+    values: jax.Array
+
+
+def decode_attention(
+    y: jax.Array,
+    keys: Packed,
+    values: Packed,
+    start: jax.Array,
+    stop: jax.Array,
+    shift: jax.Array | None = None,
+    *,
+    softcap: float | None = None,
+    splits: int | None = None,
+    interpret: Any = False,
+) -> Sums:
+    """The softmax sums of queries over the tokens start[b] <= t < stop[b] of each sequence.
+
+    Args:
+      y: queries float32 (batch, heads, rows, d), scaled as the scores shall be; d is 64, 128 or 256, rows <= MAX_ROWS.
+      keys, values: codes, each of 1 to 4 bits; groups are of a multiple of 64 dimensions.
+      start, stop: int32 (batch,).
+      shift: float32 (batch, heads, rows), added to the scores.
+      softcap: scores s become softcap tanh(s / softcap).
+      splits: blocks of threads that share the tokens of a head; enough to fill a GPU, if not given.
+      interpret: False, or what `mosaic.interpreter` returns.
+
+    Returns:
+      float32 (batch, heads, rows), (batch, heads, rows), (batch, heads, rows, d).
+    """
+    batch, heads, rows, dim = y.shape
+    blocks = keys.scales.shape[3] // BLOCK
+    splits = max(1, min(blocks // 8, -(-3 * 132 // (batch * heads)))) if splits is None else splits
+    padded = -(-rows // 8) * 8
+    shift = jnp.zeros((batch, heads, rows)) if shift is None else shift
+    y, shift = (jnp.pad(x, [(0, 0), (0, 0), (0, padded - rows)] + [(0, 0)] * (x.ndim - 3)) for x in (y, shift))
+    y, shift = (y * LOG2E).reshape(-1, padded, dim), (shift * LOG2E).reshape(-1, padded)
+    start, stop = (jnp.repeat(bound.astype(jnp.int32), heads) for bound in (start, stop))
+
+    sides = [_side(codes, period) for codes, period in ((keys, UNIT), (values, dim))]
+    plan = _Plan(dim, padded, splits, None if softcap is None else softcap * LOG2E, *sides, interpret)
+    limbs, unit = _limbs(y)
+    groups = y.reshape(*y.shape[:2], plan.keys.groups, -1).sum(-1)
+    columns = jnp.stack([unit * plan.keys.unit, shift, *jnp.moveaxis(groups, -1, 0)], axis=1)
+    tables = (unpacking.table(codes.levels, side.bits) for codes, side in zip((keys, values), sides, strict=True))
+    sums, largest, total = _call(plan, limbs, columns, start, stop, *tables, _flat(keys), _flat(values))
+
+    weight = jnp.exp2(largest - largest.max(1, keepdims=True))
+    total, sums = (total * weight).sum(1), (sums * weight[:, :, None]).sum(1)
+    parts = largest.max(1) / LOG2E, total, jnp.swapaxes(unpacking.in_order(sums), 1, 2)
+    return Sums(*(part.reshape(batch, heads, *part.shape[1:])[:, :, :rows] for part in parts))
+
+
+class _Plan(NamedTuple):
+    dim: int
+    rows: int
+    splits: int
+    softcap: float | None
+    keys: Side
+    values: Side
+    interpret: Any
+
+
+class _Arrays(NamedTuple):
+    """Of `Packed`, what is read block by block; in the kernel its refs."""
+
+    sections: tuple[Any, ...]
+    scales: Any
+    biases: Any
+
+
+def _side(codes: Packed, period: int) -> Side:
+    bits = sum(8 * section.shape[-2] // period for section in codes.sections)
+    return Side(period, bits, codes.scales.shape[2], codes.biases is not None, codes.levels is not None or bits < 4)
+
+
+def _flat(codes: Packed) -> _Arrays:
+    """Keys as (n, T w / 8, d), values as (n, d w / 8, T), scales and biases as (n, groups, T), n = batch heads."""
+
+    def flat(x):
+        return None if x is None else x.reshape(x.shape[0] * x.shape[1], -1, x.shape[-1])
+
+    sections = tuple(lax.bitcast_convert_type(flat(section), jnp.int8) for section in codes.sections)
+    return _Arrays(sections, flat(codes.scales), flat(codes.biases))
+
+
+def _limbs(y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """int8 (n, 2 rows, d), the high limbs first, and the unit (n, rows) of the low ones."""
+    unit = jnp.abs(y).max(-1) / LARGEST
+    whole = jnp.round(y / jnp.where(unit > 0, unit, 1)[..., None]).astype(jnp.int32)
+    return jnp.concatenate([whole >> 7, whole & 127], axis=1).astype(jnp.int8), unit
+
+
+def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, values):
+    """The kernel. Its sums (n, splits, d, rows), largest scores and totals (n, splits, rows) are in base 2."""
+    rows, interpret = plan.rows, plan.interpret
+    leaves, tree = jax.tree.flatten((keys, values))
+
+    def kernel(y_ref, columns_ref, start_ref, stop_ref, key_table, value_table, *refs):
+        *blocks, sums_ref, largest_ref, total_ref, y_smem, weights_smem, barrier = refs
+        n, split = lax.axis_index("n"), lax.axis_index("split")
+        plgpu.copy_gmem_to_smem(y_ref.at[n], y_smem, barrier)
+        plgpu.barrier_wait(barrier)
+        column = [registers.load(columns_ref.at[n, k], COLUMN, interpret=interpret) for k in range(columns.shape[1])]
+        key_levels, value_levels = ([table[k] for k in range(4)] for table in (key_table, value_table))
+        begin, end = start_ref[n], stop_ref[n]
+        first, count = _share(begin, end, split, plan.splits)
+
+        def step(indices, *arguments):
+            *refs, carry = arguments
+            key_refs, value_refs = tree.unflatten([ref.at[0] for ref in refs])
+            scores = _scores(plan, key_refs, key_levels, y_smem, column)
+            token = (first + indices[0]) * BLOCK
+            scores = [
+                _seen(x, begin - token - SLICE * k, end - token - SLICE * k, interpret) for k, x in enumerate(scores)
+            ]
+            return _accumulated(plan, value_refs, value_levels, weights_smem, scores, carry)
+
+        def specs(arrays, by_token):
+            def spec(x, token, *, coded):
+                shape = [1, *x.shape[1:]]
+                shape[token] = BLOCK * x.shape[token] // keys.scales.shape[2]
+                return plgpu.BlockSpec(
+                    tuple(shape),
+                    lambda i: (n, *((first + i) * (axis == token) for axis in (1, 2))),
+                    transforms=registers.tiling(shape[2]) if coded else (),
+                )
+
+            sections = [spec(x, by_token, coded=True) for x in arrays.sections]
+            return sections + [spec(x, 2, coded=False) for x in arrays[1:] if x is not None]
+
+        zeros = registers.full(jnp.float32(0), (SLICE, rows), TILE, interpret=interpret)
+        biases = (zeros,) * (plan.values.groups if plan.values.biased else 0)
+        carry = (
+            registers.full(jnp.float32(NEVER / 2), (rows,), COLUMN, interpret=interpret),
+            zeros,
+            biases,
+            (zeros,) * (plan.dim // SLICE),
+        )
+        pipeline = plgpu.emit_pipeline(
+            step,
+            grid=(count,),
+            in_specs=specs(keys, 1) + specs(values, 2),
+            max_concurrent_steps=STAGES,
+            init_carry=carry,
+        )
+        largest, total, biases, sums = pipeline(*blocks)
+        for k, part in enumerate(sums):
+            if biases:
+                bias = jnp.sum(biases[k * len(biases) * SLICE // plan.dim], axis=0)
+                part = part + lax.broadcast_in_dim(bias, part.shape, (1,))
+            registers.store(sums_ref.at[n, split, pl.ds(SLICE * k, SLICE)], part, interpret=interpret)
+        registers.store(largest_ref.at[n, split], largest, interpret=interpret)
+        registers.store(total_ref.at[n, split], jnp.sum(total, axis=0), interpret=interpret)
+
+    shapes = [(plan.dim, rows), (rows,), (rows,)]
+    weights = plan.values.groups, 2 * rows, BLOCK
+    return plgpu.kernel(
+        kernel,
+        out_type=[jax.ShapeDtypeStruct((limbs.shape[0], plan.splits, *shape), jnp.float32) for shape in shapes],
+        grid=(limbs.shape[0], plan.splits),
+        grid_names=("n", "split"),
+        scratch_types=[
+            plgpu.SMEM(limbs.shape[1:], jnp.int8, transforms=registers.SLICES),
+            [plgpu.SMEM(weights[1:], jnp.int8, transforms=registers.SLICES)] * weights[0],
+            plgpu.Barrier(),
+        ],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True),
+        kernel_name="decode_attention",
+        interpret=interpret,
+    )(limbs, columns, start, stop, key_table, value_table, *leaves)
+
+
+def _share(begin, end, split, splits):
+    """The first block of tokens, and their number, of one of `splits` shares."""
+    first = begin // BLOCK
+    blocks = jnp.where(end > begin, (end + BLOCK - 1) // BLOCK - first, 0)
+    each = (blocks + splits - 1) // splits
+    return first + split * each, jnp.clip(blocks - split * each, 0, each)
+
+
+def _scores(plan, refs, table, y_smem, column):
+    """The scores (64, rows) of two tiles of tokens, in base 2."""
+    side, (unit, shift, *groups) = plan.keys, column
+    wide = lambda x: lax.broadcast_in_dim(x, (SLICE, plan.rows), (1,))  # noqa: E731
+    each, result = plan.dim // SLICE // side.groups, []
+    tiles = unpacking.key_tiles(side, refs.sections, table, BLOCK, interpret=plan.interpret)
+    for k, tile in enumerate(tiles):
+        terms = [(x, y_smem.at[:, pl.ds(SLICE * i, SLICE)]) for i, x in enumerate(tile)]
+        by_group = [terms[each * g : each * (g + 1)] for g in range(side.groups)]
+        scores = wide(shift)
+        for g, product in enumerate(registers.products(by_group, interpret=plan.interpret)):
+            scale, bias = _grid(side, refs, g, k, plan.interpret)
+            scores += _merged(product) * wide(unit) * _tall(scale, plan.rows)
+            if side.biased:
+                scores += wide(groups[g]) * _tall(bias, plan.rows)
+        result.append(scores if plan.softcap is None else plan.softcap * jnp.tanh(scores * (1 / plan.softcap)))
+    return result
+
+
+def _accumulated(plan, refs, table, weights_smem, scores, carry):
+    """The carry with a block of tokens added."""
+    side, (largest, total, biases, sums) = plan.values, carry
+    wide = lambda x: lax.broadcast_in_dim(x, (SLICE, plan.rows), (1,))  # noqa: E731
+    before, largest = largest, jnp.maximum(largest, jnp.max(jnp.maximum(*scores), axis=0))
+    kept = wide(jnp.exp2(before - largest))
+    weights = [jnp.exp2(x - wide(largest)) for x in scores]
+    total = total * kept + (weights[0] + weights[1])
+
+    grids = [[_grid(side, refs, g, k, plan.interpret) for k in range(len(scores))] for g in range(side.groups)]
+    if side.biased:
+        shares = [sum(w * _tall(bias, plan.rows) for w, (_, bias) in zip(weights, grid, strict=True)) for grid in grids]
+        biases = tuple(b * kept + share for b, share in zip(biases, shares, strict=True))
+    # The limbs' unit is that of the block, not of all tokens: a larger weight elsewhere costs no bits here.
+    sizes = [w * _tall(_largest([jnp.abs(grid[k][0]) for grid in grids]), plan.rows) for k, w in enumerate(weights)]
+    bound = jnp.maximum(jnp.max(jnp.maximum(*sizes), axis=0), 1e-30)
+    inverse = wide(LARGEST / bound)
+    for grid, smem in zip(grids, weights_smem, strict=True):
+        for k, (weight, (scale, _)) in enumerate(zip(weights, grid, strict=True)):
+            whole = lax.bitcast_convert_type(weight * _tall(scale, plan.rows) * inverse + MAGIC, jnp.int32)
+            for row, limb in ((0, whole >> 7), (plan.rows, whole & 127)):
+                registers.store_transposed(smem, limb, row, SLICE * k, interpret=plan.interpret)
+    # All is read before the fence: a copy may refill shared memory after it.
+    indices = unpacking.value_indices(side, refs.sections, interpret=plan.interpret)
+    plgpu.commit_smem()
+    unit, sums = wide(bound * (side.unit / LARGEST)), list(sums)
+    paired = plan.dim * plan.rows < 256 * MAX_ROWS  # else there are too few registers for two sums at once
+    for tiles in unpacking.value_tiles(side, indices, table, paired=paired, interpret=plan.interpret):
+        terms = []
+        for m, tile in tiles.items():
+            smem = weights_smem[m * side.groups // len(sums)]
+            terms.append([(x, smem.at[:, pl.ds(SLICE * k, SLICE)]) for k, x in enumerate(tile)])
+        for m, product in zip(tiles, registers.products(terms, interpret=plan.interpret), strict=True):
+            sums[m] = sums[m] * kept + _merged(product) * unit
+    return largest, total, biases, tuple(sums)
+
+
+def _grid(side, refs, group, tile, interpret):
+    """Scale and bias of the tokens of a tile, (64,); the bias is that of the level 0."""
+
+    def part(ref):
+        place = ref.at[group, pl.ds(SLICE * tile, SLICE)]
+        return registers.load(place, ROW, interpret=interpret).astype(jnp.float32)
+
+    scale = part(refs.scales)
+    return scale, part(refs.biases) + 2 ** (side.bits - 1) * scale if side.biased else None
+
+
+def _seen(scores, begin, end, interpret):
+    """The scores of the rows from `begin` on and below `end`, NEVER elsewhere."""
+    row = registers.iota(scores.shape, 0, TILE, interpret=interpret)
+    return jnp.where((row >= begin) & (row < end), scores, NEVER)
+
+
+def _merged(product):
+    """What products with two limbs stand for."""
+    rows = product.shape[1] // 2
+    return (product[:, :rows] * 128 + product[:, rows:]).astype(jnp.float32)
+
+
+def _largest(numbers):
+    return numbers[0] if len(numbers) == 1 else jnp.maximum(numbers[0], _largest(numbers[1:]))
+
+
+def _tall(x, rows):
+    return lax.broadcast_in_dim(x, (SLICE, rows), (0,))

@@ -1,0 +1,74 @@
+"""Realistic arguments of `decode_attention`, for tests of compilation and for benchmarks."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.decode_attention import Packed
+from pallas_kernels.unpacking import UNIT, WIDTHS
+
+
+class Codes(NamedTuple):
+    bits: int
+    group: int | None = None
+    """Dimensions that share a scale and a bias; None: levels, and one scale for the whole vector."""
+
+
+class Shape(NamedTuple):
+    dim: int
+    rows: int
+    keys: Codes
+    values: Codes
+    batch: int = 8
+    heads: int = 8
+    tokens: int = 8192
+
+    def arguments(self) -> tuple[jax.ShapeDtypeStruct | Packed, ...]:
+        """Shapes and dtypes of queries, keys, values, start and stop."""
+        bounds = [jax.ShapeDtypeStruct((self.batch,), jnp.int32)] * 2
+        queries = jax.ShapeDtypeStruct((self.batch, self.heads, self.rows, self.dim), jnp.float32)
+        return queries, self._packed(self.keys, False), self._packed(self.values, True), *bounds
+
+    def _packed(self, codes: Codes, transposed: bool) -> Packed:
+        lead = self.batch, self.heads
+
+        def section(width: int) -> jax.ShapeDtypeStruct:
+            by_unit = self.tokens // UNIT, UNIT * width // 8, self.dim
+            return jax.ShapeDtypeStruct(
+                (*lead, *((self.dim * width // 8, self.tokens) if transposed else by_unit)), jnp.uint8
+            )
+
+        groups = 1 if codes.group is None else self.dim // codes.group
+        scales = jax.ShapeDtypeStruct((*lead, groups, self.tokens), jnp.bfloat16)
+        levels = jax.ShapeDtypeStruct((2**codes.bits,), jnp.int8) if codes.group is None else None
+        sections = tuple(map(section, WIDTHS[codes.bits]))
+        return Packed(sections, scales, None if codes.group is None else scales, levels)
+
+
+SHAPES = {
+    "4 bits": Shape(128, 8, Codes(4), Codes(4)),
+    "4 bits, one query head": Shape(128, 1, Codes(4), Codes(4), heads=32),
+    "3 bits": Shape(128, 8, Codes(3), Codes(3)),
+    "2 bits": Shape(128, 8, Codes(2), Codes(2)),
+    "3 and 2 bits": Shape(128, 4, Codes(3), Codes(2)),
+    "affine groups": Shape(128, 8, Codes(4, 64), Codes(4, 64)),
+    "affine, one group": Shape(128, 8, Codes(4, 128), Codes(4, 128)),
+    "affine keys": Shape(128, 8, Codes(4, 64), Codes(4)),
+    "16 query heads": Shape(128, 16, Codes(4), Codes(4)),
+    "16 query heads, affine": Shape(128, 16, Codes(4, 64), Codes(4, 64)),
+    "16 query heads, 3 bits": Shape(128, 16, Codes(3), Codes(3)),
+    "heads of 64": Shape(64, 8, Codes(4), Codes(4)),
+    "heads of 64, 2 bits": Shape(64, 8, Codes(2), Codes(2)),
+    "heads of 64, 3 bits": Shape(64, 8, Codes(3), Codes(3)),
+    "heads of 64, affine": Shape(64, 8, Codes(4, 64), Codes(4, 64)),
+    "heads of 256": Shape(256, 8, Codes(4), Codes(4), heads=4),
+    "heads of 256, 3 bits": Shape(256, 8, Codes(3), Codes(3), heads=4),
+    "heads of 256, 2 bits": Shape(256, 8, Codes(2), Codes(2), heads=4),
+    "heads of 256, affine": Shape(256, 8, Codes(4, 64), Codes(4, 64), heads=4),
+    "heads of 256, 16 query heads": Shape(256, 16, Codes(4), Codes(4), heads=1),
+    "heads of 256, 16 query heads, 3 bits": Shape(256, 16, Codes(3), Codes(3), heads=1),
+    "heads of 256, 16 query heads, affine keys": Shape(256, 16, Codes(4, 64), Codes(3), heads=1),
+    "heads of 256, 16 query heads, affine 3 bits": Shape(256, 16, Codes(3), Codes(3, 128), heads=1),
+    "heads of 256, 16 query heads, affine": Shape(256, 16, Codes(4, 128), Codes(4, 128), heads=1),
+}
