@@ -23,9 +23,9 @@ def interpret() -> Any:
 
 def races_found() -> bool:
     """Whether the last interpreted kernel read or wrote what another thread or copy was writing."""
-    from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
+    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
-    return interpret_pallas_call.get_races().races_found
+    return gpu_callbacks._races is not None and gpu_callbacks._races.races_found
 
 
 def load(ref: Any, layout: Any) -> jax.Array:

@@ -27,17 +27,23 @@ ROW, COLUMN = TILE.reduce(1), TILE.reduce(0)
 """Layouts of a number for each row, and for each column, of a tile."""
 
 
-def tiling(columns: int) -> tuple[Any, ...]:
-    """How a matrix of bytes lies in shared memory: tiles of 8 rows, their columns swizzled."""
-    width = min(columns, 128)
-    return plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(width)
+def tiling(columns: int, dtype: Any = jnp.int8) -> tuple[Any, ...]:
+    """How a matrix lies in shared memory: tiles of 8 rows of 128, 64 or 32 bytes, their 16-byte chunks swizzled."""
+    size = jnp.dtype(dtype).itemsize
+    width = swizzle_width(columns * size)
+    return plgpu.TilingTransform((8, width // size)), plgpu.SwizzleTransform(width)
+
+
+def swizzle_width(size: int) -> int:
+    """Bytes of a row of a tile, of matrices of so many bytes a row."""
+    return next(width for width in (128, 64, 32) if size % width == 0)
 
 
 def swizzled(row: Any, column: Any, columns: int, width: int) -> Any:
     """The byte where (row, column) of a matrix of so many columns lies, in tiles of 8 rows and `width` columns.
 
     Of an address in bytes the bits 4 to 6 are exchanged with themselves xor the bits 7 to 9, of which a width of 128
-    takes all three and one of 64 the lower two.
+    takes all three, one of 64 the lower two and one of 32 the lowest.
     """
     linear = (row >> 3) * (8 * columns) + (column & -width) * 8 + (row & 7) * width + (column & (width - 1))
     return linear ^ (((linear >> 7) & (width // 16 - 1)) << 4)
@@ -96,10 +102,10 @@ def load_words(ref: Any, row: jax.Array, first: int, shift: jax.Array, *, interp
         offset, shift = (_integer(x.registers[0]) for x in (offset, shift))
         for k in range(count):
             block, inside = divmod(16 * k, 128)  # a multiple of 16 below 128 bytes commutes with swizzling
-            at = arith.addi(arith.xori(offset, _constant(inside)), _constant(first * columns + 8 * 128 * block))
+            at = arith.addi(arith.xori(offset, constant(inside)), constant(first * columns + 8 * 128 * block))
             word = llvm.load(_i32(), mgpu.utils.getelementptr(base, [at], _i8()))
             loaded.append(_one(arith.shrui(word, shift)))
-        return _array(loaded, _words(count), (count, THREADS), is_signed=False)
+        return array(loaded, _words(count), (count, THREADS), is_signed=False)
 
     return read(ref, offset, shift)
 
@@ -128,9 +134,9 @@ def byte_permute(a: jax.Array, b: jax.Array, selector: jax.Array | int, *, inter
         permuted = []
         for k in range(shape[0]):
             words = [_integer(x.registers.flat[k % x.registers.size]) for x in arguments]
-            words += [_constant(selector)] if fixed else []
+            words += [constant(selector)] if fixed else []
             permuted.append(_one(llvm.inline_asm(_i32(), words, "prmt.b32 $0, $1, $2, $3;", "=r,r,r," + "rn"[fixed])))
-        return _array(permuted, layout, shape, is_signed=False)
+        return array(permuted, layout, shape, is_signed=False)
 
     return permute(*arguments)
 
@@ -149,7 +155,7 @@ def fragments(upper: jax.Array, lower: jax.Array, *, interpret: Any) -> list[jax
         four = ir.VectorType.get((4,), _i8())
         pairs = [mgpu.utils.bitcast(words.registers[k], four) for k in range(count) for words in (upper, lower)]
         return tuple(
-            _array(pairs[2 * each * k : 2 * each * (k + 1)], tile.layout, tile.shape, is_signed=True)
+            array(pairs[2 * each * k : 2 * each * (k + 1)], tile.layout, tile.shape, is_signed=True)
             for k in range(count // each)
         )
 
@@ -174,7 +180,7 @@ def store_transposed(ref: Any, x: jax.Array, row: int, column: int, *, interpret
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(SLICES), TILE, TILE), return_type=None)
     def write(context, ref, x, offset):
-        base, start = mgpu.utils.memref_ptr(ref), _constant(row * columns + 8 * column)
+        base, start = mgpu.utils.memref_ptr(ref), constant(row * columns + 8 * column)
         for pair, places in zip(x.registers.flat, offset.registers.flat, strict=True):
             for k in range(2):
                 number, at = (vector.extract(v, dynamic_position=[], static_position=[k]) for v in (pair, places))
@@ -226,7 +232,8 @@ def _i8() -> ir.Type:
     return ir.IntegerType.get_signless(8)
 
 
-def _constant(value: int) -> ir.Value:
+def constant(value: int) -> ir.Value:
+    """A word."""
     return mgpu.c(int(np.int32(np.uint32(value))), _i32())
 
 
@@ -238,7 +245,10 @@ def _one(word: ir.Value) -> ir.Value:
     return mgpu.utils.bitcast(word, ir.VectorType.get((1,), _i32()))
 
 
-def _array(registers: list[ir.Value], layout: Any, shape: tuple[int, ...], *, is_signed: bool) -> mgpu.FragmentedArray:
+def array(
+    registers: list[ir.Value], layout: Any, shape: tuple[int, ...], *, is_signed: bool | None
+) -> mgpu.FragmentedArray:
+    """Registers as an array of a layout."""
     layout = layout.to_mgpu()
     filled = np.array(registers, dtype=object).reshape(layout.registers_shape(shape))
     return mgpu.FragmentedArray(_registers=filled, _layout=layout, _is_signed=is_signed)

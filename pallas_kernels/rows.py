@@ -1,23 +1,24 @@
-"""Tiles of tokens in which every thread works on one token, or on a part of one: norms, rotations and packing then need
-no exchange between threads, whatever the dimension.
+"""Tiles of tokens in which every thread works on one token, or on a part of one.
+
+So norms, rotations and packing need no exchange between threads, whatever the dimension.
 
 To Pallas a number per thread is an array of shape (128,), the threads of a warpgroup. What Pallas cannot express, a
 thread's own place in memory, is written in Mosaic's operations, beside its plain form for the interpreter.
 """
 
-import functools
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.experimental.mosaic.gpu as mgpu
 import jax.numpy as jnp
-import numpy as np
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, llvm, vector
 from jax._src.state import indexing
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-THREADS = 128
+from pallas_kernels import registers
+from pallas_kernels.registers import THREADS, array, constant, threads, tiling
+
 PER_THREAD = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
 
 
@@ -34,9 +35,7 @@ class Rows(NamedTuple):
 
     @property
     def thread(self) -> jax.Array:
-        if self.interpret:
-            return jnp.arange(THREADS, dtype=jnp.int32)
-        return plgpu.broadcasted_iota(jnp.int32, (THREADS,), 0, layout=PER_THREAD)
+        return threads(interpret=self.interpret)
 
     @property
     def token(self) -> jax.Array:
@@ -62,12 +61,12 @@ class Rows(NamedTuple):
         transforms = _transforms(ref)
         number = plgpu.ShapeDtypeStruct((THREADS,), ref.dtype, PER_THREAD)
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms), PER_THREAD, PER_THREAD), return_type=(number,) * width)
-        def go(_, ref, row, column):
-            words = llvm.load(_vector(ref, width), _address(ref, bool(transforms), row, column, at))
-            return tuple(_number(vector.extract(words, [], [i]), row, number.dtype) for i in range(width))
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms), PER_THREAD), return_type=(number,) * width)
+        def go(_, ref, byte):
+            words = llvm.load(_vector(ref, width), _address(ref, byte))
+            return tuple(_number(vector.extract(words, [], [i]), number.dtype) for i in range(width))
 
-        return list(go(ref, row, column))
+        return list(go(ref, _byte(ref, row, column, at)))
 
     def poke(
         self,
@@ -88,18 +87,18 @@ class Rows(NamedTuple):
         transforms = _transforms(ref)
         mask = () if where is None else (where.astype(jnp.int32),)
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms), *(PER_THREAD,) * (2 + len(mask) + len(values))))
-        def go(_, ref, row, column, *numbers):
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms), *(PER_THREAD,) * (1 + len(mask) + len(values))))
+        def go(_, ref, byte, *numbers):
             def store():
                 words = vector.from_elements(_vector(ref, len(values)), [_element(x) for x in numbers[len(mask) :]])
-                llvm.store(words, _address(ref, bool(transforms), row, column, at))
+                llvm.store(words, _address(ref, byte))
 
             if not mask:
                 return store()
-            with mgpu.when(arith.cmpi(arith.CmpIPredicate.ne, _element(numbers[0]), _i32(0))):
+            with mgpu.when(arith.cmpi(arith.CmpIPredicate.ne, _element(numbers[0]), constant(0))):
                 store()
 
-        go(ref, row, column, *mask, *values)
+        go(ref, _byte(ref, row, column, at), *mask, *values)
 
     def synchronize(self) -> None:
         """What a thread poked others may peek after this."""
@@ -109,62 +108,46 @@ class Rows(NamedTuple):
 
 def swizzled(tokens: int, dim: int, dtype: Any) -> Any:
     """Shared memory (tokens, dim) in which 8 threads read 16 bytes of 8 rows each without a bank conflict."""
-    return plgpu.SMEM((tokens, dim), dtype, transforms=_swizzle(dim, dtype))
-
-
-def _swizzle(dim: int, dtype: Any) -> tuple[Any, ...]:
-    size = jnp.dtype(dtype).itemsize
-    width = next(width for width in (128, 64, 32) if dim * size % width == 0)
-    return plgpu.TilingTransform((8, width // size)), plgpu.SwizzleTransform(width)
+    return plgpu.SMEM((tokens, dim), dtype, transforms=tiling(dim, dtype))
 
 
 def _transforms(ref: Any) -> tuple[Any, ...]:
     """Those of `swizzled` memory, none of other memory."""
     seen = getattr(ref, "transforms", ())
-    return () if all(isinstance(t, indexing.NDIndexer) for t in seen) else _swizzle(ref.shape[1], ref.dtype)
+    return () if all(isinstance(t, indexing.NDIndexer) for t in seen) else tiling(ref.shape[1], ref.dtype)
 
 
 At: TypeAlias = tuple[int, int]
 
 
-def _address(ref: ir.Value, is_swizzled: bool, row: Any, column: Any, at: At) -> ir.Value:
-    """Where ref[row, column + offset] is.
+def swizzled_byte(row: Any, column: Any, at: At, columns: int, itemsize: int) -> Any:
+    """The byte where the number (row, column + offset) of `swizzled` memory of so many columns begins.
 
-    Swizzled memory is (rows / 8, columns / w, 8, w), w 32, 64 or 128 bytes, in which the 16-byte chunks of a row of w
-    are exchanged: the number of the chunk is taken xor that of the 128-byte line.
+    Where the bits of the column and those of the offset are not the same, the offset is put in last, so that the rest,
+    the same for all offsets, is computed once.
     """
-    row, column, (offset, power) = _element(row), _element(column), at
-    kind, (strides, _) = ir.MemRefType(ref.type), ir.MemRefType(ref.type).get_strides_and_offset()
-    size = mgpu.utils.bitwidth(kind.element_type) // 8
-    if not is_swizzled:
-        place = [row, arith.addi(column, _i32(offset))]
-    else:
-        width = kind.shape[3]
-        lines = 128 // (width * size)
-        line = arith.divui(arith.remui(row, _i32(8)), _i32(lines))
-        exchange = arith.muli(line, _i32(16 // size))
-        if power and power <= width:  # the bits of the column and those of the offset are not the same
-            block = _i32(offset // width)
-            inside = arith.xori(arith.xori(column, exchange), _i32(offset % width))
-        else:
-            column = arith.addi(column, _i32(offset))
-            block, inside = arith.divui(column, _i32(width)), arith.xori(arith.remui(column, _i32(width)), exchange)
-        place = [arith.divui(row, _i32(8)), block, arith.remui(row, _i32(8)), inside]
-    terms = [i if s == 1 else arith.muli(i, _i32(s)) for i, s in zip(place, strides, strict=True)]
-    # The part that no offset changes comes first.
-    terms = sorted(terms, key=lambda term: term is terms[1])
-    return mgpu.utils.getelementptr(
-        mgpu.utils.memref_ptr(ref), [functools.reduce(arith.addi, terms)], kind.element_type
-    )
+    (offset, power), width = at, registers.swizzle_width(columns * itemsize)
+    late = power and power * itemsize <= width
+    byte = registers.swizzled(row, (column if late else column + offset) * itemsize, columns * itemsize, width)
+    if late:
+        byte = (byte ^ offset * itemsize % width) + offset * itemsize // width * (8 * width)
+    return byte
+
+
+def _byte(ref: Any, row: jax.Array, column: jax.Array, at: At) -> jax.Array:
+    columns, size = ref.shape[1], ref.dtype.itemsize
+    if _transforms(ref):
+        return swizzled_byte(row, column, at, columns, size)
+    return row * (columns * size) + (column + at[0]) * size
+
+
+def _address(ref: ir.Value, byte: Any) -> ir.Value:
+    i8 = ir.IntegerType.get_signless(8)
+    return mgpu.utils.getelementptr(mgpu.utils.memref_ptr(ref), [_element(byte)], i8)
 
 
 def _vector(ref: ir.Value, width: int) -> ir.Type:
     return ir.VectorType.get((width,), ir.MemRefType(ref.type).element_type)
-
-
-def _i32(value: int | None = None) -> Any:
-    kind = ir.IntegerType.get_signless(32)
-    return kind if value is None else arith.constant(kind, ir.IntegerAttr.get(kind, value))
 
 
 def _element(x: Any) -> ir.Value:
@@ -172,7 +155,7 @@ def _element(x: Any) -> ir.Value:
     return vector.extract(x.registers.item(), [], [0])
 
 
-def _number(value: ir.Value, like: Any, dtype: Any) -> Any:
-    registers = np.array([vector.broadcast(ir.VectorType.get((1,), value.type), value)], dtype=object)
+def _number(value: ir.Value, dtype: Any) -> Any:
+    word = vector.broadcast(ir.VectorType.get((1,), value.type), value)
     signed = jnp.issubdtype(dtype, jnp.signedinteger) if jnp.issubdtype(dtype, jnp.integer) else None
-    return mgpu.FragmentedArray(_registers=registers, _layout=like.layout, _is_signed=signed)
+    return array([word], PER_THREAD, (THREADS,), is_signed=signed)

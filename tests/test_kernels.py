@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rqjax
-from pallas_kernels import launch, mosaic
+from pallas_kernels import launch, mosaic, rows
 from pallas_kernels.encode import halves
 from rqjax import kernels, packing
 
@@ -155,6 +155,22 @@ def test_gradients_are_those_of_the_twin():
         if a.dtype != jax.dtypes.float0 and a.size:
             assert jnp.abs(b).max() > 0
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize(("columns", "itemsize"), [(128, 4), (80, 4), (80, 2), (64, 2), (512, 4)])
+def test_swizzled_memory_is_the_hardwares(columns, itemsize):
+    """Of row r the 16-byte chunk c of a row of w bytes lies where c xor (r w / 128 mod w / 16) would."""
+    row, column = np.meshgrid(np.arange(16), np.arange(columns), indexing="ij")
+    width = next(w for w in (128, 64, 32) if columns * itemsize % w == 0)
+    byte = column * itemsize
+    chunk = byte % width // 16 ^ (row % 8 * width // 128) % (width // 16)
+    want = row // 8 * 8 * columns * itemsize + byte // width * 8 * width + row % 8 * width + chunk * 16 + byte % 16
+    np.testing.assert_array_equal(rows.swizzled_byte(row, column, (0, 0), columns, itemsize), want)
+    lanes = columns // 8
+    power = lanes if lanes & (lanes - 1) == 0 else 0
+    for plane in range(8):
+        part = rows.swizzled_byte(row[:, :lanes], column[:, :lanes], (plane * lanes, power), columns, itemsize)
+        np.testing.assert_array_equal(part, want[:, plane * lanes : (plane + 1) * lanes])
 
 
 def test_the_halves_of_a_matrix_have_sixteen_bits():
