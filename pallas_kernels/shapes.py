@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import decode as decoding, encode as encoding, packing, roundtrip
+from pallas_kernels import decode as decoding, decode_attention_shapes, encode as encoding, packing, roundtrip
+from pallas_kernels.decode_attention import decode_attention
 
 Configuration: TypeAlias = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
 """A function and the shapes of its arguments."""
@@ -53,6 +54,10 @@ def _sketch(dim: int, dtype: str) -> Configuration:
     return run, (_floats(N, dim, dtype=dtype), _floats(N, dim), _stage("dense", dim))
 
 
+def _attention(name: str) -> Configuration:
+    return decode_attention, decode_attention_shapes.SHAPES[name].arguments()
+
+
 CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {
     **{
         f"rotor_encode_{dim}_{bits}_{dtype}": functools.partial(_encode, ("rotor",), dim, bits, dtype)
@@ -82,4 +87,5 @@ CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {
     },
     "sign_sketch_128_float32": functools.partial(_sketch, 128, "float32"),
     "sign_sketch_256_bfloat16": functools.partial(_sketch, 256, "bfloat16"),
+    **{f"decode_attention {name}": functools.partial(_attention, name) for name in decode_attention_shapes.SHAPES},
 }

@@ -1,8 +1,9 @@
 """Attention over a compressed cache: a running softmax over blocks of codes (Milakov & Gimelshein, 2018)."""
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from rqjax import fused, products, tiles
+from rqjax import fused, kernels, products, tiles
 from rqjax.cache import KVCache, Tokens, append, is_traced
 from rqjax.lanes import as_float32, stored
+from rqjax.quantizer import Implementation
 
 BLOCK = 2**23
 """Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32. The rest of a
@@ -33,7 +35,7 @@ def attend(
     mask: Shaped[Array | np.ndarray, "..."] | None = None,
     sliding_window: int | None = None,
     softcap: float | int | None = None,
-    implementation: Literal["xla", "mosaic_gpu"] | None = None,
+    implementation: Implementation | None = None,
 ) -> Shaped[Array, "batch time q_heads dim"]:
     """Attention of the newest tokens to all tokens of the cache up to themselves.
 
@@ -56,9 +58,8 @@ def attend(
 
     Raises:
       TypeError: q is not of floating-point numbers.
-      ValueError: a shape does not fit the cache, `sliding_window` or `softcap` is not positive, or "mosaic_gpu" has no
-        kernel for this; it says why.
-      UnknownName: there is no such implementation.
+      ValueError: a shape does not fit the cache, or `sliding_window` or `softcap` is not positive.
+      Unsupported: there is no "mosaic_gpu" kernel for this; the message says why.
     """
     q = jnp.asarray(q)
     batch, kv_heads, _, dim = cache.exact_keys.shape
@@ -78,7 +79,8 @@ def attend(
             raise ValueError(f"expected a boolean mask broadcastable to {shape}, got {mask.dtype} {mask.shape}")
     if not is_traced(cache.overflow):
         cache.check()
-    use_kernel = fused.chosen(implementation, fused.unsupported(cache, time, q_heads, mask, sliding_window))
+    check = functools.partial(fused.check, cache, time, q_heads, mask, sliding_window)
+    use_kernel = kernels.choose(implementation, check) is not None
     options = _Options(1 / math.sqrt(dim) if scale is None else scale, sliding_window, softcap, use_kernel)
 
     size = max(1, ROWS * kv_heads // q_heads)  # queries of so many tokens at a time

@@ -2,26 +2,22 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from rqjax import tiles
+from rqjax import kernels, tiles
 from rqjax.affine import Affine
 from rqjax.cache import KVCache
 from rqjax.combinators import Normalized, Rotated, Scaled, Split
-from rqjax.quantizer import Codes, Quantizer, unknown_name
+from rqjax.quantizer import Codes, Quantizer
 from rqjax.rotations import Rotation
 from rqjax.scalar import Scalar
 
-IMPLEMENTATIONS = ("xla", "mosaic_gpu")
 DIMS, MAX_ROWS, MAX_BITS, GROUP = (64, 128, 256), 16, 4, 64
 """Head dimensions, queries of a key-value head, bits, and what group sizes are multiples of, that the kernel takes."""
 MAX_SUMS = 32
 """Groups times queries: a kernel would run out of registers."""
-INTERPRETER: Any = False
-"""What runs kernels in the place of a GPU; tests set it."""
 
 
 class Leaf(NamedTuple):
@@ -53,22 +49,18 @@ def leaf(quantizer: Quantizer, codes: Codes) -> Leaf | None:
     return None
 
 
-def chosen(implementation: str | None, reason: str | None) -> bool:
-    """Whether to use the kernel, given why there is none.
+def check(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> bool:
+    """True if there is a kernel for queries of `time` tokens.
 
     Raises:
-      UnknownName: there is no such implementation.
-      ValueError: the kernel is asked for by its name, and there is none.
+      Unsupported: there is none; the message says why.
     """
-    if implementation not in (None, *IMPLEMENTATIONS):
-        raise unknown_name("implementation", implementation, IMPLEMENTATIONS)
-    if implementation == "mosaic_gpu" and reason is not None:
-        raise ValueError(f"no kernel for this attention: {reason}")
-    return implementation != "xla" and reason is None
+    if reason := _reason(cache, time, q_heads, mask, sliding_window):
+        raise kernels.Unsupported(f"no mosaic_gpu kernel for this attention: {reason}")
+    return True
 
 
-def unsupported(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:
-    """Why there is no kernel for queries of `time` tokens, in a line; None if there is one."""
+def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:
     _, kv_heads, _, dim = cache.exact_keys.shape
     rows = q_heads // kv_heads * time
     if cache.capacity == 0:
@@ -85,7 +77,7 @@ def unsupported(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_wind
     for name, quantizer, codes in sides:
         if reason := _unsupported_codes(quantizer, codes, dim, rows):
             return f"{name}: {reason}"
-    return None if INTERPRETER else _unsupported_device()
+    return None
 
 
 def _unsupported_codes(quantizer: Quantizer, codes: Codes, dim: int, rows: int) -> str | None:
@@ -111,14 +103,6 @@ def _unsupported_codes(quantizer: Quantizer, codes: Codes, dim: int, rows: int) 
     return None if dtype in ("bfloat16", "float16", "float32") else f"scales in {dtype}"
 
 
-def _unsupported_device() -> str | None:
-    device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", "")
-    if device.platform == "gpu" and str(capability).startswith("9."):
-        return None
-    return f"the device is {device.device_kind or device.platform}, not a Hopper GPU"
-
-
 def past(
     cache: KVCache,
     y: Float[Array, "b h r d"],
@@ -134,8 +118,7 @@ def past(
       position: of the queries of each sequence.
       sliding_window, softcap: as in `attention.attend`.
     """
-    from pallas_kernels import decode_attention as kernels  # importing Pallas takes a while
-
+    decode_attention = kernels.kernel("decode_attention")
     keys, values = leaf(cache.key_quantizer, cache.keys), leaf(cache.value_quantizer, cache.values)
     assert keys is not None
     assert values is not None
@@ -146,15 +129,15 @@ def past(
     start = jnp.zeros_like(stop)
     if sliding_window is not None:
         start = jnp.clip(position - sliding_window + 1 - cache.sinks, 0, stop)
-    largest, total, sums = kernels.decode_attention(
+    largest, total, sums = decode_attention.decode_attention(
         y * _step(keys),
-        kernels.Packed(*_packed(keys)),
-        kernels.Packed(*_packed(values)),
+        decode_attention.Packed(*_packed(keys)),
+        decode_attention.Packed(*_packed(values)),
         start,
         stop,
         shift,
         softcap=softcap,
-        interpret=INTERPRETER,
+        interpret=kernels.INTERPRET.get(),
     )
     sums = sums * _step(values)
     for rotation in reversed(values.rotations):

@@ -10,17 +10,15 @@ import importlib.util
 import math
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
 from rqjax import combinators, scalar, sign
-from rqjax.quantizer import unknown_name
+from rqjax.quantizer import Implementation, unknown_name
 from rqjax.rotations import Chain, Dense, Hadamard, Rotor
-
-Implementation: TypeAlias = Literal["xla", "mosaic_gpu"]
 
 INTERPRET: ContextVar[Any] = ContextVar("interpret", default=False)
 """Set to `pallas_kernels.mosaic.interpreter()` to run kernels on a CPU."""

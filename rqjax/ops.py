@@ -12,9 +12,8 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped, UInt32
 
 from rqjax import combinators, kernels, packing, scalar
-from rqjax.kernels import Implementation
 from rqjax.lanes import as_float32, planes
-from rqjax.quantizer import Codes, Quantizer, Vectors, check_vectors
+from rqjax.quantizer import Codes, Implementation, Quantizer, Vectors, check_vectors
 from rqjax.rotations import Chain, Dense, Hadamard
 
 TINY, HUGE = 1e-15, 1e19

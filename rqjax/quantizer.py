@@ -7,7 +7,7 @@ Laws, tested for every entry of `METHODS`: `dot(y, c) == y @ decode(c).T`; `nbyt
 import difflib
 import math
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,10 @@ Vectors: TypeAlias = Shaped[Array | np.ndarray, "*n d"]
 
 Queries: TypeAlias = Shaped[Array | np.ndarray, "*m d"]
 """As `Vectors`, with leading axes of their own."""
+
+
+Implementation: TypeAlias = Literal["xla", "mosaic_gpu"]
+"""What computes an operation: plain JAX, or a fused kernel for Hopper GPUs."""
 
 
 @runtime_checkable
