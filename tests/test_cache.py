@@ -30,6 +30,7 @@ def empty(
 
 
 EMPTY = empty()
+copied = jax.jit(lambda cache: jax.tree.map(jnp.copy, cache))
 
 
 class Schedule(RuleBasedStateMachine):
@@ -37,7 +38,7 @@ class Schedule(RuleBasedStateMachine):
 
     @initialize()
     def start(self):
-        self.cache, self.used = jax.tree.map(jnp.copy, EMPTY), 0
+        self.cache, self.used = copied(EMPTY), 0
         self.plain = PlainCache(EMPTY)
 
     def room(self):
