@@ -18,7 +18,7 @@ class PlainCache:
     """All tokens in full precision; those that the compressed cache holds as codes are recoded when they are read."""
 
     def __init__(self, cache):
-        self.cache = jax.tree.map(jnp.copy, cache)  # its options and quantizers
+        self.cache = jax.tree.map(np.array, cache)  # its options and quantizers
         batch, heads, _, dim = cache.exact_keys.shape
         self.keys, self.values = ([np.zeros((0, heads, dim), np.float32) for _ in range(batch)] for _ in range(2))
 
@@ -26,8 +26,8 @@ class PlainCache:
         for b in range(len(self.keys)):
             count = k.shape[1] if valid is None else int(valid[b])
             for tokens, x in ((self.keys, k), (self.values, v)):
-                x = np.asarray(jnp.asarray(x[b, k.shape[1] - count :], self.cache.exact_keys.dtype).astype(jnp.float32))
-                tokens[b] = np.concatenate([tokens[b], x])
+                x = np.asarray(x)[b, k.shape[1] - count :].astype(self.cache.exact_keys.dtype)
+                tokens[b] = np.concatenate([tokens[b], x.astype(np.float32)])
 
     def decoded(self, b):
         """Keys and values (time, heads, dim) of a sequence as attention sees them."""

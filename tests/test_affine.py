@@ -8,10 +8,13 @@ import pytest
 
 from rqjax import Affine
 
+GRIDS = [(bits, group_size) for bits in (2, 3, 4, 5, 6, 8) for group_size in (32, 64, 128)]
+DTYPES = ("float32", "bfloat16", "float16")
+CASES = [(*grid, DTYPES[(i + i // 3) % 3]) for i, grid in enumerate(GRIDS)]
+"""Every pair of two of bits, group sizes and dtypes."""
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+
+@pytest.mark.parametrize(("bits", "group_size", "dtype"), CASES)
 def test_codes_are_those_of_mlx(bits, group_size, dtype):
     x = np.array(jax.random.normal(jax.random.key(bits), (20, 256)))
     x[0], x[1, :128], x[2] = 0, -1, np.abs(x[2])

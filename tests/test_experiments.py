@@ -82,11 +82,12 @@ def test_wrong_flags_are_one_line(flag, message, tmp_path):
 
 def test_kill_loses_at_most_the_row_in_flight(tmp_path):
     """SIGKILL in the middle of a run; the next run repeats no row and finishes the grid."""
-    flags = ["--config=configs/smoke.py", "--config.grid.bits=(1, 2, 3, 4)", f"--workdir={tmp_path}"]
+    flags = ["--config=configs/smoke.py", "--config.grid.bits=(1, 2, 3)", f"--workdir={tmp_path}"]
     process = subprocess.Popen([sys.executable, "-m", "experiments.run", *flags], cwd=ROOT, stderr=subprocess.DEVNULL)
     rows, deadline = tmp_path / "rows.jsonl", time.monotonic() + 120
     while not (rows.exists() and rows.read_bytes().count(b"\n") >= 3) and time.monotonic() < deadline:
-        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):  # it runs on
+            process.wait(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = rows.read_bytes()
@@ -95,7 +96,7 @@ def test_kill_loses_at_most_the_row_in_flight(tmp_path):
     after = rows.read_bytes()
     assert after.startswith(before[: before.rfind(b"\n") + 1])
     points = [json.dumps(json.loads(line)["point"]) for line in after.splitlines()]
-    assert len(points) == len(set(points)) == 16
+    assert len(points) == len(set(points)) == 12
 
 
 def test_torn_last_line_is_repaired(tmp_path):

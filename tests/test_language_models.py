@@ -24,7 +24,7 @@ from experiments import (
     training,
 )
 from rqjax.nn import Decoder, DecoderConfig, generate, load_decoder
-from tests.test_decoder import CHECKPOINTS, fields
+from tests.test_decoder import CHECKPOINTS, FORWARD, fields
 
 ROOT = CHECKPOINTS.parents[1]
 
@@ -190,7 +190,7 @@ def test_plain_and_compressed_caches_of_the_throughput_make_the_same_tokens():
     """Both ways that are timed are the decoder."""
     decoder = models.load("qwen2-d64").decoder
     tokens = np.arange(40, 80)[None]
-    logits, _ = decoder(tokens)
+    logits = FORWARD(decoder, tokens)
     plain = [(jnp.zeros((1, 2, 64, 64)), jnp.zeros((1, 2, 64, 64)), jnp.zeros((), jnp.int32)) for _ in range(4)]
     caches = decoder.caches("float32", jax.random.key(0), 1, 64, dtype=jnp.float32)
     for token in tokens[0]:
@@ -208,7 +208,7 @@ def test_generation():
     made = [next(tokens)[0] for _ in range(20)]
     with pytest.raises(ValueError, match="no room in the caches: 24 tokens are held"):
         next(tokens)
-    logits, _ = model(np.array([prompt + made]))
+    logits = FORWARD(model, np.array([prompt + made]))
     assert made == logits[0, 4:-1].argmax(-1).tolist()
     with pytest.raises(ValueError, match="expected a prompt of at least one token"):
         next(generate(model, caches, np.array([], int), key=jax.random.key(0)))

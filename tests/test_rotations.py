@@ -10,6 +10,8 @@ from rqjax.rotations import Chain, Dense, Givens, Hadamard, Identity, Multivecto
 from rqjax.rotations.rotor import rotation_matrices
 
 DIMS = [2, 3, 5, 80, 100, 576]
+apply = jax.jit(lambda rotation, x: rotation(x))
+invert = jax.jit(lambda rotation, y: rotation.inverse(y))
 
 
 def chain(key, dim):
@@ -32,21 +34,27 @@ MAKERS = {
 
 def matrix(rotation):
     """The rotation as a matrix: columns are images of the axes."""
-    return np.asarray(rotation(jnp.eye(rotation.dim))).T
+    return np.asarray(apply(rotation, jnp.eye(rotation.dim))).T
 
 
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("name", MAKERS)
+WITHOUT_TAIL = {"identity": [5], "dense": [2, 5, 576], "permutation": [2, 5, 576], "hadamard": [3, 80, 100, 576]}
+"""Rotations that do not treat the last coordinates apart: fewer dimensions say as much."""
+CASES = [(name, dim) for name in MAKERS for dim in WITHOUT_TAIL.get(name, DIMS)]
+
+
+@pytest.mark.parametrize(("name", "dim"), CASES)
 def test_isometry_with_inverse(name, dim):
     rotation = MAKERS[name](jax.random.key(dim), dim)
     assert rotation.dim == dim
-    x = jax.random.normal(jax.random.key(1), (2, 3, dim))
-    y = rotation(x)
-    np.testing.assert_allclose(jnp.linalg.norm(y, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=3e-6)
-    np.testing.assert_allclose(rotation.inverse(y), x, atol=5e-6)
-    m = matrix(rotation)
+    x = np.stack([np.eye(dim, dtype=np.float32), jax.random.normal(jax.random.key(1), (dim, dim))])
+    y = np.asarray(apply(rotation, x))
+    np.testing.assert_allclose(np.linalg.norm(y, axis=-1), np.linalg.norm(x, axis=-1), rtol=3e-6)
+    m = y[0].T
     np.testing.assert_allclose(m.T @ m, np.eye(dim), atol=3e-6)
-    inverse = np.asarray(rotation.inverse(jnp.eye(m.shape[0])))
+    again, inverse = np.split(
+        np.asarray(invert(rotation, np.concatenate([y[1], np.eye(len(m), dtype=np.float32)]))), [dim]
+    )
+    np.testing.assert_allclose(again, x[1], atol=5e-6)
     np.testing.assert_allclose(inverse, m, atol=1e-6)  # the inverse is the transpose
 
 
@@ -54,9 +62,9 @@ def test_isometry_with_inverse(name, dim):
 def test_rotor_is_the_clifford_sandwich(dim):
     rotor = Rotor.random(jax.random.key(dim), dim)
     x = jax.random.normal(jax.random.key(1), (4, dim))
-    y = np.asarray(rotor(x))
+    y = np.asarray(apply(rotor, x))
     multivectors = clifford.embed(x[:, rotor.groups], clifford.VECTOR)
-    rotated = clifford.sandwich(clifford.exp(rotor.bivectors), multivectors)
+    rotated = jax.jit(lambda b, x: clifford.sandwich(clifford.exp(b), x))(rotor.bivectors, multivectors)
     np.testing.assert_allclose(y[:, rotor.groups], rotated[..., np.array(clifford.VECTOR)], atol=2e-6)
     np.testing.assert_allclose(rotated[..., np.array([0, 3, 5, 6, 7])], 0, atol=2e-6)  # a rotor keeps grades
     left = sorted(set(range(dim)) - set(rotor.groups.ravel().tolist()))
@@ -76,7 +84,7 @@ def test_rotor_matrices_have_determinant_one_and_no_singularity():
     matrices = jnp.moveaxis(rotation_matrices(bivectors), -1, 0)
     np.testing.assert_allclose(jnp.linalg.det(matrices), 1, atol=1e-5)
     np.testing.assert_allclose(matrices[-1], np.eye(3))
-    assert jnp.isfinite(jax.jacobian(rotation_matrices)(jnp.zeros((1, 3)))).all()
+    assert jnp.isfinite(jax.jit(jax.jacobian(rotation_matrices))(jnp.zeros((1, 3)))).all()
 
 
 def test_random_rotors_are_haar():
@@ -123,4 +131,4 @@ def test_hadamard_mixes_every_coordinate_with_every_other(dim):
 def test_rotor_equals_the_band_form_for_bfloat16():
     rotor = Rotor.random(jax.random.key(0), 128)
     x = jax.random.normal(jax.random.key(1), (10, 128)).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(rotor(x), rotor(x.astype(jnp.float32)))
+    np.testing.assert_array_equal(apply(rotor, x), apply(rotor, x.astype(jnp.float32)))

@@ -16,10 +16,14 @@ def cache(name="rotor_chain_3/v2_rotated+centered", **options):
     return strategy.cache(2, 1, **{"max_len": 256, "window": 16, **options})
 
 
-@pytest.fixture
-def saved(tmp_path):
+@pytest.fixture(scope="module")
+def full():
     k = jax.random.normal(jax.random.key(1), (2, 100, 1, 64), jnp.bfloat16)
-    full = rqjax.append(cache(), k, k)
+    return jax.jit(rqjax.append)(cache(), k, k)
+
+
+@pytest.fixture
+def saved(full, tmp_path):
     rqjax.save(full, tmp_path / "prefix.safetensors")
     return full, tmp_path / "prefix.safetensors"
 

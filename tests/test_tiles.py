@@ -14,9 +14,10 @@ from tests.plain import error
 @pytest.mark.parametrize("shape", [(16, 5), (2, 3, 128, 4), (20, 7), (1, 1)])
 def test_rows_round_trip_in_exactly_their_bits(bits, shape):
     indices = np.random.default_rng(bits).integers(0, 2**bits, shape).astype(np.uint32)
-    packed = tiles.pack_rows(jnp.asarray(indices), bits)
+    packed = jax.jit(tiles.pack_rows, static_argnums=1)(indices, bits)
     assert sum(part.shape[-2] for part in packed) == -(-shape[-2] // 8) * bits
-    np.testing.assert_array_equal(tiles.unpack_rows(packed, bits, shape[-2]), indices)
+    unpacked = jax.jit(tiles.unpack_rows, static_argnums=(1, 2))(packed, bits, shape[-2])
+    np.testing.assert_array_equal(unpacked, indices)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -74,15 +75,28 @@ def test_small_weights_beside_a_large_one_are_kept():
     values = (rng.choice([-1, 1], 32) + 0.1 * rng.standard_normal((1, 1, 4096, 32))).astype(np.float32) / 6
     w = (1e-5 * rng.uniform(0.5, 1.5, (1, 1, 1, 4096))).astype(np.float32)
     w[..., 0] = 1
-    codes = quantizer.encode(values)
-    sums = products.weighted(quantizer, weights(jnp.asarray(w)), read(quantizer, codes, 4096, transposed=True))
-    assert error(sums, w @ np.asarray(quantizer.decode(codes), np.float64)) < 1e-4
+
+    @jax.jit
+    def through(quantizer, values, w):
+        codes = quantizer.encode(values)
+        sums = products.weighted(quantizer, weights(w), read(quantizer, codes, 4096, transposed=True))
+        return sums, quantizer.decode(codes)
+
+    sums, decoded = through(quantizer, values, w)
+    assert error(sums, w @ np.asarray(decoded, np.float64)) < 1e-4
 
 
 def test_extreme_queries():
     quantizer, rng = rqjax.lloyd_max(16, 3), np.random.default_rng(0)
-    codes = quantizer.encode(rng.standard_normal((1, 1, 16, 16)).astype(np.float32) / 4)
+    x = rng.standard_normal((1, 1, 16, 16)).astype(np.float32) / 4
     y = jnp.asarray([0, 1e30, 1e-30, np.nan], jnp.float32)[:, None] * jnp.ones((1, 1, 4, 16))
-    scores = products.scores(quantizer, products.prepare(quantizer, y), read(quantizer, codes, 16, transposed=False))
-    exact = np.asarray(y, np.float64) @ np.asarray(quantizer.decode(codes), np.float64).swapaxes(2, 3)
+
+    @jax.jit
+    def through(quantizer, x, y):
+        codes = quantizer.encode(x)
+        keys = read(quantizer, codes, 16, transposed=False)
+        return products.scores(quantizer, products.prepare(quantizer, y), keys), quantizer.decode(codes)
+
+    scores, decoded = through(quantizer, x, y)
+    exact = np.asarray(y, np.float64) @ np.asarray(decoded, np.float64).swapaxes(2, 3)
     np.testing.assert_allclose(scores, exact, rtol=1e-3)
