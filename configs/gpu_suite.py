@@ -25,7 +25,10 @@ KERNELS = (
     ("decode", "rotor"),
     ("encode", "hadamard"),
     ("decode", "hadamard"),
+    ("encode", "chain"),
+    ("decode", "chain"),
     ("encode", "dense"),
+    ("encode", "prod"),
 )
 SHAPES = (
     *(f"{batch}x{tokens}x4" for tokens in (4096, 16_384, 65_536, 262_144) for batch in (1, 8, 32)),

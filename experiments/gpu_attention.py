@@ -6,7 +6,6 @@ are those of `SAMPLE` random tokens, repeated, so that a cache of any size is th
 
 import dataclasses
 import functools
-import inspect
 import math
 from typing import Any, NamedTuple
 
@@ -50,7 +49,8 @@ def measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
         if isinstance(time, str):
             raise Missing(time)
     else:
-        attend, first = jax.jit(_public(values["by"])), filled(values["cache"], shape)
+        attend = jax.jit(functools.partial(rqjax.attend, implementation=values["by"]))
+        first = filled(values["cache"], shape)
         size = nbytes(first)
         calls, sets = gpu_clock.counts(clock, size, size)
         caches = [first, *(jax.tree.map(jnp.copy, first) for _ in range(sets - 1))]
@@ -79,15 +79,6 @@ def filled(name: str, shape: Shape) -> rqjax.KVCache:
     }
     lengths = jnp.full(batch, tokens + rest, jnp.int32)
     return dataclasses.replace(small, **parts, lengths=lengths, max_len=tokens + rest)
-
-
-def _public(implementation: str) -> Any:
-    attend: Any = rqjax.attend
-    if "implementation" in inspect.signature(attend).parameters:
-        return functools.partial(attend, implementation=implementation)
-    if implementation != "xla":
-        raise Missing("rqjax.attend takes no implementation")
-    return attend
 
 
 @functools.cache

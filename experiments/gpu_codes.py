@@ -14,7 +14,13 @@ import rqjax
 from experiments import gpu_clock, gpu_torch
 from experiments.gpu_clock import Time
 
-RECIPES = {"rotor": rqjax.rotorquant, "hadamard": rqjax.hadamard, "dense": rqjax.turboquant}
+RECIPES = {
+    "rotor": rqjax.rotorquant,
+    "hadamard": rqjax.hadamard,
+    "chain": rqjax.rotor_chain,
+    "dense": rqjax.turboquant,
+    "prod": rqjax.turboquant_prod,
+}
 OPERATIONS = ("encode", "decode", "roundtrip")
 COMPARED = 2**16
 """Up to so many vectors a kernel's result is compared with XLA's."""
@@ -33,19 +39,9 @@ def moved(operation: str, n: int, point: dict[str, Any]) -> tuple[int, int]:
 
 
 def public(operation: str, implementation: str, dtype: str) -> Callable[..., Any]:
-    """The library's function of this name; XLA's are also the quantizers' own methods."""
-    function = getattr(rqjax, operation, None)
-    if function is not None:
-        options = {"dtype": dtype} if operation == "decode" else {}
-        return functools.partial(function, implementation=implementation, **options)
-    if implementation != "xla":
-        raise Missing(f"rqjax.{operation} is not there")
-    plain = {
-        "encode": lambda quantizer, x: quantizer.encode(x),
-        "decode": lambda quantizer, codes: quantizer.decode(codes).astype(dtype),
-        "roundtrip": lambda quantizer, x: quantizer.decode(quantizer.encode(x)).astype(dtype),
-    }
-    return plain[operation]
+    """The library's function of this name."""
+    options = {"dtype": dtype} if operation == "decode" else {}
+    return functools.partial(getattr(rqjax, operation), implementation=implementation, **options)
 
 
 def measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:

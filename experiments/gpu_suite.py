@@ -6,8 +6,6 @@ A case is one row: "tests", "copy", "<operation> <method> <by> <vectors>" or
 
 import contextlib
 import functools
-import importlib
-import importlib.util
 import logging
 import math
 import os
@@ -28,6 +26,7 @@ import jax.numpy as jnp
 import experiments
 from experiments import gpu_attention, gpu_clock, gpu_codes, published
 from experiments.table import Table
+from rqjax import kernels
 
 logging.getLogger("jax").setLevel(logging.WARNING)  # not a line for each kind of device that is not there
 ROOT = Path(__file__).parent.parent
@@ -101,16 +100,15 @@ def _parse(case: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _interpreted(wanted: bool) -> Iterator[None]:
-    """In a rehearsal on a CPU kernels are interpreted, if there are any."""
-    if not wanted or jax.default_backend() == "gpu" or importlib.util.find_spec("rqjax.kernels") is None:
+    """In a rehearsal on a CPU kernels are interpreted."""
+    if not wanted or jax.default_backend() == "gpu":
         yield
         return
-    interpret = importlib.import_module("rqjax.kernels").INTERPRET
-    token = interpret.set(importlib.import_module("pallas_kernels.mosaic").interpreter(detect_races=False))
+    token = kernels.INTERPRET.set(kernels.kernel("mosaic").interpreter(detect_races=False))
     try:
         yield
     finally:
-        interpret.reset(token)
+        kernels.INTERPRET.reset(token)
 
 
 def _measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def decode(
     names, arrays = stage_arrays(rotation)
     dim = rotation[0][1].shape[1] * (8 if names[0] == "rotor" else 1)
     n, bits = words.shape[0], (levels.shape[0] - 1).bit_length()
-    tile = tile_of(tokens, n, dim, interpret)
+    tile = tile_of("decode", tokens, n, dim, interpret)
     rows = tile.rows
 
     def body(m):

@@ -55,7 +55,7 @@ def encode(
     """
     (n, dim), bits = x.shape, boundaries.shape[0].bit_length()
     names, arrays = stage_arrays(rotation)
-    tile = tile_of(64 if "dense" in names else tokens, n, dim, interpret)
+    tile = tile_of("encode", 64 if "dense" in names else tokens, n, dim, interpret)
     rows = tile.rows
 
     def body(m):

@@ -64,16 +64,28 @@ BY_TOKEN = ("x", "minus", "norm", "words")
 """Inputs with a row a token."""
 
 
-def tile_of(tokens: int | None, n: int, dim: int, interpret: Any) -> Tile:
-    """A tile of so many tokens, or of as many as suits n vectors."""
-    return Tile(Rows(tokens or tile_tokens(dim, n), bool(interpret)), dim)
+def tile_of(kernel: str, tokens: int | None, n: int, dim: int, interpret: Any) -> Tile:
+    """A tile of so many tokens, or of as many as suits a kernel for n vectors."""
+    return Tile(Rows(tokens or tile_tokens(kernel, dim, n), bool(interpret)), dim)
 
 
-def tile_tokens(dim: int, n: int) -> int:
-    """Tokens of a tile: 32 KiB of float32 or, of few vectors, as many as keep all processors busy."""
-    fits = [t for t in (128, 64, 32) if dim // 8 % (256 // t) == 0]
+def tile_tokens(kernel: str, dim: int, n: int) -> int:
+    """Tokens of a tile: what was tuned, else 32 KiB of float32 or, of few vectors, as keeps all processors busy."""
+    if (kernel, dim, n) in TUNED:
+        return TUNED[kernel, dim, n]
+    fits = tile_sizes(dim)
     large = next((t for t in fits if t * dim <= 2**13), fits[-1])
     return next((t for t in fits if t <= large and n >= t * PROCESSORS), fits[-1])
+
+
+def tile_sizes(dim: int) -> list[int]:
+    """Tokens that a tile may have, of which each thread then has an even number of lanes."""
+    return [t for t in (128, 64, 32) if dim // 8 % (256 // t) == 0]
+
+
+TUNED: dict[tuple[str, int, int], int] = {}
+"""Tokens of a tile by kernel ("encode", "decode", "roundtrip"), dimension and number of vectors, as
+`rqjax.kernels.autotune` found them."""
 
 
 def start_of(tile: Tile, n: int) -> tuple[jax.Array, jax.Array]:

@@ -30,7 +30,7 @@ def rotor_roundtrip(
     them; the other arguments are those of `encode.encode` and `decode.decode`.
     """
     (n, dim), bits = x.shape, (levels.shape[0] - 1).bit_length()
-    tile = tile_of(tokens, n, dim, interpret)
+    tile = tile_of("roundtrip", tokens, n, dim, interpret)
     rows = tile.rows
 
     def body(m):

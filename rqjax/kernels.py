@@ -4,10 +4,12 @@ A kernel gives what the XLA path gives, up to values within rounding of a bounda
 also its derivative.
 """
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import math
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, get_args
@@ -211,6 +213,49 @@ def differentiable(run: Callable[..., Any], twin: Callable[..., Any]) -> Callabl
 
     function.defvjp(lambda *operands: (batched(*operands), operands), backward)
     return function
+
+
+def autotune(quantizer: Any, x: Shaped[Array, "*n d"], *, repeats: int = 20) -> dict[str, int]:
+    """Measures every tile size of the kernels for such vectors on this device, and keeps the fastest for this process.
+
+    Functions that were compiled before keep theirs: call it first.
+
+    Args:
+      quantizer: one that has kernels.
+      x: vectors, as many as there will be.
+      repeats: launches that are timed together; the best of three times counts.
+
+    Returns:
+      Tokens of a tile for each kernel that there is.
+
+    Raises:
+      Unsupported: there is no kernel for the quantizer, the vectors or the device; the message says why.
+    """
+    check_device()
+    launch, n, dim = kernel("launch"), math.prod(x.shape[:-1]), x.shape[-1]
+    codes = encoder(quantizer, x)(quantizer, x)
+    found = {}
+    for name, find, operand in (
+        ("encode", encoder, x),
+        ("decode", functools.partial(decoder, dtype=x.dtype), codes),
+        ("roundtrip", roundtripper, x),
+    ):
+        with contextlib.suppress(Unsupported):
+            run = find(quantizer, operand)
+
+            def seconds(tokens, name=name, run=run, operand=operand):
+                launch.TUNED[name, dim, n] = tokens
+                compiled = jax.jit(lambda *operands: run(*operands))  # a function of its own is traced anew
+                jax.block_until_ready(compiled(quantizer, operand))
+                times = []
+                for _ in range(3):
+                    start = time.perf_counter()
+                    jax.block_until_ready([compiled(quantizer, operand) for _ in range(repeats)])
+                    times.append(time.perf_counter() - start)
+                return min(times)
+
+            found[name] = launch.TUNED[name, dim, n] = min(launch.tile_sizes(dim), key=seconds)
+    return found
 
 
 def _rows(x: Array, count: int = 1) -> Array:

@@ -127,6 +127,34 @@ def test_tiles_of_many_vectors_give_the_same_codes(monkeypatch):
     assert_same_codes(quantizer, x, *both(encode, quantizer, x))
 
 
+def test_autotuning_keeps_a_tile_size(monkeypatch):
+    monkeypatch.setattr(launch, "TUNED", {})
+    monkeypatch.setattr(launch, "tile_sizes", lambda dim: [64])
+    found = kernels.autotune(recipe("turboquant", 64, 2), vectors(3, 64), repeats=1)
+    assert found == {"encode": 64}
+    assert launch.TUNED == {("encode", 64, 3): 64}
+    assert launch.tile_tokens("encode", 64, 3) == 64
+
+
+@pytest.mark.parametrize(("dim", "few", "many"), [(64, 32, 128), (80, 128, 128), (128, 32, 64), (512, 32, 32)])
+def test_tiles_of_few_vectors_are_smaller(dim, few, many):
+    assert launch.tile_tokens("encode", dim, 1000) == few
+    assert launch.tile_tokens("encode", dim, 10**6) == many
+
+
+def test_lowers_in_shards():
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
+    spec = jax.sharding.PartitionSpec
+    quantizer, x = recipe("rotorquant", 64, 3), vectors(64, 64)
+
+    def shard(quantizer, x):
+        kernels.INTERPRET.set(False)
+        return kernels.encoder(quantizer, x)(quantizer, x)
+
+    run = jax.shard_map(shard, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=(spec("data"), spec("data")))
+    assert "mosaic_gpu" in jax.jit(run).trace(quantizer, x).lower(lowering_platforms=("cuda",)).as_text()
+
+
 def test_one_quantizer_a_head_and_leading_axes():
     x = vectors(12, 64).reshape(2, 2, 3, 64)
     keys = jax.random.split(jax.random.key(5), 2)
