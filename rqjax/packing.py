@@ -1,7 +1,7 @@
 """Packing of b-bit indices into uint32 words: b bits cost b bits, for every b.
 
-Two layouts. Both take exactly d b bits where 8 divides d and 32 divides d b; otherwise the last word is padded (and where
-8 does not divide d, `pack` may take one more, above 4 bits two).
+Two layouts. Both take exactly d b bits where 8 divides d and 32 divides d b; otherwise the last word is padded (and
+where 8 does not divide d, `pack` may take one more, above 4 bits two).
 
 `pack` is the fast one. The d indices of a vector are cut into 8 planes of L = ceil(d / 8) lanes; index k L + j is
 field k of lane j, so that every shift acts on whole contiguous planes and nothing is gathered. For b <= 4 a lane is b
