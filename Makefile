@@ -1,12 +1,15 @@
 # make tables: the main job. make test: the test suite. Both make their environment in .venv first.
 PYTHON ?= python3
+# Python 3.12 or newer, for the newest jax: the first that is on the path or in pyenv.
+NEWEST ?= $(shell for p in python3.13 python3.12 $$HOME/.pyenv/versions/3.1[2-9].*/bin/python3; do \
+	$$p -c "" 2> /dev/null && echo $$p && break; done)
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 WORKDIR ?= runs
 TABLES := parameters cache_size kv_memory fractional inner_product rotation_mixing distortion
 MODEL_TABLES := perplexity attention_fidelity needle_model
 
-.PHONY: env gpu-compile-env tables models test goldens lint bench clean
+.PHONY: env gpu-compile-env tables models test test-newest goldens lint bench clean
 
 env: $(VENV)/.test
 
@@ -48,6 +51,14 @@ models: env
 test: env gpu-compile-env
 	$(RUN) -m pytest -n 2 --dist=worksteal tests
 
+# Every kernel lowers for CUDA on the newest jax too; nothing to do where there is no Python for it.
+test-newest:
+	@if [ -z "$(NEWEST)" ]; then echo "no Python 3.12 or newer for the newest jax"; else \
+		$(NEWEST) -m venv $(VENV)-newest && \
+		$(VENV)-newest/bin/python -m pip install --quiet --upgrade jax jaxtyping scipy optax absl-py pytest && \
+		$(VENV)-newest/bin/python -m pytest -q -o addopts= tests/test_lowering.py; \
+	fi
+
 goldens: env gpu-compile-env
 	$(RUN) tests/hopper.py --goldens
 
@@ -62,4 +73,4 @@ bench: env
 	done
 
 clean:
-	rm -rf $(VENV) $(WORKDIR)
+	rm -rf $(VENV) $(VENV)-newest $(WORKDIR)

@@ -29,6 +29,7 @@ KERNELS = (
     ("decode", "chain"),
     ("encode", "dense"),
     ("encode", "prod"),
+    ("encode", "eden"),
 )
 SHAPES = (
     *(f"{batch}x{tokens}x4" for tokens in (4096, 16_384, 65_536, 262_144) for batch in (1, 8, 32)),

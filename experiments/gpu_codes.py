@@ -20,6 +20,7 @@ RECIPES = {
     "chain": rqjax.rotor_chain,
     "dense": rqjax.turboquant,
     "prod": rqjax.turboquant_prod,
+    "eden": rqjax.eden,
 }
 OPERATIONS = ("encode", "decode", "roundtrip")
 COMPARED = 2**16

@@ -1,6 +1,7 @@
 """Rotate, quantize and pack in one launch: vectors are read once, norms and codes written once."""
 
 import functools
+import itertools
 import operator
 from typing import Any
 
@@ -31,6 +32,7 @@ def encode(
     boundaries: jax.Array,
     *,
     symmetric: bool,
+    scaled: tuple[str, jax.Array] | None = None,
     minus: jax.Array | None = None,
     norm_dtype: Any = jnp.bfloat16,
     tokens: int | None = None,
@@ -45,13 +47,15 @@ def encode(
       rotation: stages, as in `launch`.
       boundaries: (2**bits - 1,) float32, ascending, 1 to 8 bits: an index is the number of boundaries below x / |x|.
       symmetric: whether boundaries[::-1] == -boundaries.
+      scaled: "mse" or "unbiased" and the levels (2**bits,) float32, to store the norm times the best scale of the
+        levels (EDEN) in the place of the norm.
       minus: (n, d) float32, which is subtracted from x first.
       norm_dtype: of the norms.
       tokens: of a tile: 128, 64 or 32; `launch.tile_tokens`, if not given.
       interpret: `mosaic.interpreter()` to run on a CPU.
 
     Returns:
-      Norms (n,) and words (n, words) uint32 in the layout of `packing`.
+      Norms, or scales, (n,) and words (n, words) uint32 in the layout of `packing`.
     """
     (n, dim), bits = x.shape, boundaries.shape[0].bit_length()
     names, arrays = stage_arrays(rotation)
@@ -71,24 +75,39 @@ def encode(
             )
             rows.synchronize()
             m = {"work": m["tile"], **m}  # which is free from here on, where it is of float32
-        norm = quantize.norm(tile, source, m).astype(norm_dtype)
-        nearest = quantize.nearest(rows, m["table"], bits, symmetric, norm.astype(jnp.float32))
+        norm = quantize.norm(tile, source, m)
+        if scaled is None:  # directions are relative to the norm as it is stored
+            norm = norm.astype(norm_dtype).astype(jnp.float32)
+        else:
+            copy_in(m["levels"], m["table of levels"], m)
+            levels = quantize.readable(rows, m["table of levels"])
+        nearest = quantize.nearest(rows, m["table"], bits, symmetric, norm)
+        produce = rotate(tile, names, m, source)
 
-        def pack(lane, fields):
-            fields = [[nearest(value) for value in values] for values in fields]
+        def pack(lane, sums):
+            fields = produce(lane)
+            indices = [[nearest(value) for value in values] for values in fields]
+            if scaled is not None:
+                for value, index in zip(*(itertools.chain(*part) for part in (fields, indices)), strict=True):
+                    level = quantize.look_up(rows, levels, index)
+                    sums = sums[0] + level * value, sums[1] + level * level
             for section, width in enumerate(packing.sections(bits)):
-                parts = fields
+                parts = indices
                 if bits > 4:
-                    parts = [[(v >> 4 * section) & jnp.uint32((1 << width) - 1) for v in values] for values in fields]
+                    parts = [[(v >> 4 * section) & jnp.uint32((1 << width) - 1) for v in values] for values in indices]
                 # A sum of products takes one instruction a field, shifts and ors two.
                 parts = [[v * jnp.uint32(1 << (width * k)) for v in values] for k, values in enumerate(parts)]
                 words = [functools.reduce(operator.add, column) for column in zip(*parts, strict=True)]
                 rows.poke(m["lanes"], rows.token, section * tile.lanes + lane, words)
+            return sums
 
-        tile.for_lanes(rotate(tile, names, m, source), pack)
+        sums = tile.over_lanes(pack, () if scaled is None else (rows.full(0.0), rows.full(0.0)))
         rows.synchronize()
+        if scaled is not None:  # <y, levels> / |levels|^2, or |y|^2 / <y, levels>
+            product, square = (quantize.across(rows, m["partial"], operator.add, total) for total in sums)
+            norm = jnp.where(norm > 0, product / square if scaled[0] == "mse" else norm * norm / product, 0.0)
         own = (rows.part == 0) & (rows.token < count)
-        rows.poke(of_tile(m["norm"], start, tile), rows.token, rows.part * 0, [norm], own)
+        rows.poke(of_tile(m["norm"], start, tile), rows.token, rows.part * 0, [norm.astype(norm_dtype)], own)
         packing.write_words(rows, m["lanes"], of_tile(m["words"], start, tile), dim, bits, count)
 
     inputs = {"x": x, "boundaries": table(boundaries, bits), **arrays}
@@ -97,6 +116,8 @@ def encode(
         **stage_memory(tile, names, x.dtype),
         **code_memory(tile, bits),
     }
+    if scaled is not None:
+        inputs["levels"], memory["table of levels"] = table(scaled[1], bits), memory["table"]
     if minus is not None:
         inputs["minus"], memory["residual"] = minus, swizzled(rows.tokens, dim, jnp.float32)
         if x.dtype == jnp.float32:

@@ -51,7 +51,11 @@ def _over_coordinates(tile: Tile, ref: Any, partial: Any, combine: Any, function
     def chunk(lane, total):
         return functools.reduce(combine, [function(x) for values in tile.read(ref, lane) for x in values], total)
 
-    total = tile.over_lanes(chunk, rows.full(0.0), times)
+    return across(rows, partial, combine, tile.over_lanes(chunk, rows.full(0.0), times))
+
+
+def across(rows: Rows, partial: Any, combine: Any, total: jax.Array) -> jax.Array:
+    """Combines the numbers of the threads that share a token; `partial` is shared memory (parts, tokens)."""
     if rows.parts == 1:
         return total
     rows.poke(partial, rows.part, rows.token, [total])

@@ -32,6 +32,13 @@ def _encode(names: tuple[str, ...], dim: int, bits: int, dtype: str) -> Configur
     return run, (_floats(N, dim, dtype=dtype), _floats(2**bits - 1), *(_stage(name, dim) for name in names))
 
 
+def _encode_scaled(dim: int, bits: int) -> Configuration:
+    def run(x, boundaries, levels, matrix):
+        return encoding.encode(x, (("dense", matrix),), boundaries, symmetric=True, scaled=("mse", levels))
+
+    return run, (_floats(N, dim), _floats(2**bits - 1), _floats(2**bits), _stage("dense", dim))
+
+
 def _decode(names: tuple[str, ...], dim: int, bits: int, dtype: str) -> Configuration:
     def run(norm, words, levels, *arrays):
         return decoding.decode(norm, words, tuple(zip(names, arrays, strict=True)), levels, dtype=dtype)
@@ -85,6 +92,7 @@ CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {
         f"dense_encode_{dim}_3_{dtype}": functools.partial(_encode, ("dense",), dim, 3, dtype)
         for dim, dtype in ((128, "float32"), (128, "bfloat16"), (256, "float32"))
     },
+    "eden_encode_128_3_float32": functools.partial(_encode_scaled, 128, 3),
     "sign_sketch_128_float32": functools.partial(_sketch, 128, "float32"),
     "sign_sketch_256_bfloat16": functools.partial(_sketch, 256, "bfloat16"),
     **{f"decode_attention {name}": functools.partial(_attention, name) for name in decode_attention_shapes.SHAPES},

@@ -131,7 +131,7 @@ def dense(tile: Tile, source: Any, matrix: Any, parts: list[Any], barrier: Any, 
         for columns_k in columns:
             high, low = halves(load(source.at[:, columns_k], plgpu.Layout.WGMMA).astype(jnp.float32))
             for x, half in ((high, 0), (high, 1)) if source.dtype == jnp.bfloat16 else ((high, 0), (low, 0), (high, 1)):
-                plgpu.wgmma(accumulator, x, plgpu.transpose_ref(parts[half].at[:, columns_k], (1, 0)))
+                plgpu.wgmma(accumulator, x, parts[half].at[:, columns_k].T)
         plgpu.wgmma_wait(0)
         return accumulator[...]
 

@@ -39,6 +39,17 @@ class Normalized:
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         return ops.decode(self, codes)
 
+    def plain_encode(self, x: Vectors) -> Codes:
+        """`encode` where there is no kernel."""
+        x = check_vectors(x, self.dim)
+        norm = ops.norm(x).astype(self.dtype)
+        return norm[..., 0], ops.encode_direction(self.inner, x, as_float32(norm))
+
+    def plain_decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        """`decode` where there is no kernel."""
+        norm, inner = codes
+        return as_float32(norm)[..., None] * self.inner.decode(inner)
+
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         norm, inner = codes
         return self.inner.dot(y, inner) * as_float32(norm)
@@ -69,7 +80,11 @@ class Scaled:
     def bits_per_vector(self) -> int:
         return _bits(self.dtype) + self.inner.bits_per_vector
 
-    def encode(self, x: Vectors) -> Codes:
+    encode, decode = Normalized.encode, Normalized.decode
+    dot, plain_decode = Normalized.dot, Normalized.plain_decode
+
+    def plain_encode(self, x: Vectors) -> Codes:
+        """`encode` where there is no kernel."""
         x = check_vectors(x, self.dim)
         norm = ops.norm(x)
         inner = ops.encode_direction(self.inner, x, norm)
@@ -77,12 +92,6 @@ class Scaled:
         product = jnp.sum(as_float32(x) / jnp.where(norm > 0, norm, 1) * decoded, axis=-1)
         scale = product / jnp.sum(decoded**2, axis=-1) if self.mode == "mse" else 1 / product
         return (norm[..., 0] * jnp.where(norm[..., 0] > 0, scale, 0)).astype(self.dtype), inner
-
-    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
-        scale, inner = codes
-        return as_float32(scale)[..., None] * self.inner.decode(inner)
-
-    dot = Normalized.dot
 
 
 @pytree

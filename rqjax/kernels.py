@@ -88,21 +88,23 @@ def kernel(module: str) -> Any:
 
 
 class Fused(NamedTuple):
-    """The parts of Normalized(Rotated(rotation, Scalar)) as the kernels take them."""
+    """The parts of Normalized(Rotated(rotation, Scalar)), or of Scaled, as the kernels take them."""
 
     rotation: Any
     scalar: Any
     norm_dtype: Any
+    mode: str | None
+    """Of `Scaled`."""
 
     @classmethod
     def of(cls, quantizer: Any) -> "Fused":
         match quantizer:
-            case combinators.Normalized(
-                inner=combinators.Rotated(rotation=rotation, inner=scalar.Scalar() as levels), dtype=dtype
-            ):
-                return cls(rotation, levels, dtype)
+            case (combinators.Normalized() | combinators.Scaled()) as outer:
+                match outer.inner:
+                    case combinators.Rotated(rotation=rotation, inner=scalar.Scalar() as levels):
+                        return cls(rotation, levels, outer.dtype, getattr(outer, "mode", None))
         raise Unsupported(
-            "mosaic_gpu kernels are for Normalized(Rotated(rotation, Scalar)) and, to encode, "
+            "mosaic_gpu kernels are for Normalized or Scaled(Rotated(rotation, Scalar)) and, to encode, "
             f"Normalized(Residual(Rotated(rotation, Scalar), Sign)), not for {_nest(quantizer)}"
         )
 
@@ -133,6 +135,8 @@ def roundtripper(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any
     """The kernel (quantizer, vectors) -> decoded vectors, for rotors."""
     fused = Fused.of(quantizer)
     check_vectors(x, x.dtype)
+    if fused.mode is not None:
+        raise Unsupported("the mosaic_gpu round trip is for Normalized, not for Scaled")
     if not isinstance(fused.rotation, Rotor):
         raise Unsupported(f"the mosaic_gpu round trip is for Rotor, not for {type(fused.rotation).__name__}")
     return _roundtrip
@@ -269,6 +273,7 @@ def _encode(quantizer: Any, x: Array) -> Any:
         stages(fused.rotation),
         fused.boundaries,
         symmetric=fused.scalar.symmetric,
+        scaled=None if fused.mode is None else (fused.mode, fused.scalar.values),
         norm_dtype=fused.norm_dtype,
         interpret=INTERPRET.get(),
     )

@@ -67,17 +67,11 @@ def _run(twin: Any, implementation: Implementation | None, find: Any, quantizer:
 
 
 def _encode(quantizer: Any, x: Array) -> Codes:
-    if not isinstance(quantizer, combinators.Normalized):
-        return quantizer.encode(x)
-    size = norm(x).astype(quantizer.dtype)
-    return size[..., 0], encode_direction(quantizer.inner, x, as_float32(size))
+    return getattr(quantizer, "plain_encode", quantizer.encode)(x)
 
 
 def _decode(quantizer: Any, codes: Codes, dtype: Any) -> Array:
-    if isinstance(quantizer, combinators.Normalized):
-        x = as_float32(codes[0])[..., None] * quantizer.inner.decode(codes[1])
-    else:
-        x = quantizer.decode(codes)
+    x = getattr(quantizer, "plain_decode", quantizer.decode)(codes)
     return x if dtype is None else x.astype(dtype)
 
 

@@ -54,7 +54,10 @@ def assert_same_codes(quantizer, x, got, want, ulp=ULP):
     unpack = jax.jit(lambda codes: packing.unpack(codes[1], levels.bits, levels.dim))
     different = np.asarray(unpack(got)) != np.asarray(unpack(want))
     assert different.any() or (np.asarray(got[1]) == np.asarray(want[1])).all()  # padding too
-    y = y / np.where(want_norm > 0, want_norm, 1)[..., None]
+    size = want_norm  # directions are relative to the norm as it is stored, if it is
+    if isinstance(quantizer, rqjax.Scaled):
+        size = np.linalg.norm(np.asarray(x, np.float32), axis=-1)
+    y = y / np.where(size > 0, size, 1)[..., None]
     near = np.abs(y[..., None] - (values[1:] + values[:-1]) / 2).min(-1) <= ulp
     assert not (different & (norm == want_norm)[..., None] & ~near).any()
     assert different[norm == want_norm].sum() <= x.size / 500
@@ -110,6 +113,17 @@ def test_sketch_of_the_residual(method, dtype):
     np.testing.assert_allclose(np.asarray(rest, np.float32), np.asarray(want_rest, np.float32), rtol=2.0**-6)
     a, b = (np.asarray(jax.jit(packing.unpack, static_argnums=(1, 2))(c, 1, 64)) for c in (signs, want_signs))
     assert (a != b).mean() <= 1e-3
+
+
+@pytest.mark.parametrize(
+    ("mode", "rotation", "dtype"), [("mse", "turboquant", "float32"), ("unbiased", "hadamard", "bfloat16")]
+)
+def test_best_scales(mode, rotation, dtype):
+    inner = recipe(rotation, 128, 3).inner
+    quantizer, x = rqjax.Scaled(inner, mode), vectors(33, 128, dtype)
+    got, want = both(encode, quantizer, x)
+    assert_same_codes(quantizer, x, got, want, ulp=2.0**-16)
+    assert float(jnp.abs(got[0] - jnp.linalg.norm(x.astype(jnp.float32), axis=-1)).max()) > 0.01
 
 
 def test_norms_at_the_ends_of_float32():
@@ -213,8 +227,8 @@ def test_the_halves_of_a_matrix_have_sixteen_bits():
         ("rotorquant", 100, "float32", "dimension 64, 80, 96, 128, 192, 256, 512, not 100"),
         ("turboquant", 96, "float32", "dense matrices of dimension 64, 128, 256, not 96"),
         ("planarquant", 64, "float32", "rotate by Rotor, Hadamard, Dense, or a Chain .*, not by Givens"),
-        ("rtn", 64, "float32", r"Normalized\(Rotated\(rotation, Scalar\)\).*, not for Affine"),
-        ("eden", 64, "float32", r"not for Scaled\(Rotated\(Dense, Scalar\)\)"),
+        ("rtn", 64, "float32", r"Normalized or Scaled\(Rotated\(rotation, Scalar\)\).*, not for Affine"),
+        ("identity", 64, "float32", r"not for Normalized\(Scalar\)"),
     ],
 )
 def test_what_has_no_kernel_says_why_and_takes_xla_by_itself(method, dim, dtype, message):
