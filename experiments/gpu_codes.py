@@ -31,10 +31,11 @@ class Missing(RuntimeError):
     """What is to be measured is not there."""
 
 
-def moved(operation: str, n: int, point: dict[str, Any]) -> tuple[int, int]:
+def moved(operation: str, method: str, n: int, point: dict[str, Any]) -> tuple[int, int]:
     """Least bytes that an operation on n vectors reads, and reads and writes."""
     vectors = n * point["dim"] * jnp.dtype(point["dtype"]).itemsize
-    codes = n * (point["bits"] * point["dim"] + 16) // 8
+    norms = 32 if method == "prod" else 16  # bits; of the vector, and of the residual
+    codes = n * (point["bits"] * point["dim"] + norms) // 8
     read = codes if operation == "decode" else vectors
     return read, 2 * vectors if operation == "roundtrip" else vectors + codes
 
@@ -49,7 +50,7 @@ def measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
     """One `operation` of a `method` on so many `vectors`, `by` an implementation or a yardstick."""
     operation, by, n = values["operation"], values["by"], values["vectors"]
     clock = gpu_clock.Settings.of(point)
-    read, total = moved(operation, n, point)
+    read, total = moved(operation, values["method"], n, point)
     calls, sets = gpu_clock.counts(clock, read, total)
     sizes = (operation, n, point["dim"], point["bits"], point["dtype"], calls, sets, clock)
     dense = gpu_torch.available() and {way: gpu_torch.time(way, *sizes) for way in gpu_torch.WAYS}
