@@ -128,8 +128,8 @@ def goldens() -> dict[str, dict[str, Kernels]]:
     return json.loads(GOLDENS.read_text()) if GOLDENS.exists() else {}
 
 
-def renew(kernels: dict[str, Kernels]) -> None:
-    """Writes the goldens of this version of jax."""
+def renew(kernels: dict[str, Kernels], *, whole: bool) -> None:
+    """Writes the goldens of this version of jax, of all configurations if `whole`, else of these."""
     kept = {
         name: {
             kernel: {field: now[field] for field in ("registers", "spills", "shared")} for kernel, now in one.items()
@@ -137,7 +137,9 @@ def renew(kernels: dict[str, Kernels]) -> None:
         for name, one in kernels.items()
     }
     GOLDENS.parent.mkdir(exist_ok=True)
-    GOLDENS.write_text(json.dumps({**goldens(), jax_version(): kept}, indent=1, sort_keys=True) + "\n")
+    before = {} if whole else goldens().get(jax_version(), {})
+    renewed = {**goldens(), jax_version(): {**before, **kept}}
+    GOLDENS.write_text(json.dumps(renewed, indent=1, sort_keys=True) + "\n")
 
 
 def main() -> None:
@@ -165,7 +167,7 @@ def main() -> None:
             print(f"{name:<32} {kernel:<24} {now['registers']:>9} {now['spills']:>7} {now['shared']:>7}", end=" ")
             print(f"{now['instructions']:>7}")
     if options.goldens:
-        renew(kernels)
+        renew(kernels, whole=not options.names)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def test_codes_and_decoded_vectors_are_those_of_xla(method, dim, bits, dtype, n)
     assert (error <= float(jnp.finfo(dtype).eps) * 4 * np.asarray(want[0], np.float32)).all()
 
 
-@pytest.mark.parametrize(("dim", "bits", "dtype"), [(128, 3, "float32"), (96, 4, "bfloat16"), (256, 6, "float16")])
+@pytest.mark.parametrize(("dim", "bits", "dtype"), [(128, 3, "float32"), (64, 6, "bfloat16")])
 def test_round_trip_is_decoding_what_was_encoded(dim, bits, dtype):
     quantizer, x = recipe("rotorquant", dim, bits), vectors(37, dim, dtype)
     function = lambda q, x, implementation: rqjax.roundtrip(q, x, implementation=implementation)  # noqa: E731
