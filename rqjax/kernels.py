@@ -71,7 +71,7 @@ def by_xla(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_device() -> None:
     """Raises `Unsupported` where kernels cannot run: they need a Hopper GPU and jax 0.10.2."""
-    if tuple(int(part) for part in jax.__version__.split(".")[:3]) < (0, 10, 2):
+    if jax.__version_info__ < (0, 10, 2):
         raise Unsupported(f"mosaic_gpu kernels need jax 0.10.2 or newer, this is {jax.__version__}")
     if not INTERPRET.get():
         capability = getattr(jax.devices()[0], "compute_capability", None)
