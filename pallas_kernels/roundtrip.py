@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import quantize, stages
 from pallas_kernels.launch import code_memory, copy_in, copy_out, launch, of_tile, start_of, table, tile_of
@@ -55,9 +54,9 @@ def rotor_roundtrip(
     memory = {
         "tile": swizzled(rows.tokens, dim, x.dtype),
         "levels of tile": swizzled(rows.tokens, dim, jnp.float32),
-        "table of levels": plgpu.SMEM((1, max(2**bits, 32)), jnp.float32),
         **code_memory(tile, bits),
     }
+    memory["table of levels"] = memory["table"]
     inputs = {"x": x, "boundaries": table(boundaries, bits), "levels": table(levels, bits)}
     inputs |= {"forward": forward, "backward": backward}
     out = {"out": jax.ShapeDtypeStruct((n, dim), x.dtype)}

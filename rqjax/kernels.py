@@ -119,7 +119,9 @@ def encoder(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], An
     prod = _residual(quantizer)
     fused = Fused.of(quantizer if prod is None else prod[0])
     check_vectors(x, x.dtype)
-    stages(fused.rotation)
+    _check_stages(stages, fused.rotation)
+    if prod is not None:
+        _check_stages(stages, prod[1].sketch)
     return _encode if prod is None else _encode_residual
 
 
@@ -127,7 +129,7 @@ def decoder(quantizer: Any, codes: Any, dtype: Any) -> Callable[[Any, Any], Any]
     """The kernel (quantizer, codes) -> vectors for such a nest and codes."""
     fused = Fused.of(quantizer)
     check_vectors(jax.ShapeDtypeStruct((*codes[1].shape[:-1], quantizer.dim), jnp.float32), dtype)
-    inverse_stages(fused.rotation)
+    _check_stages(inverse_stages, fused.rotation)
     return functools.partial(_decode, dtype=dtype)
 
 
@@ -186,6 +188,11 @@ def inverse_stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
             stages(rotation)
             return tuple(stage for part in reversed(rotation.rotations) for stage in inverse_stages(part))
     raise Unsupported(f"mosaic_gpu kernels rotate by {ROTATIONS}, not by {_nest(rotation)}")
+
+
+def _check_stages(make: Callable[[Any], tuple[tuple[str, Array], ...]], rotation: Any) -> None:
+    """Raises `Unsupported` where `make(rotation)` would, without its arrays, which the kernel's call makes itself."""
+    jax.eval_shape(lambda rotation: [array for _, array in make(rotation)], rotation)
 
 
 ROTATIONS = "Rotor, Hadamard, Dense, or a Chain of a Rotor and a Hadamard"
@@ -284,7 +291,6 @@ def _residual(quantizer: Any) -> tuple[Any, Any] | None:
     """Normalized(first) and the sketch of Normalized(Residual(first, Sign)), if it is one."""
     match quantizer:
         case combinators.Normalized(inner=combinators.Residual(first=first, second=sign.Sign() as sketch), dtype=dtype):
-            stages(sketch.sketch)
             return combinators.Normalized(first, dtype), sketch
     return None
 
