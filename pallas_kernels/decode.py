@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from pallas_kernels import packing, quantize
 from pallas_kernels.launch import (
     Rotation,
-    code_memory,
     copy_in,
     copy_out,
+    lane_memory,
     launch,
     of_tile,
     rotate,
@@ -20,6 +20,7 @@ from pallas_kernels.launch import (
     stage_memory,
     start_of,
     table,
+    table_memory,
     tile_of,
 )
 from pallas_kernels.rows import swizzled
@@ -81,7 +82,8 @@ def decode(
         "levels of tile": swizzled(rows.tokens, dim, jnp.float32),
         "tile": swizzled(rows.tokens, dim, dtype),
         **stage_memory(tile, names, jnp.float32),
-        **code_memory(tile, bits),
+        **lane_memory(tile, bits),
+        "table": table_memory(bits),
     }
     inputs = {"norm": norm[:, None], "words": words, "levels": table(levels, bits), **arrays}
     out = {"out": jax.ShapeDtypeStruct((n, dim), dtype)}

@@ -12,15 +12,17 @@ from jax import lax
 from pallas_kernels import packing, quantize
 from pallas_kernels.launch import (
     Rotation,
-    code_memory,
     copy_in,
+    lane_memory,
     launch,
+    norm_memory,
     of_tile,
     rotate,
     stage_arrays,
     stage_memory,
     start_of,
     table,
+    table_memory,
     tile_of,
 )
 from pallas_kernels.rows import swizzled
@@ -114,10 +116,12 @@ def encode(
     memory = {
         "tile": swizzled(rows.tokens, dim, x.dtype),
         **stage_memory(tile, names, x.dtype),
-        **code_memory(tile, bits),
+        **lane_memory(tile, bits),
+        **norm_memory(tile),
+        "table": table_memory(bits),
     }
     if scaled is not None:
-        inputs["levels"], memory["table of levels"] = table(scaled[1], bits), memory["table"]
+        inputs["levels"], memory["table of levels"] = table(scaled[1], bits), table_memory(bits)
     if minus is not None:
         inputs["minus"], memory["residual"] = minus, swizzled(rows.tokens, dim, jnp.float32)
         if x.dtype == jnp.float32:

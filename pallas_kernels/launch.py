@@ -117,14 +117,22 @@ def table(values: jax.Array, bits: int) -> jax.Array:
     return jnp.pad(values.astype(jnp.float32), (0, max(2**bits, 32) - values.shape[0]))[None]
 
 
-def code_memory(tile: Tile, bits: int) -> Memory:
-    """Shared memory for codes, for norms across the threads of a token, and for a table."""
+def lane_memory(tile: Tile, bits: int) -> Memory:
+    """Shared memory for codes."""
+    return {"lanes": plgpu.SMEM((tile.rows.tokens, len(packing.sections(bits)) * tile.lanes), jnp.uint32)}
+
+
+def norm_memory(tile: Tile) -> Memory:
+    """Shared memory for norms across the threads of a token."""
     return {
-        "lanes": plgpu.SMEM((tile.rows.tokens, len(packing.sections(bits)) * tile.lanes), jnp.uint32),
         "partial": plgpu.SMEM((tile.rows.parts, tile.rows.tokens), jnp.float32),
         "unusual": plgpu.SMEM((1, 1), jnp.int32),
-        "table": plgpu.SMEM((1, max(2**bits, 32)), jnp.float32),
     }
+
+
+def table_memory(bits: int) -> Any:
+    """Shared memory for a `table`."""
+    return plgpu.SMEM((1, max(2**bits, 32)), jnp.float32)
 
 
 def stage_arrays(rotation: Rotation) -> tuple[list[str], dict[str, jax.Array]]:

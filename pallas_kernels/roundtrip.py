@@ -7,7 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import quantize, stages
-from pallas_kernels.launch import code_memory, copy_in, copy_out, launch, of_tile, start_of, table, tile_of
+from pallas_kernels.launch import (
+    copy_in,
+    copy_out,
+    launch,
+    norm_memory,
+    of_tile,
+    start_of,
+    table,
+    table_memory,
+    tile_of,
+)
 from pallas_kernels.rows import swizzled
 
 
@@ -54,9 +64,10 @@ def rotor_roundtrip(
     memory = {
         "tile": swizzled(rows.tokens, dim, x.dtype),
         "levels of tile": swizzled(rows.tokens, dim, jnp.float32),
-        **code_memory(tile, bits),
+        **norm_memory(tile),
+        "table": table_memory(bits),
+        "table of levels": table_memory(bits),
     }
-    memory["table of levels"] = memory["table"]
     inputs = {"x": x, "boundaries": table(boundaries, bits), "levels": table(levels, bits)}
     inputs |= {"forward": forward, "backward": backward}
     out = {"out": jax.ShapeDtypeStruct((n, dim), x.dtype)}
