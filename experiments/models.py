@@ -98,6 +98,15 @@ def captured(name: str, corpus: str, tokens: int) -> tuple[Decoder, dict[str, ja
     return decoder, capture(decoder, jnp.asarray(text.windows(text.held_out(corpus, tokenizer), tokens, 1)[0, :-1]))
 
 
+@functools.lru_cache(maxsize=1)
+def calibration(name: str, corpus: str, context: int, count: int) -> dict[str, jax.Array]:
+    """`capture` of windows of training text, one after the other along time."""
+    decoder, tokenizer = load(name)
+    windows = jnp.asarray(text.windows(text.seen(corpus, tokenizer), context, count)[:, :-1])
+    arrays = jax.lax.map(lambda tokens: capture(decoder, tokens), windows)
+    return {name: x.reshape(-1, *x.shape[2:]) for name, x in arrays.items()}
+
+
 @jax.jit
 def capture(decoder: Decoder, tokens: jax.Array) -> dict[str, jax.Array]:
     """Queries, keys and values (time, heads, head_dim) of each layer for tokens (time,): layers.<i>.<q, k or v>."""

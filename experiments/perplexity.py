@@ -5,6 +5,7 @@ attend from the cache and are scored. Nothing is scored that a decoder would not
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,30 +42,31 @@ def check(point: dict[str, Any]) -> None:
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """One strategy on one model, for each of the seeds; a seed draws the quantizers' rotations."""
+    family = published.PERPLEXITY.get(point["model"], {})
+    result = measure(point, lambda decoder, seed: point["strategy"])
+    return {**result, "published_change": family.get(point["strategy"].removesuffix("+centered"))}
+
+
+def measure(
+    point: dict[str, Any], strategy: Callable[[Decoder, int], str | Sequence[rqjax.Strategy]]
+) -> dict[str, Any]:
+    """Mean and deviation over the seeds of a point; the strategy of each seed as `Decoder.caches` takes it."""
     decoder, windows, exact = _reference(point["model"], point["corpus"], point["context"], point["windows"])
     window, sinks = keep(point["keep"])
 
-    def one(seed: int) -> dict[str, jax.Array]:
-        caches = decoder.caches(
-            point["strategy"], jax.random.key(seed), len(windows), point["context"], window=window, sinks=sinks
-        )
-        return _scores(decoder, caches, windows, exact, point["chunk"])
+    def caches(seed: int) -> tuple[KVCache, ...]:
+        batch, key = len(windows), jax.random.key(seed)
+        return decoder.caches(strategy(decoder, seed), key, batch, point["context"], window=window, sinks=sinks)
 
-    columns = {name: np.stack(values) for name, values in _transposed(map(one, range(point["seeds"]))).items()}
+    rows = (_scores(decoder, caches(seed), windows, exact, point["chunk"]) for seed in range(point["seeds"]))
+    columns = {name: np.stack(values) for name, values in _transposed(rows).items()}
     nats, reference = columns.pop("nats"), float(_nats(exact, windows[:, 1:]).mean())
     columns |= {"perplexity": np.exp(nats), "change": 100 * (np.exp(nats - reference) - 1)}
     means = {name: float(values.mean()) for name, values in columns.items()}
     deviations = {f"{name}_sd": float(values.std(ddof=1)) for name, values in columns.items()}
-    quantizers = rqjax.strategy(point["strategy"], jax.random.key(0), decoder.config.head_dim)
-    bits = (quantizers.keys.bits_per_vector + quantizers.values.bits_per_vector) / (2 * decoder.config.head_dim)
-    family = published.PERPLEXITY.get(point["model"], {})
-    return {
-        **means,
-        **deviations,
-        "float_perplexity": float(np.exp(reference)),
-        "bits": round(bits, 3),
-        "published_change": family.get(point["strategy"].removesuffix("+centered")),
-    }
+    first = caches(0)[0]
+    bits = (first.key_quantizer.bits_per_vector + first.value_quantizer.bits_per_vector) / (2 * first.key_quantizer.dim)
+    return {**means, **deviations, "float_perplexity": float(np.exp(reference)), "bits": round(bits, 3)}
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,5 +1,6 @@
 """How well rotations mix structured data: the table that isotropic data cannot make."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,18 @@ from experiments import plot as plots, published
 from experiments.distortion import distortion
 from experiments.table import Row, Table
 from rqjax.quantizer import Registry
-from rqjax.rotations import Chain, Dense, Hadamard, Identity, Permutation, Rotor
+from rqjax.rotations import (
+    Chain,
+    Dense,
+    Givens,
+    Hadamard,
+    Identity,
+    Permutation,
+    Quaternion,
+    Rotor,
+    butterfly,
+    multiply_adds,
+)
 
 TABLES = (
     Table(
@@ -20,13 +32,21 @@ TABLES = (
         columns=("data",),
         values=("mse", "reference"),
     ),
+    Table(
+        "The same relative to a uniform rotation; numbers that a rotation is made of, multiply-adds for a vector",
+        rows=("bits", "dim", "rotation", "parameters", "multiply_adds"),
+        columns=("data",),
+        values=("vs_haar",),
+    ),
 )
 
 
-def _rounds(rotation: Any, count: int, permute: bool = False):
+def _rounds(rotation: Any, count: int | None, permute: bool = False):
+    """Layers, as many as there are digits of d in base 2 or 4 if `count` is None."""
+
     def make(key, dim):
-        parts = []
-        for part_key in jax.random.split(key, count):
+        parts, base = [], 4 if rotation is Quaternion else 2
+        for part_key in jax.random.split(key, count or math.ceil(math.log(dim, base))):
             rotation_key, permutation_key = jax.random.split(part_key)
             parts += [Permutation.random(permutation_key, dim)] if permute and parts else []
             parts += [rotation.random(rotation_key, dim)]
@@ -42,9 +62,17 @@ ROTATIONS = Registry(
         "dense": Dense.haar,
         "hadamard": Hadamard.random,
         "hadamard_2": _rounds(Hadamard, 2),
+        "givens": Givens.random,
+        "givens_chain": _rounds(Givens, None, permute=True),
+        "quaternion": Quaternion.random,
+        "quaternion_chain": _rounds(Quaternion, None, permute=True),
         "rotor": Rotor.random,
         "rotor_5": _rounds(Rotor, 5, permute=True),
         "rotor_10": _rounds(Rotor, 10, permute=True),
+        "butterfly": butterfly,
+        "butterfly_hadamard": lambda key, dim: Chain(
+            (*butterfly(jax.random.fold_in(key, 0), dim).rotations, Hadamard.random(jax.random.fold_in(key, 1), dim))
+        ),
         "hadamard_rotor": lambda key, dim: Chain(
             (Hadamard.random(jax.random.fold_in(key, 0), dim), Rotor.random(jax.random.fold_in(key, 1), dim))
         ),
@@ -67,7 +95,15 @@ RECIPES = Registry("rotation", {name: _recipe(name) for name in ROTATIONS})
 def run(point: dict[str, Any]) -> dict[str, Any]:
     name = point["rotation"]
     known = published.ROTATIONS.get(name, {}) if (point["dim"], point["bits"]) == (128, 3) else {}
-    return {**distortion(name, RECIPES[name], point), "reference": known.get(point["data"])}
+    result = distortion(name, RECIPES[name], point)
+    rotation = jax.eval_shape(lambda key: ROTATIONS[name](key, point["dim"]), jax.random.key(0))
+    return {
+        **result,
+        "reference": known.get(point["data"]),
+        "vs_haar": result["mse"] / distortion("dense", RECIPES["dense"], point)["mse"],
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(rotation)),
+        "multiply_adds": multiply_adds(rotation),
+    }
 
 
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:

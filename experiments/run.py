@@ -35,6 +35,7 @@ EXPERIMENTS = (
     "inner_product",
     "kv_memory",
     "kv_throughput",
+    "learned_perplexity",
     "model_memory",
     "needle",
     "needle_model",
@@ -43,6 +44,7 @@ EXPERIMENTS = (
     "rotation_mixing",
     "throughput",
     "train_lm",
+    "train_rotor",
 )
 TRACEBACK = flags.DEFINE_bool("traceback", False, "Show where an error comes from.")
 

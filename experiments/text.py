@@ -51,6 +51,11 @@ def held_out(folder: str, tokenizer: Tokenizer) -> np.ndarray:
     return encode(tokenizer, corpus(folder)[::HELD_OUT])
 
 
+def seen(folder: str, tokenizer: Tokenizer) -> np.ndarray:
+    """Training files in tokens, as many as are held out: to fit quantizers on."""
+    return encode(tokenizer, corpus(folder)[1::HELD_OUT])
+
+
 def windows(tokens: np.ndarray, context: int, count: int) -> np.ndarray:
     """Evenly spaced windows (count, context + 1)."""
     if len(tokens) <= context:

@@ -3,6 +3,8 @@
 from rqjax import (
     clifford as clifford,
     codebooks as codebooks,
+    learning as learning,
+    losses as losses,
     metrics as metrics,
     packing as packing,
     rotations as rotations,
@@ -11,6 +13,7 @@ from rqjax import (
 from rqjax.affine import Affine as Affine
 from rqjax.attention import attend as attend, dot_product_attention as dot_product_attention
 from rqjax.cache import KVCache as KVCache, append as append, grow as grow
+from rqjax.columns import Columns as Columns
 from rqjax.combinators import (
     Centered as Centered,
     Normalized as Normalized,
@@ -20,6 +23,14 @@ from rqjax.combinators import (
     Split as Split,
 )
 from rqjax.exact import Exact as Exact
+from rqjax.fitted import (
+    FITTED as FITTED,
+    rotor_chain_learned as rotor_chain_learned,
+    rotorquant_allocated as rotorquant_allocated,
+    rotorquant_learned as rotorquant_learned,
+)
+from rqjax.gain import Gain as Gain
+from rqjax.learning import fit as fit
 from rqjax.methods import (
     METHODS as METHODS,
     affine as affine,
@@ -43,6 +54,7 @@ from rqjax.methods import (
     turboquant_prod_orthogonal as turboquant_prod_orthogonal,
 )
 from rqjax.ops import decode as decode, encode as encode, roundtrip as roundtrip
+from rqjax.per_head import PerHead as PerHead
 from rqjax.pytree import pytree as pytree, static as static
 from rqjax.quantizer import Codes as Codes, Quantizer as Quantizer, nbytes as nbytes
 from rqjax.scalar import Scalar as Scalar, lloyd_max as lloyd_max

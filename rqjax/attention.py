@@ -12,9 +12,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax import fused, kernels, products, tiles
-from rqjax.cache import KVCache, Tokens, append, is_traced
+from rqjax.cache import KVCache, Tokens, append
 from rqjax.lanes import as_float32, stored
-from rqjax.quantizer import Implementation
+from rqjax.quantizer import Implementation, is_traced
 
 BLOCK = 2**23
 """Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32. The rest of a

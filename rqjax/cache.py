@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax import quantizer as protocol, tiles
 from rqjax.lanes import as_float32
 from rqjax.pytree import pytree, static
-from rqjax.quantizer import Codes, Quantizer, check_int
+from rqjax.quantizer import Codes, Quantizer, check_int, is_traced
 
 GROWTH = 256
 """Tokens by which `grow` rounds up (TurboQuant MLX, "Pre-allocation")."""
@@ -283,11 +282,6 @@ def _check_room(cache: KVCache, count: Array, time: int) -> None:
         raise ValueError(f"expected valid to be from 0 to {time}, the tokens of k, got {counts.tolist()}")
     if (lengths + counts > cache.max_len).any():
         raise ValueError(f"no room: lengths {lengths.tolist()} and {time} more tokens exceed max_len = {cache.max_len}")
-
-
-def is_traced(x: Any) -> bool:
-    """Whether the numbers of an array are not known, as under jit."""
-    return isinstance(x, Tracer)
 
 
 def _capacity(max_len: int, window: int, sinks: int) -> int:

@@ -162,7 +162,7 @@ def stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
         case Rotor():
             return (("rotor", rotation.coefficients),)
         case Hadamard():
-            return (("hadamard", rotation.signs[None]),)
+            return (("hadamard", rotation.signs[None].astype(jnp.float32)),)
         case Dense() if rotation.dim in launch.DENSE_DIMS:
             return (("dense", kernel("encode").halves(rotation.matrix)),)
         case Dense():
@@ -181,7 +181,7 @@ def inverse_stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
         case Rotor():
             return (("rotor", rotation.inverted.coefficients),)
         case Hadamard():
-            return (("hadamard_inverse", rotation.signs[None]),)
+            return (("hadamard_inverse", rotation.signs[None].astype(jnp.float32)),)
         case Dense():
             raise Unsupported("mosaic_gpu kernels do not rotate back by a dense matrix")
         case Chain():

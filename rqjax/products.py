@@ -24,6 +24,7 @@ from rqjax import ops, tiles
 from rqjax.affine import Affine
 from rqjax.combinators import Centered, Normalized, Residual, Rotated, Scaled, Split
 from rqjax.lanes import as_float32
+from rqjax.per_head import PerHead, over_heads
 from rqjax.quantizer import Codes, Quantizer
 from rqjax.scalar import Scalar
 from rqjax.sign import Sign
@@ -36,6 +37,8 @@ weights beside a large one is kept."""
 def prepare(quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Any:
     """What `scores` needs of the queries."""
     match quantizer:
+        case PerHead():
+            return over_heads(prepare)(quantizer, y)
         case Normalized() | Scaled():
             return prepare(quantizer.inner, y)
         case Rotated():
@@ -59,6 +62,8 @@ def prepare(quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Any:
 def scores(quantizer: Quantizer, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
     """Inner products of the queries with the keys behind `codes`."""
     match quantizer:
+        case PerHead():
+            return over_heads(scores)(quantizer, prepared, codes)
         case Normalized() | Scaled():
             return scores(quantizer.inner, prepared, codes[1]) * as_float32(codes[0])[:, :, None]
         case Rotated():
@@ -96,6 +101,9 @@ class Weights(NamedTuple):
 def weighted(quantizer: Quantizer, w: Weights, codes: Codes) -> Any:
     """Sums of the values behind `codes` with weights w, not yet rotated back; sums over tokens may be added."""
     match quantizer:
+        case PerHead():
+            w = w._replace(bound=jnp.broadcast_to(w.bound, (*w.values.shape[:3], 1)))
+            return over_heads(weighted)(quantizer, w, codes)
         case Normalized() | Scaled():
             return weighted(quantizer.inner, w.times(as_float32(codes[0])), codes[1])
         case Rotated():
@@ -128,6 +136,8 @@ def weighted(quantizer: Quantizer, w: Weights, codes: Codes) -> Any:
 def restore(quantizer: Quantizer, sums: Any) -> Float[Array, "b h r d"]:
     """What `weighted` sums, rotated back."""
     match quantizer:
+        case PerHead():
+            return over_heads(restore)(quantizer, sums)
         case Normalized() | Scaled():
             return restore(quantizer.inner, sums)
         case Rotated():

@@ -7,6 +7,9 @@ import jax
 
 T = TypeVar("T")
 
+CLASSES: dict[str, type] = {}
+"""All pytrees by name, for files that name them."""
+
 
 def static(**kwargs: Any) -> Any:
     """A dataclass field that belongs to the tree's structure: compiled in, never traced. It must be hashable."""
@@ -39,5 +42,6 @@ def pytree(cls: type[T]) -> type[T]:
             object.__setattr__(tree, name, value)
         return tree
 
+    CLASSES[cls.__name__] = cls
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls

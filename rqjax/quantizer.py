@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Shaped
 
 Codes: TypeAlias = Any
@@ -79,6 +80,11 @@ def check_int(name: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
         raise ValueError(f"expected {name} to be a whole number from {low} to {high}, got {value!r}")
     return int(value)
+
+
+def is_traced(x: Any) -> bool:
+    """Whether the numbers of an array are not known, as under jit."""
+    return isinstance(x, Tracer)
 
 
 class UnknownName(KeyError):

@@ -1,5 +1,6 @@
-"""Caches on disk, for the reuse of prefixes: safetensors, written whole or not at all, with a checksum."""
+"""Quantizers, caches and states of training on disk: safetensors, written whole or not at all, with a checksum."""
 
+import ast
 import contextlib
 import dataclasses
 import hashlib
@@ -15,23 +16,66 @@ import jax.numpy as jnp
 import numpy as np
 
 from rqjax.cache import KVCache
+from rqjax.pytree import CLASSES
+from rqjax.quantizer import unknown_name
 
-FORMAT = "rqjax-kv-cache-1"
+FORMAT = "rqjax-tree-1"
 
 
-def save(cache: KVCache, path: str | os.PathLike[str]) -> None:
-    """Writes a cache, its quantizers included. A file that was there is replaced at once or stays as it was.
+def save(tree: Any, path: str | os.PathLike[str], *, recipe: str | None = None) -> None:
+    """Writes a quantizer, a cache with its quantizers, or a tuple of such. A file that was there is replaced at once or
+    stays as it was.
+
+    Args:
+      tree: what to write.
+      path: of the file.
+      recipe: name of the entry of `METHODS` or `FITTED` that made a quantizer, to be kept with it.
 
     Raises:
-      ValueError: an `append` under jit went past `max_len`.
+      UnknownName: there is no such recipe.
+      ValueError: an `append` under jit went past `max_len` of a cache.
     """
     from safetensors.numpy import save_file
 
-    cache.check()
-    path, arrays = Path(path), {name: _plain(leaf) for name, leaf in _walk(cache) if hasattr(leaf, "shape")}
-    metadata = {"format": FORMAT, "fields": json.dumps(_fields(cache)), "sha256": _checksum(arrays)}
+    if isinstance(tree, KVCache):
+        tree.check()
+    _check_recipe(recipe)
+    path, arrays = Path(path), {name: _plain(leaf) for name, leaf in _walk(tree) if hasattr(leaf, "shape")}
+    metadata = {"format": FORMAT, "fields": json.dumps(_fields(tree)), "sha256": _checksum(arrays)}
     with replacing(path) as temporary:
-        save_file(arrays, temporary, metadata)
+        save_file(arrays, temporary, metadata | ({} if recipe is None else {"recipe": recipe}))
+
+
+def load(path: str | os.PathLike[str], like: Any = None) -> Any:
+    """Reads what was saved.
+
+    Args:
+      path: of the file.
+      like: if given, what is read must have its fields: an empty cache, or `jax.eval_shape` of it.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      UnknownName: the file is of a recipe, or has a part, that there is not.
+      ValueError: the file is torn, not of this library, or has other fields than `like`; the first difference is named.
+    """
+    metadata, arrays = _read(path)
+    fields = json.loads(metadata["fields"])
+    if like is None:
+        _check_recipe(metadata.get("recipe"))
+        return _build("", fields, arrays)
+    expected = _fields(like)
+    for name in [*expected, *fields]:
+        if expected.get(name) != fields.get(name):
+            wanted, got = expected.get(name), fields.get(name)
+            raise ValueError(f"{path} does not match: expected {name} {wanted}, got {got}")
+    leaves = {name: jnp.asarray(arrays[name].view(leaf.dtype)) for name, leaf in _walk(like) if hasattr(leaf, "shape")}
+    places, structure = jax.tree_util.tree_flatten_with_path(like)
+    return jax.tree.unflatten(structure, [leaves[jax.tree_util.keystr(place)] for place, _ in places])
+
+
+def recipe(path: str | os.PathLike[str]) -> str | None:
+    """The name of the recipe that a file was saved with."""
+    return _read(path)[0].get("recipe")
 
 
 @contextlib.contextmanager
@@ -48,13 +92,8 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def load(path: str | os.PathLike[str], like: KVCache) -> KVCache:
-    """Reads a cache that was saved from one with the fields of `like`: an empty one, or `jax.eval_shape` of it.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file is torn, not of a cache, or of a cache with other fields; the first difference is named.
-    """
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Metadata and arrays of a whole file."""
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).exists():
@@ -66,39 +105,67 @@ def load(path: str | os.PathLike[str], like: KVCache) -> KVCache:
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
     if metadata.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a cache: expected format {FORMAT!r}, got {metadata.get('format')!r}")
+        raise ValueError(f"{path} was not saved here: expected format {FORMAT!r}, got {metadata.get('format')!r}")
     if metadata.get("sha256") != _checksum(arrays):
         raise ValueError(f"{path} is damaged: its arrays do not have the checksum that was saved with them")
-    expected, got = _fields(like), json.loads(metadata["fields"])
-    for name in [*expected, *got]:
-        if expected.get(name) != got.get(name):
-            raise ValueError(f"{path} is of another cache: expected {name} {expected.get(name)}, got {got.get(name)}")
-    leaves = {name: jnp.asarray(arrays[name].view(leaf.dtype)) for name, leaf in _walk(like) if hasattr(leaf, "shape")}
-    places, structure = jax.tree_util.tree_flatten_with_path(like)
-    return jax.tree.unflatten(structure, [leaves[jax.tree_util.keystr(place)] for place, _ in places])
+    return metadata, arrays
+
+
+def _check_recipe(name: str | None) -> None:
+    from rqjax.fitted import FITTED
+    from rqjax.methods import METHODS
+
+    if name is not None and name not in METHODS and name not in FITTED:
+        raise unknown_name("recipe", name, [*METHODS, *FITTED])
+
+
+def _build(name: str, fields: dict[str, str], arrays: dict[str, np.ndarray]) -> Any:
+    """The part of a nest that has this name."""
+    text = fields[name]
+    if name in arrays:
+        return jnp.asarray(arrays[name].view(jnp.dtype(text.split()[0])))
+    if text in ("tuple", "list"):
+        parts = []
+        while f"{name}[{len(parts)}]" in fields:
+            parts.append(_build(f"{name}[{len(parts)}]", fields, arrays))
+        return tuple(parts) if text == "tuple" else parts
+    if not text.isidentifier() or text in ("None", "True", "False"):
+        return ast.literal_eval(text)
+    if text not in CLASSES:
+        raise unknown_name("part", text, CLASSES)
+    tree = object.__new__(CLASSES[text])
+    for field in dataclasses.fields(tree):
+        object.__setattr__(tree, field.name, _build(f"{name}.{field.name}", fields, arrays))
+    return tree
 
 
 def _walk(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field of a nest of dataclasses and tuples, named as jax names leaves."""
+    """Every field of a nest of dataclasses, tuples, lists and dictionaries, named as jax names leaves."""
     yield name, tree
     if dataclasses.is_dataclass(tree):
         for field in dataclasses.fields(tree):
             yield from _walk(getattr(tree, field.name), f"{name}.{field.name}")
+    elif hasattr(tree, "_fields"):
+        for field in tree._fields:
+            yield from _walk(getattr(tree, field), f"{name}.{field}")
+    elif isinstance(tree, dict):
+        for key, part in tree.items():
+            yield from _walk(part, f"{name}[{key!r}]")
     elif isinstance(tree, tuple | list):
         for i, part in enumerate(tree):
             yield from _walk(part, f"{name}[{i}]")
 
 
-def _fields(cache: KVCache) -> dict[str, str]:
-    """What two caches must have in common for one's arrays to be the other's."""
+def _fields(tree: Any) -> dict[str, str]:
+    """What two trees must have in common for one's arrays to be the other's."""
 
     def text(value: Any) -> str:
         if hasattr(value, "shape"):
             return f"{np.dtype(value.dtype).name} {tuple(value.shape)}"
-        nested = dataclasses.is_dataclass(value) or isinstance(value, tuple | list)
+        nested = dataclasses.is_dataclass(value) or isinstance(value, tuple | list | dict)
         return type(value).__name__ if nested else repr(value)
 
-    return {name: text(value) for name, value in _walk(cache)}
+    return {name: text(value) for name, value in _walk(tree)}
 
 
 def _plain(leaf: Any) -> np.ndarray:

@@ -26,6 +26,7 @@ from jaxtyping import Array, Int, Int8, Integer, Shaped, UInt8
 from rqjax.affine import Affine
 from rqjax.combinators import Centered, Normalized, Residual, Rotated, Scaled, Split
 from rqjax.lanes import as_bits
+from rqjax.per_head import PerHead, over_heads
 from rqjax.pytree import pytree, static
 from rqjax.quantizer import Codes, Quantizer
 from rqjax.scalar import Scalar
@@ -99,7 +100,7 @@ def has_indices(quantizer: Quantizer) -> bool:
 def has_tiles(quantizer: Quantizer) -> bool:
     """Whether all codes of a quantizer are stored as tiles."""
     match quantizer:
-        case Normalized() | Scaled() | Rotated() | Centered():
+        case Normalized() | Scaled() | Rotated() | Centered() | PerHead():
             return has_tiles(quantizer.inner)
         case Residual():
             return has_tiles(quantizer.first) and has_tiles(quantizer.second)
@@ -124,6 +125,8 @@ def lay_out(quantizer: Quantizer, codes: Codes, *, transposed: bool) -> Codes:
         return tuple(Timed.of(section, axis=2, per=UNIT) for section in pack_rows(units, bits))
 
     match quantizer:
+        case PerHead():
+            return over_heads(functools.partial(lay_out, transposed=transposed))(quantizer, codes)
         case Normalized() | Scaled():
             return Timed.of(codes[0], axis=2), part(quantizer.inner, codes[1])
         case Rotated() | Centered():

@@ -22,7 +22,20 @@ SHAPES = {
     "affine": [(8, 50)],
 }
 """Bits and dimensions that ask more of a method than the usual ones."""
-CASES = [(name, *shape) for name in METHODS for shape in SHAPES.get(name, [(3, 80)])]
+
+
+def columns(key, dim, bits):
+    """What learned quantizers are made of: bits of each coordinate's own."""
+    given = (bits + 2,) * 10 + (bits,) * 20 + (0,) * (dim - 30)
+    return rqjax.Columns.gaussian(0.1 * jax.random.normal(key, (dim,)), jnp.ones(dim), given)
+
+
+def gain(key, dim, bits):
+    return rqjax.Gain(jax.random.uniform(key, (dim,)), columns(key, dim, bits))
+
+
+RECIPES = {**METHODS, "columns": columns, "gain": gain}
+CASES = [(name, *shape) for name in RECIPES for shape in SHAPES.get(name, [(3, 80)])]
 TRACES = []
 
 
@@ -41,10 +54,10 @@ def decode(quantizer, codes):
 def case(request):
     name, bits, dim = request.param
     keys = jax.random.split(jax.random.key(0), 3)
-    quantizer, x = METHODS[name](keys[0], dim, bits), jax.random.normal(keys[1], (2, 6, dim))
+    quantizer, x = RECIPES[name](keys[0], dim, bits), jax.random.normal(keys[1], (2, 6, dim))
     return SimpleNamespace(
         name=name,
-        make=lambda key: METHODS[name](key, dim, bits),
+        make=lambda key: RECIPES[name](key, dim, bits),
         quantizer=quantizer,
         x=x,
         y=jax.random.normal(keys[2], (2, dim)),

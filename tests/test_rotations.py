@@ -6,7 +6,21 @@ import numpy as np
 import pytest
 
 from rqjax import clifford
-from rqjax.rotations import Chain, Dense, Givens, Hadamard, Identity, MultivectorRotor, Permutation, Quaternion, Rotor
+from rqjax.rotations import (
+    Chain,
+    Dense,
+    Givens,
+    Hadamard,
+    Identity,
+    MultivectorRotor,
+    Permutation,
+    Quaternion,
+    Rotor,
+    StridedRotor,
+    butterfly,
+    multiply_adds,
+    orthogonality_error,
+)
 from rqjax.rotations.rotor import rotation_matrices
 
 DIMS = [2, 3, 5, 80, 100, 576]
@@ -27,6 +41,9 @@ MAKERS = {
     "quaternion": Quaternion.random,
     "givens": Givens.random,
     "permutation": Permutation.random,
+    "strided": lambda key, dim: StridedRotor.random(key, dim, 3),
+    "butterfly": butterfly,
+    "klt": lambda key, dim: Dense.klt(jax.random.normal(key, (2 * dim, dim))),
     "chain": chain,
     "multivector": lambda key, dim: MultivectorRotor(Rotor.random(key, dim + -dim % 3).bivectors, dim),
 }
@@ -37,7 +54,15 @@ def matrix(rotation):
     return np.asarray(apply(rotation, jnp.eye(rotation.dim))).T
 
 
-WITHOUT_TAIL = {"identity": [5], "dense": [2, 5, 576], "permutation": [2, 5, 576], "hadamard": [3, 80, 100, 576]}
+WITHOUT_TAIL = {
+    "identity": [5],
+    "dense": [2, 5, 576],
+    "permutation": [2, 5, 576],
+    "hadamard": [3, 80, 100, 576],
+    "klt": [5, 80],
+    "butterfly": [2, 80, 128],
+    "strided": [5, 11, 80],
+}
 """Rotations that do not treat the last coordinates apart: fewer dimensions say as much."""
 CASES = [(name, dim) for name in MAKERS for dim in WITHOUT_TAIL.get(name, DIMS)]
 
@@ -132,3 +157,54 @@ def test_rotor_equals_the_band_form_for_bfloat16():
     rotor = Rotor.random(jax.random.key(0), 128)
     x = jax.random.normal(jax.random.key(1), (10, 128)).astype(jnp.bfloat16)
     np.testing.assert_array_equal(apply(rotor, x), apply(rotor, x.astype(jnp.float32)))
+
+
+def test_strided_rotor_is_the_clifford_sandwich():
+    """Of 17 coordinates 3 apart: whole groups, groups of two, and one coordinate that stays."""
+    rotor, x = StridedRotor.random(jax.random.key(0), 17, 3), jax.random.normal(jax.random.key(1), (4, 17))
+    y = np.asarray(apply(rotor, x))
+    assert rotor.groups.tolist() == [[0, 3, 6], [1, 4, 7], [2, 5, 8], *[[9, 12, 15], [10, 13, 16]]]
+    multivectors = clifford.embed(x[:, rotor.groups], clifford.VECTOR)
+    rotated = jax.jit(lambda b, x: clifford.sandwich(clifford.exp(b), x))(rotor.bivectors, multivectors)
+    np.testing.assert_allclose(y[:, rotor.groups], rotated[..., np.array(clifford.VECTOR)], atol=2e-6)
+    pair = np.array([11, 14])
+    angle = float(rotor.tail[0])
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    np.testing.assert_allclose(y[:, pair], x[:, pair] @ turn.T, atol=2e-6)
+
+
+def test_closed_form_rotations():
+    """KLT sorts and decorrelates; Procrustes finds the rotation that was."""
+    turn = Dense.haar(jax.random.key(0), 12)
+    x = turn(jax.random.normal(jax.random.key(1), (500, 12)) * jnp.arange(1, 13))
+    y = np.asarray(Dense.klt(x)(x))
+    covariance = y.T @ y / 500
+    np.testing.assert_allclose(covariance, np.diag(np.diag(covariance)), atol=1e-3 * covariance.max())
+    assert (np.diff(np.diag(covariance)) < 0).all()
+    np.testing.assert_allclose(Dense.procrustes(x, turn(x)).matrix, turn.matrix, atol=1e-4)
+
+
+def test_loud_channels_share_groups_with_quiet_ones():
+    energy = jnp.asarray(np.random.default_rng(0).permutation(np.arange(1.0, 129)))
+    groups = Rotor.random(jax.random.key(0), 128).groups
+    dealt = np.asarray(Permutation.balanced(energy, groups)(energy))
+    assert sorted(dealt.tolist()) == list(range(1, 129))
+    sums = dealt[groups].sum(axis=1)
+    assert sums.max() - sums.min() <= 42
+    assert (dealt[groups].max(axis=1) > 128 - 42).all()
+    np.testing.assert_array_equal(Permutation.descending(energy)(energy), np.arange(128, 0, -1))
+
+
+def test_what_rotations_cost():
+    """The budget of a chain: a tenth of a dense matrix's multiply-adds, a fiftieth of its numbers."""
+    chain = Chain((Rotor.random(jax.random.key(0), 128), Hadamard.random(jax.random.key(1), 128)))
+    assert multiply_adds(chain) == 9 * 42 + 4 + 128 * 7 <= 128**2 / 10
+    assert sum(leaf.size for leaf in jax.tree.leaves(chain)) == 3 * 42 + 1 + 128 <= 128**2 / 50
+    assert multiply_adds(Dense.haar(jax.random.key(0), 96)) == 96**2
+    assert multiply_adds(Hadamard.random(jax.random.key(0), 96)) == 96 * (5 + 3)
+    assert multiply_adds(Givens.random(jax.random.key(0), 9)) == 16
+    assert multiply_adds(Quaternion.random(jax.random.key(0), 11)) == 32 + 9
+    assert multiply_adds(butterfly(jax.random.key(0), 9)) == 2 * 27
+    assert orthogonality_error(chain) < 1e-5
+    with pytest.raises(TypeError, match=r"expected a rotation of rqjax.rotations, got MultivectorRotor"):
+        multiply_adds(MAKERS["multivector"](jax.random.key(0), 9))

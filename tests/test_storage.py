@@ -9,6 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import rqjax
+from rqjax import storage
+from rqjax.pytree import CLASSES
 
 
 def cache(name="rotor_chain_3/v2_rotated+centered", **options):
@@ -59,7 +61,7 @@ def test_a_flipped_bit_is_noticed(saved):
 
 def test_foreign_files_are_refused(tmp_path):
     save_file({"weights": np.ones(3)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"is not a cache: expected format 'rqjax-kv-cache-1', got None"):
+    with pytest.raises(ValueError, match=r"was not saved here: expected format 'rqjax-tree-1', got None"):
         rqjax.load(tmp_path / "model.safetensors", cache())
     with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.safetensors"):
         rqjax.load(tmp_path / "none.safetensors", cache())
@@ -78,7 +80,7 @@ def test_foreign_files_are_refused(tmp_path):
     ],
 )
 def test_another_cache_is_named_by_its_field(saved, other, message):
-    with pytest.raises(ValueError, match=f"is of another cache: {message}"):
+    with pytest.raises(ValueError, match=f"does not match: {message}"):
         rqjax.load(saved[1], other())
 
 
@@ -90,3 +92,35 @@ def test_a_failed_write_leaves_the_old_file(saved, monkeypatch):
         rqjax.save(cache(), path)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_quantizer_is_rebuilt_from_its_file(tmp_path):
+    """Without anything to compare it with: nest, static fields, dtypes."""
+    path = tmp_path / "q.safetensors"
+    keys, values = rqjax.rotor_chain(jax.random.key(0), 64, 3), rqjax.affine_rotated_sign(jax.random.key(1), 64, 4)
+    rqjax.save(keys, path, recipe="rotor_chain")
+    again = rqjax.load(path)
+    assert jax.tree.structure(again) == jax.tree.structure(keys)
+    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(keys), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    assert storage.recipe(path) == "rotor_chain"
+    rqjax.save(((keys, values), None), path)
+    (first, second), nothing = rqjax.load(path)
+    assert jax.tree.structure((first, second)) == jax.tree.structure((keys, values))
+    assert nothing is storage.recipe(path) is None
+
+
+def test_unknown_recipes_and_parts_are_named(tmp_path, monkeypatch):
+    path, quantizer = tmp_path / "q.safetensors", rqjax.identity(jax.random.key(0), 64, 3)
+    with pytest.raises(KeyError, match="unknown recipe 'rotorquant_learnd'; did you mean 'rotorquant_learned'"):
+        rqjax.save(quantizer, path, recipe="rotorquant_learnd")
+    monkeypatch.setitem(rqjax.METHODS, "mine", rqjax.identity)
+    rqjax.save(quantizer, path, recipe="mine")
+    monkeypatch.delitem(rqjax.METHODS, "mine")
+    with pytest.raises(KeyError, match="unknown recipe 'mine'; "):
+        rqjax.load(path)
+    rqjax.save(quantizer, path)
+    monkeypatch.delitem(CLASSES, "Scalar")
+    with pytest.raises(KeyError, match="unknown part 'Scalar'; "):
+        rqjax.load(path)

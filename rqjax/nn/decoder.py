@@ -18,7 +18,7 @@ from rqjax.attention import dot_product_attention
 from rqjax.cache import KVCache
 from rqjax.nn.config import DecoderConfig
 from rqjax.quantizer import check_int
-from rqjax.strategies import strategy
+from rqjax.strategies import Strategy, strategy
 
 Attend: TypeAlias = Callable[[int, Array, Array, Array], Array]
 """Attention of layer i: queries, keys and values of the new tokens, (batch, time, heads, head_dim), to outputs."""
@@ -216,7 +216,7 @@ class Decoder(nnx.Module):
 
     def caches(
         self,
-        name: str,
+        name: str | Sequence[Strategy],
         key: Array,
         batch: int,
         max_len: int,
@@ -227,7 +227,8 @@ class Decoder(nnx.Module):
         """Empty caches, one for each layer.
 
         Args:
-          name: of the strategy, as in `rqjax.strategy`; each layer has its own random rotation.
+          name: of the strategy, as in `rqjax.strategy`: each layer has its own random rotation; or a strategy for each
+            layer, as of learned quantizers.
           key: random key.
           batch: sequences.
           max_len: tokens that each sequence has room for.
@@ -237,8 +238,14 @@ class Decoder(nnx.Module):
         config = self.config
         layers, edge = config.num_hidden_layers, check_int("boundary", boundary, 0, config.num_hidden_layers)
         dtype = jnp.dtype(options.get("dtype", jnp.bfloat16)).name
-        names = [name if edge <= layer < layers - edge else dtype for layer in range(layers)]
-        parts = [strategy(n, jax.random.fold_in(key, i), config.head_dim) for i, n in enumerate(names)]
+        if not isinstance(name, str) and len(name) != layers:
+            raise ValueError(f"expected {layers} strategies, one a layer, got {len(name)}")
+        names = [name] * layers if isinstance(name, str) else name
+        names = [n if edge <= layer < layers - edge else dtype for layer, n in enumerate(names)]
+        parts = [
+            strategy(n, jax.random.fold_in(key, i), config.head_dim) if isinstance(n, str) else n
+            for i, n in enumerate(names)
+        ]
         return tuple(part.cache(batch, config.num_key_value_heads, max_len, **options) for part in parts)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.lanes import as_float32, assembled
@@ -51,3 +52,27 @@ class Permutation:
     @classmethod
     def random(cls, key: Array, dim: int) -> "Permutation":
         return cls(jax.random.permutation(key, dim))
+
+    @classmethod
+    def descending(cls, energy: Float[Array, "d"]) -> "Permutation":
+        """The channels by their energy, the loudest first."""
+        return cls(jnp.argsort(-energy))
+
+    @classmethod
+    def balanced(cls, energy: Float[Array, "d"], groups: Int[np.ndarray, "g k"]) -> "Permutation":
+        """Loud channels share a group with quiet ones.
+
+        The channels are dealt out by their energy: the loudest one to each group, the next ones in the opposite order,
+        and so on; the quietest go to the coordinates that no group has.
+
+        Args:
+          energy: mean square of each channel.
+          groups: coordinates of each group of a rotation, as in `Rotor.groups`.
+        """
+        count, size = groups.shape
+        rank = np.arange(count * size).reshape(size, count)
+        rank[1::2] = rank[1::2, ::-1]
+        ranks = np.full(energy.shape[-1], -1)
+        ranks[groups.T] = rank
+        ranks[ranks < 0] = np.arange(count * size, len(ranks))
+        return cls(jnp.argsort(-energy)[ranks])

@@ -30,8 +30,31 @@ class Dense:
         """Uniform on O(d): QR of a Gaussian matrix, signs fixed so that R has a positive diagonal (Mezzadri, 2007)."""
         return cls(_orthonormal(jax.random.normal(key, (dim, dim))))
 
+    @classmethod
+    def klt(cls, x: Shaped[Array, "n d"]) -> "Dense":
+        """The Karhunen-Loeve transform of vectors: their principal axes about zero, the loudest first."""
+        x = as_float32(x)
+        return cls(_axes(jnp.matmul(x.T, x, precision=lax.Precision.HIGHEST)).T[::-1])
 
-@jax.custom_batching.sequential_vmap  # two batched QR in one program can wait for each other's CPU threads for ever
+    @classmethod
+    def procrustes(cls, x: Shaped[Array, "n d"], y: Shaped[Array, "n d"]) -> "Dense":
+        """The orthogonal M with the least sum of |M x - y|^2 (Schoenemann, 1966; OPQ: Ge et al., 2013)."""
+        return cls(_polar(jnp.matmul(as_float32(y).T, as_float32(x), precision=lax.Precision.HIGHEST)))
+
+
+# Batched, two such factorisations in one program can wait for each other's CPU threads for ever: hence one by one.
+@jax.custom_batching.sequential_vmap
 def _orthonormal(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
     q, r = jnp.linalg.qr(matrix)
     return q * jnp.where(jnp.diagonal(r) < 0, -1.0, 1.0)
+
+
+@jax.custom_batching.sequential_vmap
+def _axes(covariance: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    return jnp.linalg.eigh(covariance)[1]
+
+
+@jax.custom_batching.sequential_vmap
+def _polar(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    u, _, vt = jnp.linalg.svd(matrix)
+    return jnp.matmul(u, vt, precision=lax.Precision.HIGHEST)

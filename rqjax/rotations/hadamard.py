@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int8, Shaped
 
 from rqjax.lanes import as_float32
 from rqjax.pytree import pytree
@@ -21,7 +21,8 @@ class Hadamard:
     the size, and H is its own inverse.
     """
 
-    signs: Float[Array, "d"]
+    signs: Int8[Array, "d"]
+    """Whole numbers, so that no training takes them for parameters."""
 
     @property
     def dim(self) -> int:
@@ -35,7 +36,7 @@ class Hadamard:
 
     @classmethod
     def random(cls, key: Array, dim: int) -> "Hadamard":
-        return cls(jax.random.rademacher(key, (dim,), jnp.float32))
+        return cls(jax.random.rademacher(key, (dim,), jnp.int8))
 
 
 def transform(x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:

@@ -32,7 +32,7 @@ class Rotor:
     dim: int = static()
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
-        return self._apply(x, rotation_matrices(self.bivectors), _planar(self.tail))
+        return self._apply(x, rotation_matrices(self.bivectors), planar_matrices(self.tail))
 
     def inverse(self, y: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return assembled(self.inverted(y))
@@ -72,7 +72,7 @@ class Rotor:
         five of the band's first half and five of its second."""
         lanes, matrices = self.dim // 8, rotation_matrices(self.bivectors)
         blocks = matrices[..., : 2 * lanes].reshape(9, 2, lanes).swapaxes(0, 1).reshape(18, lanes)
-        band = _band(matrices[..., 2 * lanes :], _planar(self.tail), 2 * lanes)
+        band = _band(matrices[..., 2 * lanes :], planar_matrices(self.tail), 2 * lanes)
         return jnp.concatenate([blocks, band[:, :lanes], band[:, lanes:]])
 
     @property
@@ -85,13 +85,17 @@ class Rotor:
 
     @classmethod
     def random(cls, key: Array, dim: int) -> "Rotor":
-        """Rotors uniform (Haar) on SO(3), the planar one on SO(2): four Gaussians, normalised, are a uniform rotor."""
+        """Rotors uniform (Haar) on SO(3), the planar one on SO(2)."""
         rotor_key, tail_key = jax.random.split(key)
-        scalar, bivector = jnp.split(jax.random.normal(rotor_key, (dim // 3, 4)), [1], axis=-1)
-        size = jnp.linalg.norm(bivector, axis=-1, keepdims=True)
-        angle = 2 * jnp.arctan2(size, scalar)
         tail = jax.random.uniform(tail_key, (int(dim % 3 == 2),), minval=-jnp.pi, maxval=jnp.pi)
-        return cls(angle * bivector / size, tail, dim)
+        return cls(random_bivectors(rotor_key, dim // 3), tail, dim)
+
+
+def random_bivectors(key: Array, count: int) -> Float[Array, "g 3"]:
+    """Bivectors of rotors uniform (Haar) on SO(3): four Gaussians, normalised, are a uniform rotor."""
+    scalar, bivector = jnp.split(jax.random.normal(key, (count, 4)), [1], axis=-1)
+    size = jnp.linalg.norm(bivector, axis=-1, keepdims=True)
+    return 2 * jnp.arctan2(size, scalar) * bivector / size
 
 
 def rotation_matrices(bivectors: Float[Array, "g 3"]) -> Float[Array, "3 3 g"]:
@@ -109,7 +113,7 @@ def rotation_matrices(bivectors: Float[Array, "g 3"]) -> Float[Array, "3 3 g"]:
     return jnp.eye(3)[..., None] + jnp.sinc(angle / jnp.pi) * k + half**2 / 2 * k2
 
 
-def _planar(tail: Float[Array, "t"]) -> Float[Array, "2 2 t"]:
+def planar_matrices(tail: Float[Array, "t"]) -> Float[Array, "2 2 t"]:
     c, s = jnp.cos(tail), jnp.sin(tail)
     return jnp.stack([c, s, -s, c]).reshape(2, 2, -1)
 

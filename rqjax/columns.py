@@ -1,0 +1,168 @@
+"""A scalar quantizer with levels, and bits, of each coordinate's own: what a transform code needs."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Integer, UInt8, UInt32
+
+from rqjax import codebooks, ops
+from rqjax.lanes import as_float32
+from rqjax.pytree import pytree
+from rqjax.quantizer import Queries, Vectors, check_vectors
+
+MAX_BITS = codebooks.MAX_BITS
+PRIOR = 8.0
+"""Samples that the Lloyd-Max level of a Gaussian counts for when levels are learned."""
+
+
+@pytree
+class Columns:
+    """Nearest level of each coordinate. Codes: packed indices, uint8 (*n, bytes).
+
+    Coordinates come in classes of equal bits, most bits first: class c has `levels[c]` (2**bits, size), ascending in
+    each column; a class of no bits has one level. The indices are packed by their bits, first the lowest bit of all
+    coordinates that have one, then the next: as many bits as there are, rounded up to whole bytes.
+    """
+
+    levels: tuple[Float[Array | np.ndarray, "_ _"], ...]
+
+    def __post_init__(self):
+        bits = [_bits(levels) for levels in self.levels]
+        if not bits or any(2**b != levels.shape[-2] for b, levels in zip(bits, self.levels, strict=True)):
+            raise ValueError(f"expected powers of two of levels, got shapes {[x.shape for x in self.levels]}")
+        if bits != sorted(bits, reverse=True):
+            raise ValueError(f"expected the classes of most bits first, got {bits} bits")
+
+    @property
+    def dim(self) -> int:
+        return sum(levels.shape[-1] for levels in self.levels)
+
+    @property
+    def bits_per_vector(self) -> int:
+        return 8 * -(-sum(self.counts) // 8)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many coordinates, the first ones, have a lowest bit, a second one and so on."""
+        return [
+            sum(levels.shape[-1] for levels in self.levels if _bits(levels) > bit)
+            for bit in range(_bits(self.levels[0]))
+        ]
+
+    def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
+        indices = self.nearest(as_float32(check_vectors(x, self.dim)))
+        bits = [(indices[..., :count] >> bit) & 1 for bit, count in enumerate(self.counts)]
+        return _pack(jnp.concatenate([x[..., :0].astype(jnp.uint32), *bits], axis=-1))
+
+    def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
+        return self.values(self.indices(codes))
+
+    def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
+        return ops.inner(check_vectors(y, self.dim), self.decode(codes))
+
+    def indices(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n d"]:
+        """The level of each coordinate."""
+        bits, start = _unpack(codes), 0
+        total = jnp.zeros((*codes.shape[:-1], self.dim), jnp.uint32)
+        for bit, count in enumerate(self.counts):
+            plane = jnp.pad(bits[..., start : start + count], [(0, 0)] * (codes.ndim - 1) + [(0, self.dim - count)])
+            total, start = total | (plane << bit), start + count
+        return total
+
+    def nearest(self, x: Float[Array, "*n d"]) -> UInt32[Array, "*n d"]:
+        """The index of the level nearest to each coordinate."""
+        return self._by_class(_nearest, x)
+
+    def values(self, indices: Integer[Array, "*n d"]) -> Float[Array, "*n d"]:
+        """The levels of indices."""
+        return self._by_class(lambda x, levels: levels[x, jnp.arange(levels.shape[-1])], indices)
+
+    def split(self, x: Array) -> list[Array]:
+        """The coordinates of each class."""
+        return jnp.split(x, np.cumsum([levels.shape[-1] for levels in self.levels])[:-1], axis=-1)
+
+    def _by_class(self, function, x: Array) -> Array:
+        return jnp.concatenate(list(map(function, self.split(x), map(jnp.asarray, self.levels))), axis=-1)
+
+    @classmethod
+    def gaussian(cls, mean: Float[Array, "d"], deviation: Float[Array, "d"], bits: tuple[int, ...]) -> "Columns":
+        """Lloyd-Max levels of Gaussian coordinates; `bits` of each, descending."""
+        levels, start = [], 0
+        for b in sorted(set(bits), reverse=True):
+            stop = start + bits.count(b)
+            unit = codebooks.gaussian(b) if b else np.zeros(1)
+            levels.append(mean[start:stop] + deviation[start:stop] * jnp.asarray(unit, jnp.float32)[:, None])
+            start = stop
+        return cls(tuple(levels))
+
+    @classmethod
+    def lloyd(cls, x: Float[Array, "n d"], bits: tuple[int, ...], iterations: int = 20) -> "Columns":
+        """Levels for samples: Lloyd's iterations from those of Gaussian coordinates, which stay in as a prior.
+
+        Args:
+          x: samples, as many as there are.
+          bits: of each coordinate, descending.
+          iterations: of Lloyd.
+        """
+        prior = cls.gaussian(x.mean(axis=0), x.std(axis=0), bits)
+
+        def step(_, learned):
+            def one(x, levels, before):
+                place = _nearest(x, levels), jnp.arange(levels.shape[-1])
+                count = jnp.zeros_like(levels).at[place].add(1)
+                total = jnp.zeros_like(levels).at[place].add(x)
+                return jnp.sort((total + PRIOR * before) / (count + PRIOR), axis=0)
+
+            return cls(tuple(map(one, prior.split(x), learned.levels, prior.levels)))
+
+        return lax.fori_loop(0, iterations, step, prior)
+
+
+def allocate(variances: Float[np.ndarray, "d"], total: int) -> tuple[int, ...]:
+    """Bits of each coordinate, `total` in all, that minimise the error of Lloyd-Max on Gaussian coordinates.
+
+    Reverse water-filling (Cover & Thomas, section 10.3.3) with the true errors of whole bits: each bit goes where it
+    takes off most.
+
+    Args:
+      variances: of the coordinates, descending.
+      total: bits to give away, at most 8 a coordinate.
+
+    Returns:
+      Bits from 0 to 8 of each coordinate, descending.
+    """
+    variances = np.asarray(variances, np.float64)
+    if not 0 <= total <= MAX_BITS * len(variances):
+        raise ValueError(
+            f"expected from 0 to {MAX_BITS * len(variances)} bits for {len(variances)} coordinates, got {total}"
+        )
+    errors = np.array([1.0, *map(codebooks.distortion, range(1, MAX_BITS + 1))])
+    gains = variances[:, None] * -np.diff(errors)  # falls with each bit of a coordinate
+    chosen = np.zeros(gains.size, int)
+    chosen[np.argsort(-gains, axis=None, kind="stable")[:total]] = 1
+    return tuple(sorted(chosen.reshape(gains.shape).sum(axis=1).tolist(), reverse=True))
+
+
+def _nearest(x: Float[Array, "*n m"], levels: Float[Array, "k m"]) -> UInt32[Array, "*n m"]:
+    """By counting boundaries, above 4 bits by binary search; the columns are searched side by side."""
+    boundaries, column = (levels[1:] + levels[:-1]) / 2, jnp.arange(levels.shape[-1])
+    index = jnp.zeros(x.shape, jnp.uint32)
+    if _bits(levels) <= 4:
+        return sum(((x > boundary).astype(jnp.uint32) for boundary in boundaries), index)
+    for bit in reversed(range(_bits(levels))):
+        index = jnp.where(x > boundaries[index + (2**bit - 1), column], index + 2**bit, index)
+    return index
+
+
+def _bits(levels: Float[Array | np.ndarray, "*heads k m"]) -> int:
+    return (levels.shape[-2] - 1).bit_length()
+
+
+def _pack(bits: UInt32[Array, "*n count"]) -> UInt8[Array, "*n bytes"]:
+    bits = jnp.pad(bits, [(0, 0)] * (bits.ndim - 1) + [(0, -bits.shape[-1] % 8)]).astype(jnp.uint8)
+    planes = jnp.split(bits, 8, axis=-1)
+    return sum((plane << k for k, plane in enumerate(planes)), jnp.zeros_like(planes[0]))
+
+
+def _unpack(codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n count"]:
+    return jnp.concatenate([(codes >> k) & 1 for k in range(8)], axis=-1).astype(jnp.uint32)

@@ -1,0 +1,164 @@
+"""Recipes that learn from data: `FITTED[name](key, x, bits)`.
+
+`x` holds vectors (n, d), or (heads, n, d) to fit a quantizer for each head, all at once, in a `PerHead`. They store as
+many bits as `turboquant` does, d b and 16 for a norm. An eighth of the vectors, the last ones, is held out and decides
+when training stops.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from rqjax import codebooks
+from rqjax.columns import Columns, allocate
+from rqjax.combinators import Rotated, Scaled
+from rqjax.gain import Gain, gain_of, nearest_gains
+from rqjax.learning import check_data, fit
+from rqjax.losses import CodingGain
+from rqjax.per_head import PerHead
+from rqjax.quantizer import Quantizer, Registry, check_int
+from rqjax.rotations import Chain, Hadamard, Permutation, Rotor, butterfly
+from rqjax.scalar import lloyd_max
+
+STEPS = 1000
+"""Of training of `rotorquant_allocated`."""
+
+
+def rotorquant_learned(key: Array, x: Array, bits: int) -> Quantizer:
+    """RotorQuant with learned bivectors, channels dealt out so that loud and quiet share a rotor, learned levels of
+    each coordinate, and the best scale per vector."""
+
+    def rotation(key: Array, unit: Array) -> Chain:
+        rotor = Rotor.random(key, unit.shape[-1])
+        return Chain((Permutation.balanced((unit**2).mean(axis=0), rotor.groups), rotor))
+
+    return _with_levels(rotation, key, x, bits)
+
+
+def rotor_chain_learned(key: Array, x: Array, bits: int) -> Quantizer:
+    """`rotor_chain` with learned bivectors, learned levels of each coordinate, and the best scale per vector."""
+
+    def rotation(key: Array, unit: Array) -> Chain:
+        first, second = jax.random.split(key)
+        return Chain((Rotor.random(first, unit.shape[-1]), Hadamard.random(second, unit.shape[-1])))
+
+    return _with_levels(rotation, key, x, bits)
+
+
+def rotorquant_allocated(key: Array, x: Array, bits: int) -> Quantizer:
+    """A transform code: learned rotors in two butterflies, bits where the variance is, levels of each coordinate.
+
+    The rotors begin as the identity on channels sorted by their energy and are trained for the coding gain. Bits are
+    given by reverse water-filling, alike for all heads, to each head's own coordinates; then bivectors and levels are
+    trained together. There is no norm. A gain of 8 bits is stored if the vectors' sizes need one (`_needs_gain`), else
+    nothing: that leaves 8 or 16 bits to the coordinates.
+    """
+    x, unstack = _stack(x)
+    total = check_int("bits", bits, 1, codebooks.MAX_BITS) * x.shape[2]
+    keys = jax.random.split(key, len(x))
+    rotations = jax.vmap(_decorrelated)(x, keys)
+    gain = bool(_needs_gain(rotations, x))
+    y, weights, orders = _sorted(rotations, x, gain)
+    spectrum = np.exp(np.log(np.asarray(y.var(axis=1)) + 1e-30).mean(axis=0))
+    quantizers = _allocated(rotations, orders, y, weights, gain, allocate(spectrum, total + (8 if gain else 16)))
+    train = functools.partial(fit, where=_rotation_and_levels, steps=STEPS, patience=20)
+    return unstack(jax.vmap(train)(quantizers, x, keys)[0])
+
+
+def _with_levels(rotation: Callable[[Array, Array], Chain], key: Array, x: Array, bits: int) -> Quantizer:
+    """Scaled(Rotated(rotation, Columns)), rotation and levels trained together."""
+    x, unstack = _stack(x)
+    check_int("bits", bits, 1, codebooks.MAX_BITS)
+
+    def one(key: Array, x: Array) -> Quantizer:
+        first, second = jax.random.split(key)
+        turned = rotation(first, _unit(x))
+        levels = Columns.lloyd(turned(_unit(x)), (bits,) * x.shape[-1])
+        quantizer = Scaled(Rotated(turned, levels))
+        return fit(quantizer, x, second, where=lambda q: _rotation_and_levels(q.inner), patience=20)[0]
+
+    return unstack(jax.vmap(one)(jax.random.split(key, len(x)), x))
+
+
+def _decorrelated(x: Float[Array, "n d"], key: Array) -> Chain:
+    """Two butterflies on channels sorted by energy, trained for the coding gain of directions."""
+    layers = butterfly(None, x.shape[1]).rotations
+    start = Chain((Permutation.descending(_energy(_unit(x))), *layers, *layers))
+    code = Rotated(start, lloyd_max(x.shape[1], 1))  # whose levels the loss does not see
+    fitted: Any = fit(code, _unit(x), key, where=lambda q: q.rotation, loss=CodingGain(), patience=20)[0]
+    return fitted.rotation
+
+
+@jax.jit
+def _needs_gain(rotations: Chain, x: Float[Array, "heads n d"]) -> Bool[Array, ""]:
+    """Whether sizes, each coordinate relative to its deviation, spread twice as far as those of Gaussian vectors."""
+
+    def spread(rotation: Chain, x: Array) -> Array:
+        y = rotation(x)
+        return jnp.log(jnp.sum(_weights(y) * y**2, axis=1) + 1e-30).std() / 2
+
+    return jax.vmap(spread)(rotations, x).mean() > 2 / math.sqrt(2 * x.shape[2])
+
+
+@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(jax.vmap, in_axes=(0, 0, None))
+def _sorted(rotation: Chain, x: Float[Array, "n d"], gain: bool) -> tuple[Array, Array, Permutation]:
+    """Rotated vectors over their gain, their coordinates by falling variance; the gain's weights; that order."""
+    y = rotation(x)
+    weights = _weights(y)
+    y = y / gain_of(nearest_gains(y, weights))[:, None] if gain else y
+    order = Permutation.descending(y.var(axis=0))
+    return order(y), weights[order.indices], order
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+@functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, None, None))
+def _allocated(
+    rotation: Chain, order: Permutation, y: Float[Array, "n d"], weights: Array, gain: bool, bits: tuple[int, ...]
+) -> Rotated:
+    columns = Columns.lloyd(y, bits)
+    return Rotated(Chain((*rotation.rotations, order)), Gain(weights, columns) if gain else columns)
+
+
+def _weights(y: Float[Array, "n d"]) -> Float[Array, "d"]:
+    """Of `Gain`."""
+    energy = _energy(y)
+    return 1 / (len(energy) * jnp.maximum(energy, 1e-12 * energy.max()))
+
+
+def _rotation_and_levels(quantizer: Any) -> Any:
+    return quantizer.rotation, getattr(quantizer.inner, "inner", quantizer.inner).levels
+
+
+def _stack(x: Array) -> tuple[Float[Array, "heads n d"], Callable[[Any], Quantizer]]:
+    """The vectors of each head, and what makes a quantizer of those of all heads."""
+    x = jnp.asarray(x)
+    if x.ndim not in (2, 3) or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"expected floating-point vectors (n, d) or (heads, n, d), got {x.dtype} {x.shape}")
+    for vectors in x if x.ndim == 3 else x[None]:
+        check_data("x", vectors)
+    if x.ndim == 3:
+        return x.astype(jnp.float32), PerHead
+    return x[None].astype(jnp.float32), lambda quantizers: jax.tree.map(lambda leaf: leaf[0], quantizers)
+
+
+def _unit(x: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    size = jnp.linalg.norm(x, axis=-1, keepdims=True)
+    return x / jnp.where(size > 0, size, 1)
+
+
+def _energy(x: Float[Array, "n d"]) -> Float[Array, "d"]:
+    return (x**2).mean(axis=0)
+
+
+FITTED = Registry(
+    "fitted method",
+    {recipe.__name__: recipe for recipe in (rotorquant_learned, rotor_chain_learned, rotorquant_allocated)},
+)
+"""Recipes that learn from data."""

@@ -1,0 +1,211 @@
+"""What `learning.fit` minimises: pytrees that are called with a quantizer, a batch and how far it is (0 to 1).
+
+Codes are held fixed: gradients go through the levels and the rotation that decode them ("straight-through levels").
+For the squared error that is no approximation. Encoding takes the codes of least error, so by the envelope theorem the
+derivative of min over codes of |x - decode(codes)|^2 is that of decoding alone.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.special import ndtr
+from jaxtyping import Array, Float
+
+from rqjax.columns import Columns
+from rqjax.combinators import Centered, Normalized, Rotated, Scaled
+from rqjax.gain import Gain, gain_of, nearest_gains
+from rqjax.lanes import as_float32
+from rqjax.pytree import pytree, static
+from rqjax.quantizer import Quantizer
+from rqjax.scalar import Scalar
+
+TINY = 1e-20
+
+
+@pytree
+class Distortion:
+    """Relative squared error, of each vector its own: what `metrics.relative_mse` measures."""
+
+    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: Any = 1.0) -> Float[Array, ""]:
+        return _relative(x, roundtrip(quantizer, x))
+
+
+@pytree
+class SoftDistortion:
+    """The relative squared error of soft codes: each coordinate decodes to a mean of the levels with the weights
+    exp(-(x - level)^2 / (2 t^2 s^2)), where s^2 is the mean squared distance of neighbouring levels.
+
+    The temperature t falls geometrically from `start` to `stop` (soft-to-hard annealing: Agustsson et al., 2017).
+    """
+
+    start: float = static(default=0.5)
+    stop: float = static(default=0.05)
+
+    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: Any = 1.0) -> Float[Array, ""]:
+        temperature = self.start * (self.stop / self.start) ** progress
+        return _relative(x, _soft(quantizer, as_float32(x), temperature))
+
+
+@pytree
+class GaussianDistortion:
+    """The error of the levels if each rotated coordinate were Gaussian with the batch's mean and variance, in closed
+    form: smooth, and blind to everything but second moments."""
+
+    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: Any = 1.0) -> Float[Array, ""]:
+        y, leaf = rotated(quantizer, x)
+        mean, variance = y.mean(axis=0), y.var(axis=0)
+        parts: Any = [leaf.values[:, None]] if isinstance(leaf, Scalar) else leaf.levels
+        split = leaf.split if isinstance(leaf, Columns) else lambda v: [v]
+        errors = map(_gaussian_error, split(mean), split(variance), parts)
+        return sum(map(jnp.sum, errors)) / jnp.sum(mean**2 + variance)
+
+
+@pytree
+class CodingGain:
+    """The geometric over the arithmetic mean of the rotated coordinates' variances: with bits given where they are
+    needed, the error is proportional to it (transform coding gain: Jayant & Noll, 1984)."""
+
+    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: Any = 1.0) -> Float[Array, ""]:
+        y, _ = rotated(quantizer, x)
+        variance = y.var(axis=0) + TINY
+        return jnp.exp(jnp.log(variance).mean() - jnp.log(variance.mean()))
+
+
+@pytree
+class ScoreError:
+    """Squared error of the scores of keys, mean over queries: (k - k~)^T C (k - k~) with C = E q q^T, relative to that
+    of no key at all."""
+
+    covariance: Float[Array, "d d"]
+
+    @classmethod
+    def of(cls, queries: Float[Array, "m d"]) -> "ScoreError":
+        q = as_float32(queries)
+        return cls(jnp.matmul(q.T, q, precision=lax.Precision.HIGHEST) / len(q))
+
+    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: Any = 1.0) -> Float[Array, ""]:
+        x = as_float32(x)
+        error, power = x - roundtrip(quantizer, x), x - x.mean(axis=0)
+        forms = [
+            jnp.einsum("ni,ij,nj->", e, self.covariance, e, precision=lax.Precision.HIGHEST) for e in (error, power)
+        ]
+        return forms[0] / (forms[1] + TINY)
+
+
+@pytree
+class SoftmaxKL:
+    """KL divergence (nats) of the softmax over the keys of a batch, mean over the model's own queries."""
+
+    queries: Float[Array, "m d"]
+    scale: float = static()
+    """Of the scores, 1 / sqrt(d) as a rule."""
+
+    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: Any = 1.0) -> Float[Array, ""]:
+        def logs(keys):
+            scores = jnp.matmul(self.queries, keys.T, precision=lax.Precision.HIGHEST)
+            return jax.nn.log_softmax(self.scale * scores)
+
+        exact, coded = logs(as_float32(x)), logs(roundtrip(quantizer, x))
+        return jnp.mean(jnp.sum(jnp.exp(exact) * (exact - coded), axis=-1))
+
+
+@pytree
+class OutputError:
+    """Squared error of attention's output relative to the output's size if the errors of values are independent: the
+    batch is (values (n, d), weights (n,)), a token's weight the sum over queries of its squared attention weight."""
+
+    def __call__(self, quantizer: Quantizer, batch: Any, progress: Any = 1.0) -> Float[Array, ""]:
+        x, weights = as_float32(batch[0]), batch[1]
+        error = jnp.sum((x - roundtrip(quantizer, x)) ** 2, axis=-1)
+        return jnp.sum(weights * error) / (jnp.sum(weights * jnp.sum(x**2, axis=-1)) + TINY)
+
+
+def roundtrip(quantizer: Quantizer, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+    """What is decoded of x, a function of the quantizer's arrays whose codes do not change."""
+    return quantizer.decode(lax.stop_gradient(quantizer.encode(lax.stop_gradient(x))))
+
+
+def rotated(quantizer: Quantizer, x: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Scalar | Columns]:
+    """What reaches the levels, as far as derivatives of rotations go, and the quantizer that has them.
+
+    Raises:
+      TypeError: `quantizer` is not a nest of norms, gains and rotations around a Scalar or Columns.
+    """
+    x = as_float32(x)
+    match quantizer:
+        case Normalized() | Scaled():
+            size = jnp.linalg.norm(x, axis=-1, keepdims=True)
+            return rotated(quantizer.inner, x / jnp.where(size > 0, size, 1))
+        case Gain():
+            gain = gain_of(nearest_gains(lax.stop_gradient(x), quantizer.weights))[..., None]
+            return rotated(quantizer.inner, x / gain)
+        case Rotated():
+            return rotated(quantizer.inner, quantizer.rotation(x))
+        case Centered():
+            return rotated(quantizer.inner, x - quantizer.mean)
+        case Scalar() | Columns():
+            return x, quantizer
+    raise TypeError(
+        "expected norms, gains, means and rotations around a Scalar or Columns for a loss without codes, got "
+        f"{type(quantizer).__name__}"
+    )
+
+
+def _soft(quantizer: Quantizer, x: Float[Array, "*n d"], temperature: Any) -> Float[Array, "*n d"]:
+    """`roundtrip` with soft codes."""
+    match quantizer:
+        case Normalized():
+            size = jnp.linalg.norm(x, axis=-1, keepdims=True)
+            return size * _soft(quantizer.inner, x / jnp.where(size > 0, size, 1), temperature)
+        case Scaled():
+            size = jnp.linalg.norm(x, axis=-1, keepdims=True)
+            decoded = _soft(quantizer.inner, x / jnp.where(size > 0, size, 1), temperature)
+            product, square = (jnp.sum(a * decoded, axis=-1, keepdims=True) for a in (x, decoded))
+            scale = product / (square + TINY) if quantizer.mode == "mse" else size**2 / (product + TINY)
+            return scale * decoded
+        case Gain():
+            gain = gain_of(nearest_gains(lax.stop_gradient(x), quantizer.weights))[..., None]
+            return gain * _soft(quantizer.inner, x / gain, temperature)
+        case Rotated():
+            return quantizer.rotation.inverse(_soft(quantizer.inner, quantizer.rotation(x), temperature))
+        case Centered():
+            return quantizer.mean + _soft(quantizer.inner, x - quantizer.mean, temperature)
+        case Scalar():
+            return _soft_levels(x, quantizer.values[:, None], temperature)
+        case Columns():
+            parts = [
+                _soft_levels(*part, temperature) for part in zip(quantizer.split(x), quantizer.levels, strict=True)
+            ]
+            return jnp.concatenate(parts, axis=-1)
+    raise TypeError(f"there are no soft codes for {type(quantizer).__name__}")
+
+
+def _soft_levels(
+    x: Float[Array, "*n m"], levels: Float[Array | np.ndarray, "k #m"], temperature: Any
+) -> Float[Array, "*n m"]:
+    if levels.shape[0] == 1:
+        return jnp.broadcast_to(levels[0], x.shape)
+    spacing = jnp.mean(jnp.diff(levels, axis=0) ** 2, axis=0)
+    levels = levels.reshape(levels.shape[0], *[1] * (x.ndim - 1), -1)
+    weights = jax.nn.softmax(-((x - levels) ** 2) / (2 * temperature**2 * spacing + TINY), axis=0)
+    return jnp.sum(weights * levels, axis=0)
+
+
+def _relative(x: Float[Array, "n d"], decoded: Float[Array, "n d"]) -> Float[Array, ""]:
+    x = as_float32(x)
+    return jnp.mean(jnp.sum((x - decoded) ** 2, axis=-1) / (jnp.sum(x**2, axis=-1) + TINY))
+
+
+def _gaussian_error(mean: Array, variance: Array, levels: Float[Array | np.ndarray, "k #m"]) -> Float[Array, "m"]:
+    """E (x - nearest level)^2 for x of N(mean, variance)."""
+    deviation = jnp.sqrt(variance + TINY)
+    z = ((levels[1:] + levels[:-1]) / 2 - mean) / deviation
+    far = jnp.full((1, z.shape[-1]), 30.0)
+    z = jnp.concatenate([-far, z, far])
+    density = jnp.exp(-(z**2) / 2) / jnp.sqrt(2 * jnp.pi)
+    mass, first, second = (jnp.diff(f, axis=0) for f in (ndtr(z), -density, ndtr(z) - z * density))
+    offset = mean - levels  # (offset + deviation t)^2 over a cell, t standard normal
+    return jnp.sum(offset**2 * mass + 2 * offset * deviation * first + variance * second, axis=0)

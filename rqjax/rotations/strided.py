@@ -1,0 +1,111 @@
+"""Rotors on coordinates a stride apart: layers of a butterfly in base 3, which together mix every coordinate with every
+other."""
+
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from rqjax.lanes import as_float32, assembled
+from rqjax.pytree import pytree, static
+from rqjax.rotations.chain import Chain
+from rqjax.rotations.rotor import planar_matrices, random_bivectors, rotation_matrices
+
+
+@pytree
+class StridedRotor:
+    """x_g -> R_g x_g R_g~ for the groups {i, i + s, i + 2 s} of coordinates whose base-3 digit of the stride s is 0.
+
+    Parameters are bivectors as in `Rotor`. Where the last coordinate cuts a group short, a planar rotor acts on the two
+    that are left; one stays as it is. Layers with strides 1, 3, 9, ... are to three coordinates what the butterflies of
+    a fast Fourier transform are to two.
+    """
+
+    bivectors: Float[Array, "g 3"]
+    tail: Float[Array, "t"]
+    """b12 of the planar rotors."""
+    stride: int = static()
+    dim: int = static()
+
+    def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
+        return self._apply(x, rotation_matrices(self.bivectors), planar_matrices(self.tail))
+
+    def inverse(self, y: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
+        return assembled(self._apply(y, rotation_matrices(-self.bivectors), planar_matrices(-self.tail)))
+
+    def _apply(self, x: Array, matrices: Float[Array, "3 3 g"], planar: Float[Array, "2 2 t"]) -> Array:
+        """A sum of shifted vectors, each times the coefficients of its coordinates."""
+        wide = jnp.pad(as_float32(x), [(0, 0)] * (x.ndim - 1) + [(2 * self.stride,) * 2])
+        parts = [
+            row * wide[..., 2 * self.stride + shift : 2 * self.stride + shift + self.dim]
+            for shift, row in self._diagonals(matrices, planar)
+        ]
+        return functools.reduce(operator.add, parts)
+
+    @property
+    def matrix(self) -> Float[Array, "d d"]:
+        """What multiplies column vectors: five diagonals."""
+        diagonals = self._diagonals(rotation_matrices(self.bivectors), planar_matrices(self.tail))
+        return functools.reduce(operator.add, [row[:, None] * jnp.eye(self.dim, k=shift) for shift, row in diagonals])
+
+    def _diagonals(self, matrices: Array, planar: Array) -> list[tuple[int, Float[Array, "d"]]]:
+        """Shifts, and what multiplies x[p + shift] in the output p."""
+        numbers = jnp.concatenate([jnp.array([0.0, 1.0]), matrices.ravel(), planar.ravel()])
+        places = _places(self.stride, self.dim)
+        return [((k - 2) * self.stride, numbers[row]) for k, row in enumerate(places) if row.any()]
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Coordinates (g, 3) of each rotor."""
+        return _groups(self.stride, self.dim)[0]
+
+    @classmethod
+    def identity(cls, dim: int, stride: int) -> "StridedRotor":
+        """The layer that leaves every vector as it is: where training may begin."""
+        triples, pairs = _groups(stride, dim)
+        return cls(jnp.zeros((len(triples), 3)), jnp.zeros(len(pairs)), stride, dim)
+
+    @classmethod
+    def random(cls, key: Array, dim: int, stride: int) -> "StridedRotor":
+        """Rotors uniform (Haar) on SO(3), the planar ones on SO(2)."""
+        triples, pairs = _groups(stride, dim)
+        rotor_key, tail_key = jax.random.split(key)
+        tail = jax.random.uniform(tail_key, (len(pairs),), minval=-jnp.pi, maxval=jnp.pi)
+        return cls(random_bivectors(rotor_key, len(triples)), tail, stride, dim)
+
+
+def butterfly(key: Array | None, dim: int) -> Chain:
+    """The ceil(log3 d) layers of strides 1, 3, 9, ..., random, or without a key the identity."""
+    strides = [1]
+    while 3 * strides[-1] < dim:
+        strides.append(3 * strides[-1])
+    if key is None:
+        return Chain(tuple(StridedRotor.identity(dim, stride) for stride in strides))
+    keys = jax.random.split(key, len(strides))
+    return Chain(tuple(StridedRotor.random(k, dim, stride) for k, stride in zip(keys, strides, strict=True)))
+
+
+@functools.cache
+def _groups(stride: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates of whole groups (g, 3), and of groups of two (t, 2)."""
+    first = np.flatnonzero(np.arange(dim) // stride % 3 == 0)
+    group = first[:, None] + stride * np.arange(3)
+    size = (group < dim).sum(axis=1)
+    return group[size == 3], group[size == 2, :2]
+
+
+@functools.cache
+def _places(stride: int, dim: int) -> np.ndarray:
+    """(5, dim): in row k, where in (0, 1, matrices, planar) the number is that multiplies x[p + (k - 2) stride]."""
+    places, at = np.zeros((5, dim), int), 2
+    places[2] = 1
+    for groups in _groups(stride, dim):
+        count, size = groups.shape
+        for row in range(size):
+            for column in range(size):
+                places[2 + column - row, groups[:, row]] = at + np.arange(count)
+                at += count
+    return places
