@@ -27,6 +27,7 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Folder for rows, table and plots
 EXPERIMENTS = (
     "attention_error",
     "attention_fidelity",
+    "attention_losses",
     "cache_size",
     "distortion",
     "fractional",

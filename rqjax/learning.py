@@ -89,7 +89,8 @@ def fit(
       where: the trained part of a quantizer, as `lambda q: q.inner.rotation`; its integer arrays are left as they are.
       loss: a pytree that is called with a quantizer, a batch and the progress from 0 to 1, see `rqjax.losses`; or a
         plain function.
-      optimizer: of optax; Adam with a cosine schedule from 0.02 if not given. A new one compiles anew.
+      optimizer: of optax; if not given, Adam with a cosine schedule from 0.02 times the root mean square that an array
+        has at first. A new one compiles anew.
       steps: batches to train on.
       batch_size: vectors in a batch, drawn with repetition.
       validation: held-out data like `x`; if not given, the last eighth of `x` is held out.
@@ -212,7 +213,21 @@ def _multiplied_out(quantizer: Quantizer) -> Quantizer:
 
 @functools.cache
 def _adam(steps: int) -> optax.GradientTransformation:
-    return optax.adam(optax.cosine_decay_schedule(0.02, steps))
+    rate = optax.cosine_decay_schedule(0.02, steps)
+    return optax.chain(optax.scale_by_adam(), _in_units(), optax.scale_by_learning_rate(rate))
+
+
+def _in_units() -> optax.GradientTransformation:
+    """Steps in units of an array's first root mean square, 1 where that is 0: levels are small, angles are not."""
+
+    def unit(array: Array) -> Array:
+        size = jnp.sqrt(jnp.mean(array**2))
+        return jnp.where(size > 0, size, 1)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return jax.tree.map(jnp.multiply, updates, state), state
+
+    return optax.GradientTransformation(lambda params: jax.tree.map(unit, params), update)
 
 
 def _places(where: Where, quantizer: Quantizer) -> tuple[int, ...]:

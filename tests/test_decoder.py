@@ -93,6 +93,8 @@ def test_calls_that_do_not_fit():
     caches = model.caches("v3_4", jax.random.key(0), 1, 64)
     with pytest.raises(ValueError, match="expected 1 caches, one a layer, got 2"):
         model(np.zeros((1, 3), int), caches * 2)
+    with pytest.raises(ValueError, match="expected 1 strategies, one a layer, got 2"):
+        model.caches([rqjax.strategy("v3_4", jax.random.key(0), 16)] * 2, jax.random.key(0), 1, 64)
     with pytest.raises(ValueError, match="valid needs caches"):
         model(np.zeros((1, 3), int), valid=np.array([2]))
 

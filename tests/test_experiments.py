@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 from safetensors.flax import save_file
 
-from experiments import attention_error, cache, data, fractional, kv_memory, kv_throughput, needle, run, table
+from experiments import (
+    attention_error,
+    cache,
+    data,
+    fractional,
+    kv_memory,
+    kv_throughput,
+    needle,
+    run,
+    table,
+    train_rotor,
+)
 from experiments.rows import Rows
 
 ROOT = Path(__file__).parent.parent
@@ -261,6 +272,16 @@ def test_needles_are_found():
         ),
         (kv_memory, {"model": "Gemma 3 4B", "strategy": "v3"}, "unknown strategy 'v3'"),
         (kv_throughput, {"shape": "3-512", "strategy": "v3_3"}, "expected a shape like '3x8192'"),
+        (
+            train_rotor,
+            {"parametrisation": "butterfly:learnd", "data": "words"},
+            "unknown parametrisation 'butterfly:learnd'; did you mean 'butterfly'",
+        ),
+        (
+            train_rotor,
+            {"parametrisation": "rotor", "data": "word"},
+            "unknown data set 'word'; did you mean 'words'",
+        ),
         (attention_error, {"data": "gausian"}, "unknown data set 'gausian'; did you mean 'gaussian'"),
         (
             attention_error,
@@ -272,3 +293,16 @@ def test_needles_are_found():
 def test_points_are_checked_before_anything_runs(module, point, message):
     with pytest.raises((ValueError, KeyError), match=message):
         module.check(point)
+
+
+def test_learned_rotations_in_a_table():
+    """Held-out error relative to random rotations, with what they cost."""
+    point = {"dim": 32, "bits": 3, "data": "outlier_channels", "n": 800, "seeds": 2}
+    row = train_rotor.run({**point, "parametrisation": "rotor_permuted:learned"})
+    assert row["vs_rotor"] < 0.9
+    assert row["vs_haar"] > 1
+    assert row["multiply_adds"] == 9 * 10 + 4
+    assert row["parameters"] == 3 * 10 + 1 + 32
+    assert row["stored_bits"] == 3 + 16 / 32
+    assert row["orthogonality"] < 1e-5
+    assert row["curve"][-1]["validation"] < row["curve"][0]["validation"]

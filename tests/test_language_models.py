@@ -13,8 +13,10 @@ from flax import nnx
 
 from experiments import (
     attention_fidelity,
+    attention_losses,
     data,
     generation_throughput,
+    learned_perplexity,
     model_memory,
     models,
     needle_model,
@@ -176,6 +178,20 @@ def test_perplexity_of_the_committed_decoder():
     assert 0 < row["kl"] < 0.05
     with pytest.raises(ValueError, match="expected context to be a multiple of chunk = 16, got 250"):
         perplexity.check({**point, "strategy": "v3_4", "context": 250})
+
+
+def test_quantizers_learned_from_the_model_itself():
+    """Fitted on training text, to each layer and head; the point is checked before anything runs."""
+    point = {**POINT, "context": 256, "windows": 1, "chunk": 64, "strategy": "rotorquant_learned_2"}
+    learned_perplexity.check(point)
+    row = learned_perplexity.run(point)
+    random = learned_perplexity.run({**point, "strategy": "rotorquant_2"})
+    assert row["bits"] == random["bits"] == 2.25
+    assert row["kl"] < 0.5 * random["kl"]
+    with pytest.raises(KeyError, match="unknown strategy 'rotorquant_learnt_2'; did you mean 'rotorquant_learned'"):
+        learned_perplexity.check({**point, "strategy": "rotorquant_learnt_2"})
+    with pytest.raises(ValueError, match="the loss 'softmax' is for keys"):
+        attention_losses.check({"loss": "softmax", "side": "values"})
 
 
 def test_fidelity_and_throughput_run():
