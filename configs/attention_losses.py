@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
                 "model": ("llama-d128", "qwen2-d64", "gemma3-d256"),
                 "side": ("keys",),
                 "bits": (2, 3),
-                "loss": ("none", "distortion", "soft", "gaussian", "scores", "softmax"),
+                "loss": ("none", "distortion", "soft", "gaussian", "scores", "scores_soft", "softmax", "softmax_soft"),
             },
         }
     )

@@ -36,10 +36,12 @@ LOSSES: Registry = Registry(
     {
         "none": lambda scale, q, weights: losses.Distortion(),
         "distortion": lambda scale, q, weights: losses.Distortion(),
-        "soft": lambda scale, q, weights: losses.SoftDistortion(),
+        "soft": lambda scale, q, weights: losses.Soft(losses.Distortion()),
         "gaussian": lambda scale, q, weights: losses.GaussianDistortion(),
         "scores": lambda scale, q, weights: losses.ScoreError.of(q),
+        "scores_soft": lambda scale, q, weights: losses.Soft(losses.ScoreError.of(q)),
         "softmax": lambda scale, q, weights: losses.SoftmaxKL(q, scale),
+        "softmax_soft": lambda scale, q, weights: losses.Soft(losses.SoftmaxKL(q, scale)),
         "output": lambda scale, q, weights: losses.OutputError(),
     },
 )
@@ -52,7 +54,7 @@ def check(point: dict[str, Any]) -> None:
         raise ValueError(f"expected side 'keys' or 'values', got {point['side']!r}")
     if point["loss"] == "output" and point["side"] == "keys":
         raise ValueError("the loss 'output' is for values")
-    if point["loss"] in ("scores", "softmax") and point["side"] == "values":
+    if point["loss"].startswith(("scores", "softmax")) and point["side"] == "values":
         raise ValueError(f"the loss {point['loss']!r} is for keys")
 
 

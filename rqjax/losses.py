@@ -25,28 +25,38 @@ from rqjax.scalar import Scalar
 TINY = 1e-20
 
 
+def _with_hard_codes(loss: Any, quantizer: Quantizer, batch: Any, progress: Any = 1.0) -> Float[Array, ""]:
+    return loss.error(batch, roundtrip(quantizer, _vectors(batch)))
+
+
 @pytree
 class Distortion:
     """Relative squared error, of each vector its own: what `metrics.relative_mse` measures."""
 
-    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: Any = 1.0) -> Float[Array, ""]:
-        return _relative(x, roundtrip(quantizer, x))
+    def error(self, x: Float[Array, "n d"], decoded: Float[Array, "n d"]) -> Float[Array, ""]:
+        x = as_float32(x)
+        return jnp.mean(jnp.sum((x - decoded) ** 2, axis=-1) / (jnp.sum(x**2, axis=-1) + TINY))
+
+    __call__ = _with_hard_codes
 
 
 @pytree
-class SoftDistortion:
-    """The relative squared error of soft codes: each coordinate decodes to a mean of the levels with the weights
+class Soft:
+    """A loss of decoded vectors with soft codes: each coordinate decodes to a mean of the levels with the weights
     exp(-(x - level)^2 / (2 t^2 s^2)), where s^2 is the mean squared distance of neighbouring levels.
 
     The temperature t falls geometrically from `start` to `stop` (soft-to-hard annealing: Agustsson et al., 2017).
+    Losses that encoding does not minimise jump where codes change; only soft codes let their gradients see it.
     """
 
+    loss: Any
+    """`Distortion`, `ScoreError`, `SoftmaxKL` or `OutputError`."""
     start: float = static(default=0.5)
     stop: float = static(default=0.05)
 
-    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: Any = 1.0) -> Float[Array, ""]:
+    def __call__(self, quantizer: Quantizer, batch: Any, progress: Any = 1.0) -> Float[Array, ""]:
         temperature = self.start * (self.stop / self.start) ** progress
-        return _relative(x, _soft(quantizer, as_float32(x), temperature))
+        return self.loss.error(batch, _soft(quantizer, as_float32(_vectors(batch)), temperature))
 
 
 @pytree
@@ -86,13 +96,15 @@ class ScoreError:
         q = as_float32(queries)
         return cls(jnp.matmul(q.T, q, precision=lax.Precision.HIGHEST) / len(q))
 
-    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: Any = 1.0) -> Float[Array, ""]:
+    def error(self, x: Float[Array, "n d"], decoded: Float[Array, "n d"]) -> Float[Array, ""]:
         x = as_float32(x)
-        error, power = x - roundtrip(quantizer, x), x - x.mean(axis=0)
-        forms = [
-            jnp.einsum("ni,ij,nj->", e, self.covariance, e, precision=lax.Precision.HIGHEST) for e in (error, power)
-        ]
-        return forms[0] / (forms[1] + TINY)
+
+        def form(e: Array) -> Array:
+            return jnp.sum(jnp.matmul(e, self.covariance, precision=lax.Precision.HIGHEST) * e)
+
+        return form(x - decoded) / (form(x - x.mean(axis=0)) + TINY)
+
+    __call__ = _with_hard_codes
 
 
 @pytree
@@ -103,13 +115,15 @@ class SoftmaxKL:
     scale: float = static()
     """Of the scores, 1 / sqrt(d) as a rule."""
 
-    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: Any = 1.0) -> Float[Array, ""]:
+    def error(self, x: Float[Array, "n d"], decoded: Float[Array, "n d"]) -> Float[Array, ""]:
         def logs(keys):
             scores = jnp.matmul(self.queries, keys.T, precision=lax.Precision.HIGHEST)
             return jax.nn.log_softmax(self.scale * scores)
 
-        exact, coded = logs(as_float32(x)), logs(roundtrip(quantizer, x))
+        exact, coded = logs(as_float32(x)), logs(decoded)
         return jnp.mean(jnp.sum(jnp.exp(exact) * (exact - coded), axis=-1))
+
+    __call__ = _with_hard_codes
 
 
 @pytree
@@ -117,10 +131,17 @@ class OutputError:
     """Squared error of attention's output relative to the output's size if the errors of values are independent: the
     batch is (values (n, d), weights (n,)), a token's weight the sum over queries of its squared attention weight."""
 
-    def __call__(self, quantizer: Quantizer, batch: Any, progress: Any = 1.0) -> Float[Array, ""]:
+    def error(self, batch: Any, decoded: Float[Array, "n d"]) -> Float[Array, ""]:
         x, weights = as_float32(batch[0]), batch[1]
-        error = jnp.sum((x - roundtrip(quantizer, x)) ** 2, axis=-1)
+        error = jnp.sum((x - decoded) ** 2, axis=-1)
         return jnp.sum(weights * error) / (jnp.sum(weights * jnp.sum(x**2, axis=-1)) + TINY)
+
+    __call__ = _with_hard_codes
+
+
+def _vectors(batch: Any) -> Float[Array, "n d"]:
+    """The vectors of a batch, which come first."""
+    return jax.tree.leaves(batch)[0]
 
 
 def roundtrip(quantizer: Quantizer, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
@@ -192,11 +213,6 @@ def _soft_levels(
     levels = levels.reshape(levels.shape[0], *[1] * (x.ndim - 1), -1)
     weights = jax.nn.softmax(-((x - levels) ** 2) / (2 * temperature**2 * spacing + TINY), axis=0)
     return jnp.sum(weights * levels, axis=0)
-
-
-def _relative(x: Float[Array, "n d"], decoded: Float[Array, "n d"]) -> Float[Array, ""]:
-    x = as_float32(x)
-    return jnp.mean(jnp.sum((x - decoded) ** 2, axis=-1) / (jnp.sum(x**2, axis=-1) + TINY))
 
 
 def _gaussian_error(mean: Array, variance: Array, levels: Float[Array | np.ndarray, "k #m"]) -> Float[Array, "m"]:

@@ -126,11 +126,13 @@ def test_soft_codes_become_hard():
     quantizer = rqjax.Scaled(rqjax.Rotated(Rotor.random(KEY, DIM), rqjax.lloyd_max(DIM, BITS)))
     columns = rqjax.Columns.gaussian(jnp.zeros(DIM), jnp.ones(DIM), (4,) * 8 + (3,) * 16 + (0,) * 8)
     nests = [quantizer, rqjax.Centered(jnp.ones(DIM), rqjax.Gain(jnp.full(DIM, 1 / DIM), columns))]
-    compare = jax.jit(lambda q: [loss(q, OUTLIERS) for loss in (losses.Distortion(), losses.SoftDistortion(stop=0.01))])
+    compare = jax.jit(
+        lambda q: [loss(q, OUTLIERS) for loss in (losses.Distortion(), losses.Soft(losses.Distortion(), stop=0.01))]
+    )
     for hard, soft in map(compare, nests):
         np.testing.assert_allclose(soft, hard, rtol=0.02)
     with pytest.raises(TypeError, match="there are no soft codes for Affine"):
-        losses.SoftDistortion()(rqjax.rtn(KEY, DIM, 3), OUTLIERS)
+        losses.Soft(losses.Distortion())(rqjax.rtn(KEY, DIM, 3), OUTLIERS)
     with pytest.raises(TypeError, match="expected norms, gains, means and rotations around a Scalar or Columns"):
         losses.CodingGain()(rqjax.rtn(KEY, DIM, 3), OUTLIERS)
 
@@ -138,11 +140,11 @@ def test_soft_codes_become_hard():
 QUERIES = jax.random.normal(jax.random.key(7), (100, DIM)) * jnp.linspace(0, 2, DIM)
 LOSSES = {
     "distortion": losses.Distortion(),
-    "soft": losses.SoftDistortion(),
+    "soft": losses.Soft(losses.Distortion()),
     "gaussian": losses.GaussianDistortion(),
     "coding_gain": losses.CodingGain(),
     "scores": losses.ScoreError.of(QUERIES),
-    "softmax": losses.SoftmaxKL(QUERIES, DIM**-0.5),
+    "softmax": losses.Soft(losses.SoftmaxKL(QUERIES, DIM**-0.5)),
 }
 
 
