@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 import rqjax
 from experiments import plot as plots
+from experiments.rows import mean_and_deviation
 from experiments.table import Table
 from rqjax import products, tiles
 from rqjax.quantizer import unknown_name
@@ -37,8 +38,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     """The newest `queries` tokens of `context`, on `heads` heads, for each of the seeds."""
     rows = [_run(point, seed) for seed in range(point["seeds"])]
     columns = {name: jnp.asarray([row[name] for row in rows]) for name in rows[0]}
-    means = {name: float(values.mean()) for name, values in columns.items()}
-    return means | {f"{name}_sd": float(values.std(ddof=1)) for name, values in columns.items()}
+    return mean_and_deviation(columns)
 
 
 def _run(point: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 import rqjax
 from experiments import attention_error, plot as plots
 from experiments.models import calibration, captured
+from experiments.rows import mean_and_deviation
 from experiments.table import Table
 from rqjax import losses
 from rqjax.quantizer import Registry
@@ -73,9 +74,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
             row = _measure(point, quantizer, [held[f"layers.{layer}.{name}"] for name in "qkv"], options)
             values[seed, layer] = [row[name] for name in names]
     means = values.mean(axis=1)
-    return {name: float(means[:, i].mean()) for i, name in enumerate(names)} | {
-        f"{name}_sd": float(means[:, i].std(ddof=1)) for i, name in enumerate(names)
-    }
+    return mean_and_deviation({name: means[:, i] for i, name in enumerate(names)})
 
 
 def _fit(point: dict[str, Any], layer: int, qkv: list[jax.Array], scale: float) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 import rqjax
 from experiments import models, plot as plots, published, text
 from experiments.attention_error import keep
+from experiments.rows import mean_and_deviation
 from experiments.table import Table
 from rqjax import KVCache
 from rqjax.nn import Decoder
@@ -62,11 +63,9 @@ def measure(
     columns = {name: np.stack(values) for name, values in _transposed(rows).items()}
     nats, reference = columns.pop("nats"), float(_nats(exact, windows[:, 1:]).mean())
     columns |= {"perplexity": np.exp(nats), "change": 100 * (np.exp(nats - reference) - 1)}
-    means = {name: float(values.mean()) for name, values in columns.items()}
-    deviations = {f"{name}_sd": float(values.std(ddof=1)) for name, values in columns.items()}
     first = caches(0)[0]
     bits = (first.key_quantizer.bits_per_vector + first.value_quantizer.bits_per_vector) / (2 * first.key_quantizer.dim)
-    return {**means, **deviations, "float_perplexity": float(np.exp(reference)), "bits": round(bits, 3)}
+    return {**mean_and_deviation(columns), "float_perplexity": float(np.exp(reference)), "bits": round(bits, 3)}
 
 
 @functools.lru_cache(maxsize=1)

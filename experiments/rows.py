@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ class Rows:
             file.flush()
             os.fsync(file.fileno())
         self._rows[_key(point)] = json.loads(json.dumps(row))
+
+
+def mean_and_deviation(columns: Mapping[str, Any]) -> dict[str, float]:
+    """Of each column, an array over the seeds: <name> and <name>_sd, as `table.Table` shows them."""
+    means = {name: float(values.mean()) for name, values in columns.items()}
+    return means | {f"{name}_sd": float(values.std(ddof=1)) for name, values in columns.items()}
 
 
 def _key(point: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 import rqjax
 from experiments import data, plot as plots, rotation_mixing
+from experiments.rows import mean_and_deviation
 from experiments.table import Row, Table
 from rqjax import learning, metrics, rotations
 from rqjax.quantizer import Registry, unknown_name
@@ -99,11 +100,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     one = jax.tree.map(lambda leaf: leaf[0], quantizers)
     rotation = one.inner.rotation if hasattr(one.inner, "rotation") else one.rotation
     columns = {"mse": own, "vs_haar": own / haar, "vs_rotor": own / rotor, "energy_vs_haar": energy / haar_energy}
-    means = {key: float(column.mean()) for key, column in columns.items()}
-    deviations = {f"{key}_sd": float(column.std(ddof=1)) for key, column in columns.items()}
     return {
-        **means,
-        **deviations,
+        **mean_and_deviation(columns),
         "stored_bits": one.bits_per_vector / dim,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(rotation)),
         "multiply_adds": rotations.multiply_adds(rotation),
