@@ -4,7 +4,7 @@ Fitted to every layer and head, keys and values apart, on 6,144 tokens of traini
 
     python -m experiments.run --config=configs/learned_perplexity.py
 
-`seconds` is the fit of all layers and heads for all five seeds, with compilation. Forty minutes on two cores.
+`seconds` is the fit of all layers and heads for all five seeds, with compilation.
 """
 
 from ml_collections import ConfigDict
