@@ -17,7 +17,7 @@ from experiments import attention_error, plot as plots
 from experiments.models import calibration, captured
 from experiments.rows import mean_and_deviation
 from experiments.table import Table
-from rqjax import losses
+from rqjax import losses, ops
 from rqjax.quantizer import Registry
 from rqjax.rotations import Chain, Hadamard, Rotor
 
@@ -95,8 +95,8 @@ def _trainer(loss: str, bits: int, steps: int, scale: float) -> Any:
     def one(key: jax.Array, x: jax.Array, queries: jax.Array, weights: jax.Array) -> Any:
         first, second, third = jax.random.split(key, 3)
         rotation = Chain((Rotor.random(first, x.shape[1]), Hadamard.random(second, x.shape[1])))
-        unit = x / jnp.linalg.norm(x, axis=1, keepdims=True)
-        quantizer = rqjax.Scaled(rqjax.Rotated(rotation, rqjax.Columns.lloyd(rotation(unit), (bits,) * x.shape[1])))
+        levels = rqjax.Columns.lloyd(rotation(ops.direction(x)), (bits,) * x.shape[1])
+        quantizer = rqjax.Scaled(rqjax.Rotated(rotation, levels))
         if loss == "none":
             return quantizer
         return rqjax.fit(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from rqjax import codebooks
+from rqjax import codebooks, ops
 from rqjax.columns import Columns, allocate
 from rqjax.combinators import Rotated, Scaled
 from rqjax.gain import Gain, gain_of, nearest_gains
@@ -78,8 +78,8 @@ def _with_levels(rotation: Callable[[Array, Array], Chain], key: Array, x: Array
 
     def one(key: Array, x: Array) -> Quantizer:
         first, second = jax.random.split(key)
-        turned = rotation(first, _unit(x))
-        levels = Columns.lloyd(turned(_unit(x)), (bits,) * x.shape[-1])
+        turned = rotation(first, ops.direction(x))
+        levels = Columns.lloyd(turned(ops.direction(x)), (bits,) * x.shape[-1])
         quantizer = Scaled(Rotated(turned, levels))
         return fit(quantizer, x, second, where=lambda q: _rotation_and_levels(q.inner), patience=20)[0]
 
@@ -89,9 +89,9 @@ def _with_levels(rotation: Callable[[Array, Array], Chain], key: Array, x: Array
 def _decorrelated(x: Float[Array, "n d"], key: Array) -> Chain:
     """Two butterflies on channels sorted by energy, trained for the coding gain of directions."""
     layers = butterfly(None, x.shape[1]).rotations
-    start = Chain((Permutation.descending(_energy(_unit(x))), *layers, *layers))
+    start = Chain((Permutation.descending(_energy(ops.direction(x))), *layers, *layers))
     code = Rotated(start, lloyd_max(x.shape[1], 1))  # whose levels the loss does not see
-    fitted: Any = fit(code, _unit(x), key, where=lambda q: q.rotation, loss=CodingGain(), patience=20)[0]
+    fitted: Any = fit(code, ops.direction(x), key, where=lambda q: q.rotation, loss=CodingGain(), patience=20)[0]
     return fitted.rotation
 
 
@@ -146,11 +146,6 @@ def _stack(x: Array) -> tuple[Float[Array, "heads n d"], Callable[[Any], Quantiz
     if x.ndim == 3:
         return x.astype(jnp.float32), PerHead
     return x[None].astype(jnp.float32), lambda quantizers: jax.tree.map(lambda leaf: leaf[0], quantizers)
-
-
-def _unit(x: Float[Array, "n d"]) -> Float[Array, "n d"]:
-    size = jnp.linalg.norm(x, axis=-1, keepdims=True)
-    return x / jnp.where(size > 0, size, 1)
 
 
 def _energy(x: Float[Array, "n d"]) -> Float[Array, "d"]:

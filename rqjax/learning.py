@@ -26,6 +26,8 @@ Where = Callable[[Any], Any]
 
 PER_PARAMETER = 10
 """Numbers of training data for each parameter below which `fit` warns."""
+TURNING_RATE = 0.05
+RATE = 0.02
 
 
 class Plan(NamedTuple):
@@ -89,8 +91,9 @@ def fit(
       where: the trained part of a quantizer, as `lambda q: q.inner.rotation`; its integer arrays are left as they are.
       loss: a pytree that is called with a quantizer, a batch and the progress from 0 to 1, see `rqjax.losses`; or a
         plain function.
-      optimizer: of optax; if not given, Adam with a cosine schedule from 0.02 times the root mean square that an array
-        has at first. A new one compiles anew.
+      optimizer: of optax; if not given, Adam with a cosine schedule from `TURNING_RATE` radians for what rotations
+        have, and for other arrays from `RATE` of the root mean square that a column has at first. A new one compiles
+        anew.
       steps: batches to train on.
       batch_size: vectors in a batch, drawn with repetition.
       validation: held-out data like `x`; if not given, the last eighth of `x` is held out.
@@ -121,7 +124,9 @@ def fit(
         check_data("validation", validation)
     leaves = jax.tree.leaves(quantizer)
     _warn_if_few(x, sum(leaves[place].size for place in places))
-    plan = Plan(places, optimizer or _adam(steps), steps, -(-steps // evaluations), batch_size, patience)
+    turning = _turning(quantizer)
+    optimizer = optimizer or _adam(steps, tuple(turning[place] for place in places))
+    plan = Plan(places, optimizer, steps, -(-steps // evaluations), batch_size, patience)
     inputs = quantizer, x, validation, key, Partial(loss) if all_leaves([loss]) else loss
     state = _begin(plan, leaves)
     if checkpoint is None and progress is None:
@@ -198,9 +203,6 @@ def _train(
 def _multiplied_out(quantizer: Quantizer) -> Quantizer:
     """With every rotation as one matrix: small rotations are then chained once a batch, not for each vector."""
 
-    def is_rotation(node: Any) -> bool:
-        return isinstance(node, Rotation)
-
     def matrix(rotation: Rotation) -> Array:
         if isinstance(rotation, Chain):
             return functools.reduce(lambda m, r: jnp.matmul(r, m, precision="highest"), map(matrix, rotation.rotations))
@@ -208,26 +210,40 @@ def _multiplied_out(quantizer: Quantizer) -> Quantizer:
             return rotation.matrix
         return rotation(jnp.eye(rotation.dim)).T
 
-    return jax.tree.map(lambda n: Dense(matrix(n)) if is_rotation(n) else n, quantizer, is_leaf=is_rotation)
+    return jax.tree.map(lambda n: Dense(matrix(n)) if _is_rotation(n) else n, quantizer, is_leaf=_is_rotation)
 
 
 @functools.cache
-def _adam(steps: int) -> optax.GradientTransformation:
-    rate = optax.cosine_decay_schedule(0.02, steps)
-    return optax.chain(optax.scale_by_adam(), _in_units(), optax.scale_by_learning_rate(rate))
+def _adam(steps: int, turning: tuple[bool, ...]) -> optax.GradientTransformation:
+    """Of parameters that do or do not belong to rotations."""
+    rate = optax.cosine_decay_schedule(1.0, steps)
+    return optax.chain(optax.scale_by_adam(), _in_units(turning), optax.scale_by_learning_rate(rate))
 
 
-def _in_units() -> optax.GradientTransformation:
-    """Steps in units of an array's first root mean square, 1 where that is 0: levels are small, angles are not."""
+def _in_units(turning: tuple[bool, ...]) -> optax.GradientTransformation:
+    """Rates of bivectors and angles in radians, of other arrays relative to their first size: levels of each column's
+    own, for columns may be a thousand times as loud as others."""
 
-    def unit(array: Array) -> Array:
-        size = jnp.sqrt(jnp.mean(array**2))
-        return jnp.where(size > 0, size, 1)
+    def rate(array: Array, turns: bool) -> Array:
+        if turns:
+            return jnp.asarray(TURNING_RATE)
+        size = jnp.sqrt(jnp.mean(jnp.atleast_1d(array) ** 2, axis=0))
+        return RATE * jnp.where(size > 0, size, 1)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return jax.tree.map(jnp.multiply, updates, state), state
+    def update(updates: Any, rates: Any, params: Any = None) -> tuple[Any, Any]:
+        return jax.tree.map(jnp.multiply, updates, rates), rates
 
-    return optax.GradientTransformation(lambda params: jax.tree.map(unit, params), update)
+    return optax.GradientTransformation(lambda params: list(map(rate, params, turning)), update)
+
+
+def _turning(quantizer: Quantizer) -> list[bool]:
+    """Which leaves belong to rotations."""
+    parts = jax.tree.leaves(quantizer, is_leaf=_is_rotation)
+    return [_is_rotation(part) for part in parts for _ in jax.tree.leaves(part)]
+
+
+def _is_rotation(node: Any) -> bool:
+    return isinstance(node, Rotation)
 
 
 def _places(where: Where, quantizer: Quantizer) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
 
+from rqjax import ops
 from rqjax.columns import Columns
 from rqjax.combinators import Centered, Normalized, Rotated, Scaled
 from rqjax.gain import Gain, gain_of, nearest_gains
@@ -158,8 +159,7 @@ def rotated(quantizer: Quantizer, x: Float[Array, "n d"]) -> tuple[Float[Array, 
     x = as_float32(x)
     match quantizer:
         case Normalized() | Scaled():
-            size = jnp.linalg.norm(x, axis=-1, keepdims=True)
-            return rotated(quantizer.inner, x / jnp.where(size > 0, size, 1))
+            return rotated(quantizer.inner, ops.direction(x))
         case Gain():
             gain = gain_of(nearest_gains(lax.stop_gradient(x), quantizer.weights))[..., None]
             return rotated(quantizer.inner, x / gain)
@@ -179,13 +179,11 @@ def _soft(quantizer: Quantizer, x: Float[Array, "*n d"], temperature: Any) -> Fl
     """`roundtrip` with soft codes."""
     match quantizer:
         case Normalized():
-            size = jnp.linalg.norm(x, axis=-1, keepdims=True)
-            return size * _soft(quantizer.inner, x / jnp.where(size > 0, size, 1), temperature)
+            return ops.norm(x) * _soft(quantizer.inner, ops.direction(x), temperature)
         case Scaled():
-            size = jnp.linalg.norm(x, axis=-1, keepdims=True)
-            decoded = _soft(quantizer.inner, x / jnp.where(size > 0, size, 1), temperature)
+            decoded = _soft(quantizer.inner, ops.direction(x), temperature)
             product, square = (jnp.sum(a * decoded, axis=-1, keepdims=True) for a in (x, decoded))
-            scale = product / (square + TINY) if quantizer.mode == "mse" else size**2 / (product + TINY)
+            scale = product / (square + TINY) if quantizer.mode == "mse" else ops.norm(x) ** 2 / (product + TINY)
             return scale * decoded
         case Gain():
             gain = gain_of(nearest_gains(lax.stop_gradient(x), quantizer.weights))[..., None]

@@ -89,6 +89,12 @@ def norm(x: Shaped[Array, "*n d"]) -> Float[Array, "*n 1"]:
     return lax.cond(jnp.all((usual > TINY) & (usual < HUGE)), lambda x: usual, rescaled, x)
 
 
+def direction(x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
+    """Vectors over their norms, 0 where that is 0."""
+    size = norm(x)
+    return as_float32(x) / jnp.where(size > 0, size, 1)
+
+
 def encode_direction(inner: Any, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
     """`inner.encode(x / norm)` without the division where `inner` is linear up to its levels: they are scaled."""
     match inner:
