@@ -12,6 +12,7 @@ from rqjax import (
 )
 from rqjax.affine import Affine as Affine
 from rqjax.attention import attend as attend, dot_product_attention as dot_product_attention
+from rqjax.budget import BUDGETED as BUDGETED, fit_under_budget as fit_under_budget
 from rqjax.cache import KVCache as KVCache, append as append, grow as grow
 from rqjax.columns import Columns as Columns
 from rqjax.combinators import (
@@ -23,14 +24,20 @@ from rqjax.combinators import (
     Split as Split,
 )
 from rqjax.exact import Exact as Exact
+from rqjax.exchange import Exchange as Exchange
 from rqjax.fitted import (
     FITTED as FITTED,
+    lopq as lopq,
+    opq as opq,
+    pq as pq,
+    qet as qet,
     rotor_chain_learned as rotor_chain_learned,
     rotorquant_allocated as rotorquant_allocated,
     rotorquant_learned as rotorquant_learned,
 )
 from rqjax.gain import Gain as Gain
 from rqjax.learning import fit as fit
+from rqjax.local import Local as Local
 from rqjax.methods import (
     METHODS as METHODS,
     affine as affine,
@@ -55,9 +62,11 @@ from rqjax.methods import (
 )
 from rqjax.ops import decode as decode, encode as encode, roundtrip as roundtrip
 from rqjax.per_head import PerHead as PerHead
+from rqjax.product import Product as Product
 from rqjax.pytree import pytree as pytree, static as static
 from rqjax.quantizer import Codes as Codes, Quantizer as Quantizer, nbytes as nbytes
 from rqjax.scalar import Scalar as Scalar, lloyd_max as lloyd_max
 from rqjax.sign import Sign as Sign
 from rqjax.storage import load as load, save as save
 from rqjax.strategies import STRATEGIES as STRATEGIES, Strategy as Strategy, strategy as strategy
+from rqjax.uniform import Uniform as Uniform

@@ -5,7 +5,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer, UInt8, UInt32
 
-from rqjax import codebooks, ops
+from rqjax import codebooks, ops, packing
 from rqjax.lanes import as_float32
 from rqjax.pytree import pytree
 from rqjax.quantizer import Queries, Vectors, check_vectors
@@ -20,8 +20,8 @@ class Columns:
     """Nearest level of each coordinate. Codes: packed indices, uint8 (*n, bytes).
 
     Coordinates come in classes of equal bits, most bits first: class c has `levels[c]` (2**bits, size), ascending in
-    each column; a class of no bits has one level. The indices are packed by their bits, first the lowest bit of all
-    coordinates that have one, then the next: as many bits as there are, rounded up to whole bytes.
+    each column; a class of no bits has one level. The indices are packed by `packing.pack_bytes`: as many bits as
+    there are, rounded up to whole bytes.
     """
 
     levels: tuple[Float[Array | np.ndarray, "_ _"], ...]
@@ -50,9 +50,7 @@ class Columns:
         ]
 
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
-        indices = self.nearest(as_float32(check_vectors(x, self.dim)))
-        bits = [(indices[..., :count] >> bit) & 1 for bit, count in enumerate(self.counts)]
-        return _pack(jnp.concatenate([x[..., :0].astype(jnp.uint32), *bits], axis=-1))
+        return packing.pack_bytes(self.nearest(as_float32(check_vectors(x, self.dim))), self.counts)
 
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         return self.values(self.indices(codes))
@@ -62,12 +60,7 @@ class Columns:
 
     def indices(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n d"]:
         """The level of each coordinate."""
-        bits, start = _unpack(codes), 0
-        total = jnp.zeros((*codes.shape[:-1], self.dim), jnp.uint32)
-        for bit, count in enumerate(self.counts):
-            plane = jnp.pad(bits[..., start : start + count], [(0, 0)] * (codes.ndim - 1) + [(0, self.dim - count)])
-            total, start = total | (plane << bit), start + count
-        return total
+        return packing.unpack_bytes(codes, self.counts, self.dim)
 
     def nearest(self, x: Float[Array, "*n d"]) -> UInt32[Array, "*n d"]:
         """The index of the level nearest to each coordinate."""
@@ -156,13 +149,3 @@ def _nearest(x: Float[Array, "*n m"], levels: Float[Array, "k m"]) -> UInt32[Arr
 
 def _bits(levels: Float[Array | np.ndarray, "*heads k m"]) -> int:
     return (levels.shape[-2] - 1).bit_length()
-
-
-def _pack(bits: UInt32[Array, "*n count"]) -> UInt8[Array, "*n bytes"]:
-    bits = jnp.pad(bits, [(0, 0)] * (bits.ndim - 1) + [(0, -bits.shape[-1] % 8)]).astype(jnp.uint8)
-    planes = jnp.split(bits, 8, axis=-1)
-    return sum((plane << k for k, plane in enumerate(planes)), jnp.zeros_like(planes[0]))
-
-
-def _unpack(codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n count"]:
-    return jnp.concatenate([(codes >> k) & 1 for k in range(8)], axis=-1).astype(jnp.uint32)

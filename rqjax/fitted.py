@@ -1,8 +1,8 @@
 """Recipes that learn from data: `FITTED[name](key, x, bits)`.
 
-`x` holds vectors (n, d), or (heads, n, d) to fit a quantizer for each head, all at once, in a `PerHead`. They store as
-many bits as `turboquant` does, d b and 16 for a norm. An eighth of the vectors, the last ones, is held out and decides
-when training stops.
+`x` holds vectors (n, d), or (heads, n, d) to fit a quantizer for each head, all at once, in a `PerHead`. Those here
+store as many bits as `turboquant` does, d b and 16 for a norm. An eighth of the vectors, the last ones, is held out and
+decides when training stops. Product quantizers are in `fitted_products`.
 """
 
 import functools
@@ -18,10 +18,11 @@ from jaxtyping import Array, Bool, Float
 from rqjax import codebooks, ops
 from rqjax.columns import Columns, allocate
 from rqjax.combinators import Rotated, Scaled
+from rqjax.fitted_products import lopq, opq, pq, qet
 from rqjax.gain import Gain, gain_of, nearest_gains
-from rqjax.learning import check_data, fit
+from rqjax.learning import fit
 from rqjax.losses import CodingGain
-from rqjax.per_head import PerHead
+from rqjax.per_head import stack_heads
 from rqjax.quantizer import Quantizer, Registry, check_int
 from rqjax.rotations import Chain, Hadamard, Permutation, Rotor, butterfly
 from rqjax.scalar import lloyd_max
@@ -59,7 +60,7 @@ def rotorquant_allocated(key: Array, x: Array, bits: int) -> Quantizer:
     trained together. There is no norm. A gain of 8 bits is stored if the vectors' sizes need one (`_needs_gain`), else
     nothing: that leaves 8 or 16 bits to the coordinates.
     """
-    x, unstack = _stack(x)
+    x, unstack = stack_heads(x)
     total = check_int("bits", bits, 1, codebooks.MAX_BITS) * x.shape[2]
     keys = jax.random.split(key, len(x))
     rotations = jax.vmap(_decorrelated)(x, keys)
@@ -73,7 +74,7 @@ def rotorquant_allocated(key: Array, x: Array, bits: int) -> Quantizer:
 
 def _with_levels(rotation: Callable[[Array, Array], Chain], key: Array, x: Array, bits: int) -> Quantizer:
     """Scaled(Rotated(rotation, Columns)), rotation and levels trained together."""
-    x, unstack = _stack(x)
+    x, unstack = stack_heads(x)
     check_int("bits", bits, 1, codebooks.MAX_BITS)
 
     def one(key: Array, x: Array) -> Quantizer:
@@ -136,24 +137,15 @@ def _rotation_and_levels(quantizer: Any) -> Any:
     return quantizer.rotation, getattr(quantizer.inner, "inner", quantizer.inner).levels
 
 
-def _stack(x: Array) -> tuple[Float[Array, "heads n d"], Callable[[Any], Quantizer]]:
-    """The vectors of each head, and what makes a quantizer of those of all heads."""
-    x = jnp.asarray(x)
-    if x.ndim not in (2, 3) or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"expected floating-point vectors (n, d) or (heads, n, d), got {x.dtype} {x.shape}")
-    for vectors in x if x.ndim == 3 else x[None]:
-        check_data("x", vectors)
-    if x.ndim == 3:
-        return x.astype(jnp.float32), PerHead
-    return x[None].astype(jnp.float32), lambda quantizers: jax.tree.map(lambda leaf: leaf[0], quantizers)
-
-
 def _energy(x: Float[Array, "n d"]) -> Float[Array, "d"]:
     return (x**2).mean(axis=0)
 
 
 FITTED = Registry(
     "fitted method",
-    {recipe.__name__: recipe for recipe in (rotorquant_learned, rotor_chain_learned, rotorquant_allocated)},
+    {
+        recipe.__name__: recipe
+        for recipe in (rotorquant_learned, rotor_chain_learned, rotorquant_allocated, pq, opq, lopq, qet)
+    },
 )
 """Recipes that learn from data."""

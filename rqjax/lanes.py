@@ -70,6 +70,6 @@ def as_bits(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     return lax.bitcast_convert_type(x, kinds[x.dtype.itemsize])
 
 
-def as_float32(x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
+def as_float32(x: Shaped[Array, "*n"]) -> Float[Array, "*n"]:
     """Low-precision floats as float32; float32 and float64 as they are."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from rqjax import storage
 from rqjax.losses import Distortion
-from rqjax.quantizer import Quantizer, check_int, is_traced
+from rqjax.quantizer import Quantizer, check_data, check_int, is_traced
 from rqjax.rotations import Chain, Dense, Rotation, StridedRotor
 
 Where = Callable[[Any], Any]
@@ -265,19 +265,6 @@ def _with(quantizer: Quantizer, places: tuple[int, ...], params: list[Array]) ->
     for place, value in zip(places, params, strict=True):
         leaves[place] = value
     return jax.tree.unflatten(structure, leaves)
-
-
-def check_data(name: str, x: PyTree) -> None:
-    """Raises a ValueError for vectors that nothing can be learned from, where the numbers are known."""
-    for array in jax.tree.leaves(x):
-        if array.ndim == 0 or len(array) < 2:
-            raise ValueError(f"expected at least 2 vectors in {name}, got shape {array.shape}")
-        if is_traced(array):
-            continue
-        if not bool(jnp.isfinite(array).all()):
-            raise ValueError(f"expected finite numbers in {name}, got {int((~jnp.isfinite(array)).sum())} NaN or Inf")
-        if bool((array == array[:1]).all()):
-            raise ValueError(f"expected vectors that differ in {name}, got {len(array)} equal ones")
 
 
 def _warn_if_few(x: PyTree, parameters: int) -> None:

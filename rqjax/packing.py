@@ -1,7 +1,7 @@
 """Packing of b-bit indices into uint32 words: b bits cost b bits, for every b.
 
-Two layouts. Both take exactly d b bits where 8 divides d and 32 divides d b; otherwise the last word is padded (and
-where 8 does not divide d, `pack` may take one more, above 4 bits two).
+Two layouts, and one of bytes for any number of bits. Both take exactly d b bits where 8 divides d and 32 divides d b;
+otherwise the last word is padded (and where 8 does not divide d, `pack` may take one more, above 4 bits two).
 
 `pack` is the fast one. The d indices of a vector are cut into 8 planes of L = ceil(d / 8) lanes; index k L + j is
 field k of lane j, so that every shift acts on whole contiguous planes and nothing is gathered. For b <= 4 a lane is b
@@ -9,10 +9,17 @@ bytes. The first W = ceil(L b / 4) lanes are the low bytes of the W words, and t
 the high bytes that are left. For b > 4 the low four bits of the indices are packed first, the rest behind them.
 
 `pack_stream` is MLX's: index i takes the bits from i b on of one little-endian stream.
+
+`pack_bytes` takes the indices bit by bit: the lowest bits of all, then the next ones, as many bits as there are rounded
+up to whole bytes. Later coordinates may have fewer bits.
 """
 
+import functools
+import operator
+from collections.abc import Sequence
+
 import jax.numpy as jnp
-from jaxtyping import Array, Integer, UInt32
+from jaxtyping import Array, Integer, UInt8, UInt32
 
 from rqjax.lanes import fit, planes, stored
 from rqjax.quantizer import check_int
@@ -88,6 +95,24 @@ def unpack_stream(words: UInt32[Array, "*n words"], bits: int, dim: int) -> UInt
     bit = bit.reshape(*words.shape[:-1], 32 * words.shape[-1])[..., : dim * bits]
     bit = bit.reshape(*words.shape[:-1], dim, bits)
     return (bit << jnp.arange(bits, dtype=jnp.uint32)).sum(-1, dtype=jnp.uint32)
+
+
+def pack_bytes(indices: Integer[Array, "*n d"], counts: Sequence[int]) -> UInt8[Array, "*n bytes"]:
+    """Packs indices of which the first counts[0] have a lowest bit, the first counts[1] a second one, and so on."""
+    planes = [((indices[..., :count] >> bit) & 1).astype(jnp.uint8) for bit, count in enumerate(counts)]
+    bits = jnp.concatenate([indices[..., :0].astype(jnp.uint8), *planes], axis=-1)
+    parts = jnp.split(fit(bits, -(-sum(counts) // 8) * 8), 8, axis=-1)
+    return functools.reduce(operator.or_, (part << k for k, part in enumerate(parts)))
+
+
+def unpack_bytes(codes: UInt8[Array, "*n bytes"], counts: Sequence[int], dim: int) -> UInt32[Array, "*n d"]:
+    """The inverse of `pack_bytes`."""
+    bits, start = jnp.concatenate([(codes >> k) & 1 for k in range(8)], axis=-1), 0
+    total = jnp.zeros((*codes.shape[:-1], dim), jnp.uint32)
+    for bit, count in enumerate(counts):
+        plane = fit(bits[..., start : start + count], dim).astype(jnp.uint32)
+        total, start = total | (plane << bit), start + count
+    return total
 
 
 def _materialise(x: UInt32[Array, "*n d"]) -> UInt32[Array, "*n d"]:

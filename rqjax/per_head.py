@@ -1,5 +1,6 @@
 """A quantizer of its own for each head."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rqjax.pytree import pytree
-from rqjax.quantizer import Codes, Quantizer, Queries, Vectors
+from rqjax.quantizer import Codes, Quantizer, Queries, Vectors, check_data
 
 
 @pytree
@@ -65,3 +66,20 @@ def over_heads(function: Any) -> Any:
 def _single(arrays: Any) -> Any:
     """With an axis of one head."""
     return jax.tree.map(lambda x: jnp.expand_dims(x, 1), arrays)
+
+
+def stack_heads(x: Array) -> tuple[Float[Array, "heads n d"], Callable[[Any], Quantizer]]:
+    """Vectors (heads, n, d) in float32 of an x (n, d) or (heads, n, d), and what makes a quantizer for x of quantizers
+    with the heads as the first axis of their arrays.
+
+    Raises:
+      ValueError: x has another shape or dtype, or nothing can be learned from it.
+    """
+    x = jnp.asarray(x)
+    if x.ndim not in (2, 3) or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"expected floating-point vectors (n, d) or (heads, n, d), got {x.dtype} {x.shape}")
+    for vectors in x if x.ndim == 3 else x[None]:
+        check_data("x", vectors)
+    if x.ndim == 3:
+        return x.astype(jnp.float32), PerHead
+    return x[None].astype(jnp.float32), lambda quantizers: jax.tree.map(lambda leaf: leaf[0], quantizers)

@@ -1,4 +1,4 @@
-"""The protocol that every quantizer obeys, and the three checks that every quantizer makes.
+"""The protocol that every quantizer obeys, and the checks that are made of what comes in.
 
 Laws, tested for every entry of `METHODS`: `dot(y, c) == y @ decode(c).T`; `nbytes(encode(x)) * 8` is
 `bits_per_vector` times the number of vectors; `encode` is the same under `jit`, `vmap` and in a loop.
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, PyTree, Shaped
 
 Codes: TypeAlias = Any
 """What `encode` returns: a pytree of arrays, each with the leading axes of the vectors."""
@@ -85,6 +85,19 @@ def check_int(name: str, value: Any, low: int, high: int) -> int:
 def is_traced(x: Any) -> bool:
     """Whether the numbers of an array are not known, as under jit."""
     return isinstance(x, Tracer)
+
+
+def check_data(name: str, x: PyTree) -> None:
+    """Raises a ValueError for vectors that nothing can be learned from, where the numbers are known."""
+    for array in jax.tree.leaves(x):
+        if array.ndim == 0 or len(array) < 2:
+            raise ValueError(f"expected at least 2 vectors in {name}, got shape {array.shape}")
+        if is_traced(array):
+            continue
+        if not bool(jnp.isfinite(array).all()):
+            raise ValueError(f"expected finite numbers in {name}, got {int((~jnp.isfinite(array)).sum())} NaN or Inf")
+        if bool((array == array[:1]).all()):
+            raise ValueError(f"expected vectors that differ in {name}, got {len(array)} equal ones")
 
 
 class UnknownName(KeyError):

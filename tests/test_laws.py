@@ -11,6 +11,7 @@ import pytest
 
 import rqjax
 from rqjax import METHODS
+from rqjax.product import Rounded
 
 SHAPES = {
     "turboquant_prod": [(1, 128), (8, 50)],  # at one bit the sketch alone
@@ -25,7 +26,6 @@ SHAPES = {
 
 
 def columns(key, dim, bits):
-    """What learned quantizers are made of: bits of each coordinate's own."""
     given = (bits + 2,) * 10 + (bits,) * 20 + (0,) * (dim - 30)
     return rqjax.Columns.gaussian(0.1 * jax.random.normal(key, (dim,)), jnp.ones(dim), given)
 
@@ -34,7 +34,33 @@ def gain(key, dim, bits):
     return rqjax.Gain(jax.random.uniform(key, (dim,)), columns(key, dim, bits))
 
 
-RECIPES = {**METHODS, "columns": columns, "gain": gain}
+def uniform(key, dim, bits):
+    return rqjax.Uniform(jnp.full((), -2.0), jnp.full((), 0.5), bits, dim)
+
+
+def product(key, dim, bits):
+    return rqjax.Product(jax.random.normal(key, (dim // 5, 2**bits - 1, 5)))
+
+
+def product_rounded(key, dim, bits):
+    return rqjax.Product(Rounded.of(product(key, dim, bits).codebooks, 10))
+
+
+def exchanged(key, dim, bits):
+    return rqjax.Exchange(product(key, dim, bits), 4)
+
+
+def local(key, dim, bits):
+    first, second = jax.random.split(key)
+    return rqjax.Local(
+        jax.random.normal(first, (3, dim)), jax.vmap(lambda key: product(key, dim, bits))(jax.random.split(second, 3))
+    )
+
+
+LEARNED = (columns, gain, uniform, product, product_rounded, exchanged, local)
+"""What learned quantizers are made of."""
+
+RECIPES = {**METHODS, **{make.__name__: make for make in LEARNED}}
 CASES = [(name, *shape) for name in RECIPES for shape in SHAPES.get(name, [(3, 80)])]
 TRACES = []
 

@@ -1,0 +1,167 @@
+"""Matrices under a memory budget: everything that is stored counts (QET, section 2)."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from rqjax.combinators import Residual
+from rqjax.exchange import Exchange, exchange
+from rqjax.opq import fit_lopq, fit_opq
+from rqjax.product import Product, Rounded
+from rqjax.quantizer import Codes, Quantizer, Registry, nbytes
+from rqjax.uniform import MAX_BITS, Uniform
+
+Make: TypeAlias = Callable[[Array, Array, int], Quantizer]
+"""(key, x, size) -> quantizer, whose memory grows with the size: centroids, or bits."""
+
+
+class Stage(NamedTuple):
+    """A product quantizer after some levels of exchange."""
+
+    levels: int = 0
+    share: float = 1.0
+    """Of what the maps of all stages leave of the budget."""
+    codebook_bits: int | None = None
+    """Of the numbers of a rounded codebook; None keeps words."""
+    width: int = 8
+    """Coordinates in a group."""
+
+
+class Setting(NamedTuple):
+    """Stages, each of what those before it left over."""
+
+    stages: tuple[Stage, ...]
+    most_maps: float = 0.75
+    """The share of the budget above which levels of exchange are left out, the last stage's first; 1 keeps all that
+    fit."""
+
+
+def fit_under_budget(
+    method: str | Setting, key: Array, x: Shaped[Array, "..."], ratio: int | float, *, word_bits: int = 32
+) -> tuple[Quantizer, Codes]:
+    """The most that a method can put into n d w / (8 r) bytes.
+
+    Args:
+      method: a name of `BUDGETED`, or a setting.
+      key: of k-means and rotations.
+      x: a matrix.
+      ratio: r, how many times smaller than the matrix in words the quantizer and its codes are.
+      word_bits: w of a word, 32 or 16. Codebooks, ranges and rotations are stored in floating-point words.
+
+    Returns:
+      The quantizer and the codes of x; `nbytes` of both is at most n d w / (8 r).
+
+    Raises:
+      UnknownName: there is no such method.
+      ValueError: x is no matrix of finite numbers that words hold, d cannot be divided as the method needs, or the
+        budget does not hold the least that the method stores.
+    """
+    dtype = {32: jnp.float32, 16: jnp.float16}.get(word_bits)
+    if dtype is None:
+        raise ValueError(f"expected words of 32 or 16 bits, got {word_bits!r}")
+    if not ratio > 0:
+        raise ValueError(f"expected a ratio above 0, got {ratio!r}")
+    x = _check(x, dtype)
+    budget = int(x.size * word_bits / (8 * ratio))
+    if isinstance(method, str):
+        method = BUDGETED[method]
+    if isinstance(method, Setting):
+        return _fit_stages(method, key, x, budget, dtype)
+    make, most = method
+    return _fill(functools.partial(make, dtype), key, x, budget, most or len(x))[0]
+
+
+def _check(x: Any, dtype: Any) -> Float[Array, "n d"]:
+    x = jnp.asarray(x)
+    if x.ndim != 2 or not x.size or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"expected a matrix (n, d) of floating-point numbers, got {x.dtype} {x.shape}")
+    bad = int((~(jnp.abs(x) <= jnp.finfo(dtype).max)).sum())
+    if bad:
+        raise ValueError(f"expected finite numbers that {jnp.dtype(dtype).name} holds, got {bad} others")
+    return x.astype(jnp.float32)
+
+
+def _fit_stages(
+    setting: Setting, key: Array, x: Float[Array, "n d"], budget: int, dtype: Any
+) -> tuple[Quantizer, Codes]:
+    stages = list(setting.stages)
+
+    def maps() -> list[int]:
+        """Bytes of the maps of each stage."""
+        return [len(x) * -(-stage.levels * x.shape[1] // 16) for stage in stages]
+
+    while sum(maps()) > setting.most_maps * budget:
+        last = max(i for i, stage in enumerate(stages) if stage.levels)
+        stages[last] = stages[last]._replace(levels=stages[last].levels - 1)
+    rest, fitted = budget - sum(maps()), []
+    for stage, size, stage_key in zip(stages, maps(), jax.random.split(key, len(stages)), strict=True):
+        make = functools.partial(_product, stage, dtype)
+        pair, x = _fill(make, stage_key, x, size + int(stage.share * rest), len(x))
+        fitted.append(pair)
+    return functools.reduce(lambda late, early: (Residual(early[0], late[0]), (early[1], late[1])), reversed(fitted))
+
+
+def _fill(
+    make: Make, key: Array, x: Float[Array, "n d"], budget: int, most: int
+) -> tuple[tuple[Quantizer, Codes], Float[Array, "n d"]]:
+    """The quantizer of the largest size whose arrays and codes fit, with the codes of x, and what they leave over."""
+
+    def coded(key: Array, x: Array, size: int) -> tuple[Quantizer, Codes]:
+        quantizer = make(key, x, size)
+        return quantizer, quantizer.encode(x)
+
+    def taken(size: int) -> int:
+        return nbytes(jax.eval_shape(functools.partial(coded, size=size), key, x))
+
+    if taken(1) > budget:
+        raise ValueError(f"a budget of {budget} bytes does not hold the {taken(1)} bytes that are the least it takes")
+    low, high = 1, most + 1  # low fits, high does not or is too many
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if taken(middle) <= budget else (low, middle)
+    quantizer, codes = jax.jit(coded, static_argnums=2)(key, x, low)
+    return (quantizer, codes), x - jax.jit(lambda q, codes: q.decode(codes))(quantizer, codes)
+
+
+def _product(stage: Stage, dtype: Any, key: Array, x: Float[Array, "n d"], k: int) -> Exchange | Product:
+    if x.shape[1] % (stage.width * 2**stage.levels):
+        raise ValueError(
+            f"expected groups of {stage.width} coordinates to fill the leaves of {stage.levels} levels of exchange, "
+            f"but {stage.width} * 2^{stage.levels} does not divide the dimension {x.shape[1]}"
+        )
+    y, _ = exchange(x, stage.levels)
+    codebooks = Product.fit(key, y, stage.width, k).codebooks.astype(dtype)
+    product = Product(Rounded.of(codebooks, stage.codebook_bits) if stage.codebook_bits else codebooks)
+    return Exchange(product, stage.levels) if stage.levels else product
+
+
+def _rtn(dtype: Any, key: Array, x: Float[Array, "n d"], bits: int) -> Uniform:
+    return Uniform.of(x.astype(dtype), bits)
+
+
+def _opq(dtype: Any, key: Array, x: Float[Array, "n d"], k: int) -> Quantizer:
+    return jax.tree.map(lambda a: a.astype(dtype), fit_opq(key, x, Stage().width, k))
+
+
+def _lopq(dtype: Any, key: Array, x: Float[Array, "n d"], k: int) -> Quantizer:
+    return jax.tree.map(lambda a: a.astype(dtype), fit_lopq(key, x, Stage().width, k))
+
+
+BUDGETED: Registry = Registry(
+    "method under a budget",
+    {
+        "rtn": (_rtn, MAX_BITS),
+        "pq": Setting((Stage(),)),
+        "opq": (_opq, None),
+        "lopq": (_lopq, None),
+        "qet_vanilla": Setting((Stage(3),)),
+        "qet_cqo": Setting((Stage(3, codebook_bits=10),)),
+        "qet_rqo": Setting((Stage(3, 0.7), Stage(0, 0.3))),
+        "qet": Setting((Stage(3, 0.7, 10), Stage(0, 0.3, 10))),
+    },
+)
+"""Methods for `fit_under_budget`: settings, or what makes a quantizer of some size and the largest size (None: n)."""

@@ -1,0 +1,120 @@
+"""Product quantization: groups of coordinates, each as the index of a centroid of its own codebook."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, UInt8
+
+from rqjax import packing
+from rqjax.kmeans import kmeans, nearest
+from rqjax.lanes import as_float32
+from rqjax.pytree import pytree, static
+from rqjax.quantizer import Codes, Queries, Vectors, check_vectors
+from rqjax.uniform import Uniform
+
+
+@pytree
+class Rounded:
+    """An array that is stored as codes, on a grid of each first index's own: a codebook rounded (QET's CQO)."""
+
+    quantizer: Uniform
+    codes: Codes
+    shape: tuple[int, ...] = static()
+
+    @property
+    def values(self) -> Float[Array, "..."]:
+        return self.quantizer.decode(self.codes).reshape(*self.codes.shape[:-2], *self.shape)
+
+    @classmethod
+    def of(cls, x: Float[Array, "groups k w"], bits: int) -> "Rounded":
+        rows = x.reshape(len(x), -1)
+        quantizer = Uniform.of(rows, bits, axis=1)
+        return cls(quantizer, quantizer.encode(rows), x.shape)
+
+
+@pytree
+class Product:
+    """The nearest centroid of each group of consecutive coordinates. Codes: packed indices, uint8 (*n, bytes).
+
+    An index of k centroids takes ceil(log2 k) bits. `dot` looks products up: those of a query's groups with all
+    centroids are computed once. Source: Jégou, Douze & Schmid, 2011.
+    """
+
+    codebooks: Float[Array, "groups k w"] | Rounded
+
+    @property
+    def centroids(self) -> Float[Array, "groups k w"]:
+        return as_float32(self.codebooks.values if isinstance(self.codebooks, Rounded) else self.codebooks)
+
+    @property
+    def dim(self) -> int:
+        return self._groups * self.codebooks.shape[-1]
+
+    @property
+    def index_bits(self) -> int:
+        return (self.codebooks.shape[-2] - 1).bit_length()
+
+    @property
+    def bits_per_vector(self) -> int:
+        return 8 * -(-sum(self._counts) // 8)
+
+    def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
+        x = as_float32(check_vectors(x, self.dim))
+        groups = x.reshape(-1, self._groups, self.dim // self._groups).swapaxes(0, 1)
+        indices = lax.map(lambda pair: nearest(*pair), (groups, self.centroids))
+        return packing.pack_bytes(indices.T.reshape(*x.shape[:-1], self._groups), self._counts)
+
+    def indices(self, codes: UInt8[Array, "*n bytes"]) -> Int[Array, "*n groups"]:
+        """The centroid of each group."""
+        return packing.unpack_bytes(codes, self._counts, self._groups).astype(jnp.int32)
+
+    def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
+        decoded = self.centroids[jnp.arange(self._groups), self.indices(codes)]
+        return decoded.reshape(*codes.shape[:-1], self.dim)
+
+    def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
+        y, indices = as_float32(check_vectors(y, self.dim)), self.indices(codes)
+        parts = y.reshape(-1, self._groups, self.dim // self._groups)
+        tables = jnp.einsum("mgw,gkw->gmk", parts, self.centroids, precision=lax.Precision.HIGHEST)
+
+        def add(total: Array, group: tuple[Array, Array]) -> tuple[Array, None]:
+            table, index = group
+            return total + table[:, index], None
+
+        columns = indices.reshape(-1, self._groups).T
+        total = lax.scan(add, jnp.zeros((len(parts), columns.shape[1])), (tables, columns))[0]
+        return total.reshape(*y.shape[:-1], *codes.shape[:-1])
+
+    @property
+    def _groups(self) -> int:
+        return self.codebooks.shape[-3]
+
+    @property
+    def _counts(self) -> list[int]:
+        return [self._groups] * self.index_bits
+
+    @classmethod
+    def fit(cls, key: Array, x: Float[Array, "n d"], width: int, k: int, iterations: int = 20) -> "Product":
+        """Centroids by k-means of each group (PQ).
+
+        Args:
+          key: of the start of k-means.
+          x: vectors.
+          width: coordinates in a group, a divisor of d.
+          k: centroids of a group, at most n.
+          iterations: of Lloyd.
+
+        Raises:
+          ValueError: `width` does not divide d, or k is not from 1 to n.
+        """
+        return cls(kmeans(key, grouped(x, width), k, iterations))
+
+
+def grouped(x: Float[Array, "n d"], width: int) -> Float[Array, "groups n w"]:
+    """The groups of consecutive coordinates.
+
+    Raises:
+      ValueError: `width` does not divide d.
+    """
+    if width < 1 or x.shape[1] % width:
+        raise ValueError(f"expected a width of groups that divides the dimension {x.shape[1]}, got {width}")
+    return as_float32(x).reshape(len(x), -1, width).swapaxes(0, 1)
