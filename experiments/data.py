@@ -98,7 +98,7 @@ def sample(name: str, seeds: int, n: int, dim: int) -> jax.Array:
     """(seeds, n, dim) vectors of a data set, or of `file:PATH[#ARRAY]`; the seeds are 0, 1, ..., seeds - 1."""
     if name.startswith("file:"):
         path, _, array = name.removeprefix("file:").partition("#")
-        vectors = _read(Path(path), array)
+        vectors = read(path, array)
         sampler: Sampler = lambda key, n, dim: _rows(vectors, key, n, dim, name)  # noqa: E731
     else:
         sampler = DATA[name]
@@ -113,9 +113,10 @@ def _rows(vectors: np.ndarray, key: jax.Array, n: int, dim: int, name: str) -> j
     return jnp.asarray(vectors[np.asarray(chosen), :dim])
 
 
-def _read(path: Path, array: str) -> np.ndarray:
+def read(name: str, array: str = "") -> np.ndarray:
     """The vectors (n, d) of a .npy, .npz, .safetensors or .fvecs file, in float32; of several arrays the first or the
     one of that name."""
+    path = Path(name)
     readers: dict[str, Callable[[Path], np.ndarray]] = {
         ".npy": lambda p: np.load(p, allow_pickle=False),
         ".npz": lambda p: _read_npz(p, array),

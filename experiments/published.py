@@ -110,3 +110,23 @@ ROTATIONS = {
     },
 }
 """No paper's: relative mean squared errors at 3 bits, d = 128, that an independent NumPy program gave (5 draws)."""
+
+QET_VS_PQ = {
+    "synthetic_1": {("qet_vanilla", 4): 36.53, ("qet", 4): 6.94},
+    "synthetic_2": {("qet_vanilla", 4): 36.51, ("qet", 4): 7.13},
+    "synthetic_3": {("qet_vanilla", 4): 36.54, ("qet", 4): 7.21},
+    "gaussian_weights": {("qet_vanilla", 4): 36.64, ("qet", 4): 5.05},
+    "keys": {("qet_vanilla", 4): 50.24, ("qet", 4): 13.33},
+    "values": {("qet_vanilla", 4): 45.83, ("qet", 4): 11.89},
+}
+"""QET, section 4.2: mean squared error in % of PQ's by method and ratio. Its weights are Llama-2's, its keys and values
+those of KVQuant, 4096 x 4096."""
+
+QET_VS_VANILLA = {("qet_rqo", 4): 16.23, ("qet_cqo", 4): 40.08}
+"""QET, section 4.3, on Llama-2's weights: % of vanilla."""
+
+QET_RANGE_AND_SHARE = {4: (1.6, 87.5), 8: (4.0, 78.1), 12: (9.2, 71.8)}
+"""QET, Table 1: by ratio, the range of what is left in % of the matrix's, and the codebook's share in %."""
+
+QET_RTN = {"synthetic_1": 71.74, "synthetic_2": 334.59, "synthetic_3": 247.39}
+"""QET, section 4.2: RTN's mean squared error as a multiple of QET's, mean over ratios from 2 to 16."""

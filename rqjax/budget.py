@@ -1,7 +1,8 @@
 """Matrices under a memory budget: everything that is stored counts (QET, section 2)."""
 
 import functools
-from collections.abc import Callable
+import math
+import re
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -12,11 +13,12 @@ from rqjax.combinators import Residual
 from rqjax.exchange import Exchange, exchange
 from rqjax.opq import fit_lopq, fit_opq
 from rqjax.product import Product, Rounded
-from rqjax.quantizer import Codes, Quantizer, Registry, nbytes
+from rqjax.quantizer import Codes, Quantizer, Registry, nbytes, unknown_name
 from rqjax.uniform import MAX_BITS, Uniform
 
-Make: TypeAlias = Callable[[Array, Array, int], Quantizer]
-"""(key, x, size) -> quantizer, whose memory grows with the size: centroids, or bits."""
+Make: TypeAlias = tuple[Any, ...]
+"""A function and its first arguments, hashable; the others are a key, x and a size, centroids or bits, that the memory
+of the quantizer it returns grows with."""
 
 
 class Stage(NamedTuple):
@@ -39,14 +41,34 @@ class Setting(NamedTuple):
     """The share of the budget above which levels of exchange are left out, the last stage's first; 1 keeps all that
     fit."""
 
+    @classmethod
+    def parse(cls, text: str) -> "Setting":
+        """The setting of a text like "l3w8c10p0.7+w8c10p0.3": stages, each with its levels, width, bits of codebooks
+        and share where they are not those of `Stage`.
+
+        Raises:
+          ValueError: the text is none of a setting.
+        """
+        stages = [re.fullmatch(r"(?:l(\d))?(?:w(\d+))?(?:c(\d+))?(?:p([\d.]+))?", part) for part in text.split("+")]
+        if not text or not all(stages):
+            raise ValueError(f"expected a setting like 'l3w8c10p0.7+w8c10p0.3', got {text!r}")
+        names = ("levels", int), ("width", int), ("codebook_bits", int), ("share", float)
+        return cls(
+            tuple(
+                Stage(**{n: kind(v) for (n, kind), v in zip(names, stage.groups(), strict=True) if v is not None})
+                for stage in stages
+                if stage
+            )
+        )
+
 
 def fit_under_budget(
-    method: str | Setting, key: Array, x: Shaped[Array, "..."], ratio: int | float, *, word_bits: int = 32
+    name: str, key: Array, x: Shaped[Array, "..."], ratio: int | float, *, word_bits: int = 32
 ) -> tuple[Quantizer, Codes]:
     """The most that a method can put into n d w / (8 r) bytes.
 
     Args:
-      method: a name of `BUDGETED`, or a setting.
+      name: one of `BUDGETED`, or the text of a setting (`Setting.parse`).
       key: of k-means and rotations.
       x: a matrix.
       ratio: r, how many times smaller than the matrix in words the quantizer and its codes are.
@@ -56,7 +78,7 @@ def fit_under_budget(
       The quantizer and the codes of x; `nbytes` of both is at most n d w / (8 r).
 
     Raises:
-      UnknownName: there is no such method.
+      UnknownName: there is no such method, and the text is none of a setting.
       ValueError: x is no matrix of finite numbers that words hold, d cannot be divided as the method needs, or the
         budget does not hold the least that the method stores.
     """
@@ -67,12 +89,23 @@ def fit_under_budget(
         raise ValueError(f"expected a ratio above 0, got {ratio!r}")
     x = _check(x, dtype)
     budget = int(x.size * word_bits / (8 * ratio))
-    if isinstance(method, str):
-        method = BUDGETED[method]
-    if isinstance(method, Setting):
-        return _fit_stages(method, key, x, budget, dtype)
-    make, most = method
-    return _fill(functools.partial(make, dtype), key, x, budget, most or len(x))[0]
+    chosen = method(name, word_bits / ratio)
+    if isinstance(chosen, Setting):
+        return _fit_stages(chosen, key, x, budget, dtype)
+    function, most = chosen
+    return _fill((function, dtype), key, x, budget, most or len(x))[0]
+
+
+def method(name: str, bits: float) -> Any:
+    """An entry of `BUDGETED`, or the setting of a text; `qet_best` by bits for each element."""
+    if name == "qet_best":
+        return Setting.parse(min(BEST, key=lambda entry: abs(math.log(entry[0] / bits)))[1])
+    if name in BUDGETED:
+        return BUDGETED[name]
+    try:
+        return Setting.parse(name)
+    except ValueError:
+        raise unknown_name("method under a budget", name, BUDGETED) from None
 
 
 def _check(x: Any, dtype: Any) -> Float[Array, "n d"]:
@@ -99,8 +132,7 @@ def _fit_stages(
         stages[last] = stages[last]._replace(levels=stages[last].levels - 1)
     rest, fitted = budget - sum(maps()), []
     for stage, size, stage_key in zip(stages, maps(), jax.random.split(key, len(stages)), strict=True):
-        make = functools.partial(_product, stage, dtype)
-        pair, x = _fill(make, stage_key, x, size + int(stage.share * rest), len(x))
+        pair, x = _fill((_product, stage, dtype), stage_key, x, size + int(stage.share * rest), len(x))
         fitted.append(pair)
     return functools.reduce(lambda late, early: (Residual(early[0], late[0]), (early[1], late[1])), reversed(fitted))
 
@@ -110,12 +142,8 @@ def _fill(
 ) -> tuple[tuple[Quantizer, Codes], Float[Array, "n d"]]:
     """The quantizer of the largest size whose arrays and codes fit, with the codes of x, and what they leave over."""
 
-    def coded(key: Array, x: Array, size: int) -> tuple[Quantizer, Codes]:
-        quantizer = make(key, x, size)
-        return quantizer, quantizer.encode(x)
-
     def taken(size: int) -> int:
-        return nbytes(jax.eval_shape(functools.partial(coded, size=size), key, x))
+        return nbytes(jax.eval_shape(functools.partial(_coded, make, size), key, x))
 
     if taken(1) > budget:
         raise ValueError(f"a budget of {budget} bytes does not hold the {taken(1)} bytes that are the least it takes")
@@ -123,8 +151,20 @@ def _fill(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if taken(middle) <= budget else (low, middle)
-    quantizer, codes = jax.jit(coded, static_argnums=2)(key, x, low)
-    return (quantizer, codes), x - jax.jit(lambda q, codes: q.decode(codes))(quantizer, codes)
+    quantizer, codes = _coded(make, low, key, x)
+    return (quantizer, codes), x - _decode(quantizer, codes)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _coded(make: Make, size: int, key: Array, x: Float[Array, "n d"]) -> tuple[Quantizer, Codes]:
+    function, *options = make
+    quantizer = function(*options, key, x, size)
+    return quantizer, quantizer.encode(x)
+
+
+@jax.jit
+def _decode(quantizer: Quantizer, codes: Codes) -> Float[Array, "n d"]:
+    return quantizer.decode(codes)
 
 
 def _product(stage: Stage, dtype: Any, key: Array, x: Float[Array, "n d"], k: int) -> Exchange | Product:
@@ -155,13 +195,17 @@ BUDGETED: Registry = Registry(
     "method under a budget",
     {
         "rtn": (_rtn, MAX_BITS),
-        "pq": Setting((Stage(),)),
+        "pq": Setting.parse("w8"),
         "opq": (_opq, None),
         "lopq": (_lopq, None),
-        "qet_vanilla": Setting((Stage(3),)),
-        "qet_cqo": Setting((Stage(3, codebook_bits=10),)),
-        "qet_rqo": Setting((Stage(3, 0.7), Stage(0, 0.3))),
-        "qet": Setting((Stage(3, 0.7, 10), Stage(0, 0.3, 10))),
+        "qet_vanilla": Setting.parse("l3"),
+        "qet_cqo": Setting.parse("l3c10"),
+        "qet_rqo": Setting.parse("l3p0.7+p0.3"),
+        "qet": Setting.parse("l3c10p0.7+c10p0.3"),
+        "qet_best": None,
     },
 )
 """Methods for `fit_under_budget`: settings, or what makes a quantizer of some size and the largest size (None: n)."""
+
+BEST = ((8, "l2w1c12"), (2.7, "l1w1"))
+"""Bits for each element of the matrix, and the setting with the least error found there (`configs/qet_best.py`)."""

@@ -203,14 +203,18 @@ def _train(
 def _multiplied_out(quantizer: Quantizer) -> Quantizer:
     """With every rotation as one matrix: small rotations are then chained once a batch, not for each vector."""
 
-    def matrix(rotation: Rotation) -> Array:
+    def times(rotation: Rotation, m: Array) -> Array:
         if isinstance(rotation, Chain):
-            return functools.reduce(lambda m, r: jnp.matmul(r, m, precision="highest"), map(matrix, rotation.rotations))
-        if isinstance(rotation, Dense | StridedRotor):
-            return rotation.matrix
-        return rotation(jnp.eye(rotation.dim)).T
+            return functools.reduce(lambda m, r: times(r, m), rotation.rotations, m)
+        if isinstance(rotation, StridedRotor):
+            return rotation.times(m)
+        matrix = rotation.matrix if isinstance(rotation, Dense) else rotation(jnp.eye(rotation.dim)).T
+        return jnp.matmul(matrix, m, precision="highest")
 
-    return jax.tree.map(lambda n: Dense(matrix(n)) if _is_rotation(n) else n, quantizer, is_leaf=_is_rotation)
+    def dense(node: Any) -> Any:
+        return Dense(times(node, jnp.eye(node.dim))) if _is_rotation(node) else node
+
+    return jax.tree.map(dense, quantizer, is_leaf=_is_rotation)
 
 
 @functools.cache
