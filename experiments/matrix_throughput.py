@@ -41,11 +41,10 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     """A method and FAISS take turns; the least time of the rounds, after one for compilation."""
     name, (n, d) = point["method"], point["shape"]
     x = _correlated(n, d)
-    fit = (
-        (lambda: _opq(x))
-        if name == "opq"
-        else lambda: rqjax.fit_under_budget(name, jax.random.key(0), x, point["ratio"])
-    )
+
+    def fit() -> Any:
+        return _opq(x) if name == "opq" else rqjax.fit_under_budget(name, jax.random.key(0), x, point["ratio"])
+
     quantizer, codes = fit()
     functions: dict[str, Callable[[], Any]] = {"quantize_s": fit, "dequantize_s": lambda: decode(quantizer, codes)}
     result: dict[str, Any] = {"rows": n, "columns": d}
@@ -86,9 +85,7 @@ def _faiss(name: str, x: np.ndarray, k: int) -> Callable[[], float]:
         """FAISS's product quantizer trains one of these for each group, but only for powers of two."""
         errors = []
         for group in groups:
-            clusters = faiss.Kmeans(
-                WIDTH, k, niter=20, seed=1, min_points_per_centroid=1, max_points_per_centroid=10**9
-            )
+            clusters = faiss.Kmeans(WIDTH, k, niter=20, min_points_per_centroid=1, max_points_per_centroid=10**9)
             clusters.train(group)
             errors.append(clusters.index.search(group, 1)[0].mean() / WIDTH)
         return float(np.mean(errors))

@@ -21,6 +21,7 @@ from experiments import (
     fractional,
     kv_memory,
     kv_throughput,
+    matrix_budget,
     needle,
     run,
     table,
@@ -282,6 +283,12 @@ def test_needles_are_found():
             {"parametrisation": "rotor", "data": "word"},
             "unknown data set 'word'; did you mean 'words'",
         ),
+        (
+            matrix_budget,
+            {"method": "qet_vanila", "data": "synthetic_1"},
+            "unknown method under a budget 'qet_vanila'; did you mean 'qet_vanilla'",
+        ),
+        (matrix_budget, {"method": "l3w8c10", "data": "synthetic_4"}, "unknown matrix 'synthetic_4'; did you mean"),
         (attention_error, {"data": "gausian"}, "unknown data set 'gausian'; did you mean 'gaussian'"),
         (
             attention_error,
@@ -306,3 +313,18 @@ def test_learned_rotations_in_a_table():
     assert row["stored_bits"] == 3 + 16 / 32
     assert row["orthogonality"] < 1e-5
     assert row["curve"][-1]["validation"] < row["curve"][0]["validation"]
+
+
+def test_matrices_under_a_budget_in_a_table(tmp_path):
+    """Errors relative to PQ, what the paper has, and what does not fit."""
+    weight = jax.random.normal(jax.random.key(0), (256, 130))
+    save_file({"weight": weight}, tmp_path / "w.safetensors")
+    point = {"data": f"file:{tmp_path / 'w.safetensors'}#weight", "scale": 1, "ratio": 4, "seeds": 1}
+    assert matrix_budget.matrix(point["data"], 0, 2).shape == (128, 128)
+    row = matrix_budget.run({**point, "method": "l1w1"})
+    assert row["vs_pq"] < 20
+    assert row["stored_ratio"] >= 4
+    assert matrix_budget.run({**point, "method": "pq"})["vs_pq"] == 100
+    assert "does not hold" in matrix_budget.run({**point, "method": "opq"})["does_not_fit"]
+    published = matrix_budget._published({"data": "synthetic_1", "method": "qet_vanilla", "ratio": 4})
+    assert published["published_vs_pq"] == 36.53
