@@ -52,14 +52,13 @@ class Setting(NamedTuple):
         stages = [re.fullmatch(r"(?:l(\d))?(?:w(\d+))?(?:c(\d+))?(?:p([\d.]+))?", part) for part in text.split("+")]
         if not text or not all(stages):
             raise ValueError(f"expected a setting like 'l3w8c10p0.7+w8c10p0.3', got {text!r}")
-        names = ("levels", int), ("width", int), ("codebook_bits", int), ("share", float)
-        return cls(
-            tuple(
-                Stage(**{n: kind(v) for (n, kind), v in zip(names, stage.groups(), strict=True) if v is not None})
-                for stage in stages
-                if stage
-            )
-        )
+        kinds: dict[str, Any] = {"levels": int, "width": int, "codebook_bits": int, "share": float}
+
+        def stage(match: Any) -> Stage:
+            given = zip(kinds.items(), match.groups(), strict=True)
+            return Stage(**{name: kind(value) for (name, kind), value in given if value is not None})
+
+        return cls(tuple(map(stage, stages)))
 
 
 def fit_under_budget(
@@ -174,7 +173,7 @@ def _product(stage: Stage, dtype: Any, key: Array, x: Float[Array, "n d"], k: in
             f"but {stage.width} * 2^{stage.levels} does not divide the dimension {x.shape[1]}"
         )
     y, _ = exchange(x, stage.levels)
-    codebooks = Product.fit(key, y, stage.width, k).codebooks.astype(dtype)
+    codebooks = Product.fit(key, y, stage.width, k).centroids.astype(dtype)
     product = Product(Rounded.of(codebooks, stage.codebook_bits) if stage.codebook_bits else codebooks)
     return Exchange(product, stage.levels) if stage.levels else product
 

@@ -234,8 +234,8 @@ def _in_units(turning: tuple[bool, ...]) -> optax.GradientTransformation:
         size = jnp.sqrt(jnp.mean(jnp.atleast_1d(array) ** 2, axis=0))
         return RATE * jnp.where(size > 0, size, 1)
 
-    def update(updates: Any, rates: Any, params: Any = None) -> tuple[Any, Any]:
-        return jax.tree.map(jnp.multiply, updates, rates), rates
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return jax.tree.map(jnp.multiply, updates, state), state
 
     return optax.GradientTransformation(lambda params: list(map(rate, params, turning)), update)
 

@@ -288,12 +288,8 @@ def test_butterflies_begin_as_the_identity_and_mix(dim):
 
     @jax.jit
     def run(chain, x):
-        return (
-            butterfly(None, dim)(x),
-            chain(jnp.eye(dim)),
-            chain.rotations[1](x),
-            chain.rotations[1].times(jnp.eye(dim)),
-        )
+        second = chain.rotations[1]
+        return butterfly(None, dim)(x), chain(jnp.eye(dim)), second(x), second.times(jnp.eye(dim))
 
     same, mixed, turned, matrix = map(np.asarray, run(chain, x))
     np.testing.assert_allclose(same, x, atol=1e-6)

@@ -3,6 +3,7 @@ other."""
 
 import functools
 import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ class StridedRotor:
     def times(self, matrix: Float[Array, "d m"]) -> Float[Array, "d m"]:
         """R times a matrix, group by group: five times as fast as a product of matrices where it has a gradient."""
         order, triples, pairs = _order(self.stride, self.dim)
-        rows = _reordered(matrix, order)
+        rows: Any = _reordered(matrix, order)
         parts = jnp.split(rows, [3 * triples, 3 * triples + 2 * pairs])
         turns = (rotation_matrices(self.bivectors), planar_matrices(self.tail))
         for i, turn in enumerate(turns):
