@@ -6,7 +6,7 @@ NEWEST ?= $(shell for p in python3.13 python3.12 $$HOME/.pyenv/versions/3.1[2-9]
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 WORKDIR ?= runs
-TABLES := parameters cache_size kv_memory fractional inner_product rotation_mixing distortion
+TABLES := parameters cache_size kv_memory fractional inner_product rotation_mixing distortion qet_theory
 MODEL_TABLES := perplexity attention_fidelity needle_model
 
 .PHONY: env gpu-compile-env tables models test test-newest goldens lint bench clean

@@ -18,6 +18,20 @@ from rqjax.budget import method
 
 TABLES = (
     Table(
+        "Mean squared error in % of product quantization's in the same bytes",
+        rows=("ratio",),
+        columns=("method",),
+        values=("vs_pq",),
+        each=("data",),
+    ),
+    Table(
+        "Round-to-nearest's mean squared error as a multiple of QET's; the paper has its mean over the ratios",
+        rows=("ratio",),
+        columns=("data",),
+        values=("multiple_of_qet", "published_mean_multiple"),
+        having="multiple_of_qet",
+    ),
+    Table(
         "Error in % of product quantization's and of vanilla QET's in the same bytes, and as the paper has it",
         rows=("ratio", "method"),
         columns=(),
@@ -54,9 +68,9 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    place = point["data"], point["scale"], point["ratio"]
+    place, seeds = (point["data"], point["scale"], point["ratio"]), range(point["seeds"])
     try:
-        rows = [fitted(point["method"], *place, seed) for seed in range(point["seeds"])]
+        rows = [fitted(point["method"], *place, seed) for seed in seeds]
     except ValueError as error:
         if "does not hold" not in str(error):
             raise
@@ -64,8 +78,10 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     times = {name: float(columns.pop(name).min()) for name in ("quantize_s", "dequantize_s")}
     for name, reference in REFERENCES:
-        errors = [fitted(reference, *place, seed)["mse"] for seed in range(point["seeds"])]
+        errors = [fitted(reference, *place, seed)["mse"] for seed in seeds]
         columns[name] = 100 * columns["mse"] / np.array(errors)
+    if point["method"] == "rtn":
+        columns["multiple_of_qet"] = columns["mse"] / np.array([fitted("qet", *place, s)["mse"] for s in seeds])
     return {**mean_and_deviation(columns), **times, **_published(point)}
 
 
@@ -106,6 +122,8 @@ def _published(point: dict[str, Any]) -> dict[str, Any]:
         "published_vs_pq": published.QET_VS_PQ.get(point["data"], {}).get(place),
         "published_vs_vanilla": published.QET_VS_VANILLA.get(place) if point["data"] == "gaussian_weights" else None,
     }
+    if point["method"] == "rtn":
+        found["published_mean_multiple"] = published.QET_RTN.get(point["data"])
     if point["method"] in ("pq", "qet_vanilla") and point["ratio"] in published.QET_RANGE_AND_SHARE:
         values = published.QET_RANGE_AND_SHARE[point["ratio"]]
         found |= dict(zip(("published_range_ratio", "published_codebook_share"), values, strict=True))

@@ -97,7 +97,7 @@ def _faiss(name: str, x: np.ndarray, k: int) -> Callable[[], float]:
 
 def _faiss_opq(x: np.ndarray) -> float:
     n, d = x.shape
-    quantizer = faiss.ProductQuantizer(d, d // WIDTH, CENTROIDS.bit_length() - 1)
+    quantizer: Any = faiss.ProductQuantizer(d, d // WIDTH, CENTROIDS.bit_length() - 1)
     quantizer.cp.min_points_per_centroid, quantizer.cp.max_points_per_centroid = 1, 10**9
     rotation: Any = faiss.OPQMatrix(d, d // WIDTH)
     rotation.pq, rotation.max_train_points = quantizer, n
