@@ -100,7 +100,7 @@ def test_a_rounded_codebook_is_within_half_a_step_and_packed_exactly():
     assert rqjax.nbytes(rounded) == 4 * (5 * 8 * 10 // 8 + 2 * 4)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@pytest.mark.parametrize("bits", [1, 3])
 @pytest.mark.parametrize("name", ["pq", "opq", "lopq", "qet"])
 def test_recipes_take_their_bits(name, bits):
     x = jnp.stack([matrix(300, 32), matrix(300, 32)[::-1]])
@@ -123,7 +123,7 @@ def test_a_rotation_helps_where_coordinates_are_correlated():
 
 @pytest.mark.parametrize(
     ("ratio", "shape", "word_bits"),
-    [(2, (256, 64), 32), (5.5, (200, 128), 32), (4, (256, 64), 16), (16, (512, 64), 32), (3, (1, 64), 32)],
+    [(5.5, (200, 64), 32), (2, (256, 64), 16), (16, (1, 256), 32)],
 )
 def test_stored_bytes_never_exceed_the_budget(ratio, shape, word_bits):
     x, budget = matrix(*shape), shape[0] * shape[1] * word_bits / (8 * ratio)
