@@ -13,7 +13,7 @@ from rqjax.combinators import Residual
 from rqjax.exchange import Exchange, exchange
 from rqjax.opq import fit_lopq, fit_opq
 from rqjax.product import Product, Rounded
-from rqjax.quantizer import Codes, Quantizer, Registry, nbytes, unknown_name
+from rqjax.quantizer import Codes, Quantizer, Registry, nbytes
 from rqjax.uniform import MAX_BITS, Uniform
 
 Make: TypeAlias = tuple[Any, ...]
@@ -44,13 +44,14 @@ class Setting(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "Setting":
         """The setting of a text like "l3w8c10p0.7+w8c10p0.3": stages, each with its levels, width, bits of codebooks
-        and share where they are not those of `Stage`.
+        and share where they are not those of `Stage`; "@1" at the end sets `most_maps` to 1.
 
         Raises:
-          ValueError: the text is none of a setting.
+          ValueError: the text is none of a setting, or its shares are more than 1 together.
         """
-        stages = [re.fullmatch(r"(?:l(\d))?(?:w(\d+))?(?:c(\d+))?(?:p([\d.]+))?", part) for part in text.split("+")]
-        if not text or not all(stages):
+        stages, _, most_maps = text.partition("@")
+        found = [re.fullmatch(STAGE, stage) for stage in stages.split("+")]
+        if not stages or not all(found) or (most_maps and not re.fullmatch(SHARE, most_maps)):
             raise ValueError(f"expected a setting like 'l3w8c10p0.7+w8c10p0.3', got {text!r}")
         kinds: dict[str, Any] = {"levels": int, "width": int, "codebook_bits": int, "share": float}
 
@@ -58,7 +59,14 @@ class Setting(NamedTuple):
             given = zip(kinds.items(), match.groups(), strict=True)
             return Stage(**{name: kind(value) for (name, kind), value in given if value is not None})
 
-        return cls(tuple(map(stage, stages)))
+        setting = cls(tuple(map(stage, found)), float(most_maps or cls._field_defaults["most_maps"]))
+        if (shares := sum(stage.share for stage in setting.stages)) > 1 + 1e-9:
+            raise ValueError(f"expected shares of at most 1 together, got {shares:g} in {text!r}")
+        return setting
+
+
+SHARE = r"[01]?\.\d+|1"
+STAGE = rf"(?:l(\d))?(?:w([1-9]\d*))?(?:c([1-9]\d?))?(?:p({SHARE}))?"
 
 
 def fit_under_budget(
@@ -77,9 +85,9 @@ def fit_under_budget(
       The quantizer and the codes of x; `nbytes` of both is at most n d w / (8 r).
 
     Raises:
-      UnknownName: there is no such method, and the text is none of a setting.
-      ValueError: x is no matrix of finite numbers that words hold, d cannot be divided as the method needs, or the
-        budget does not hold the least that the method stores.
+      UnknownName: there is no such method.
+      ValueError: the text is none of a setting, x is no matrix of finite numbers that words hold, d cannot be divided
+        as the method needs, or the budget does not hold the least that the method stores.
     """
     dtype = {32: jnp.float32, 16: jnp.float16}.get(word_bits)
     if dtype is None:
@@ -99,12 +107,7 @@ def method(name: str, bits: float) -> Any:
     """An entry of `BUDGETED`, or the setting of a text; `qet_best` by bits for each element."""
     if name == "qet_best":
         return Setting.parse(min(BEST, key=lambda entry: abs(math.log(entry[0] / bits)))[1])
-    if name in BUDGETED:
-        return BUDGETED[name]
-    try:
-        return Setting.parse(name)
-    except ValueError:
-        raise unknown_name("method under a budget", name, BUDGETED) from None
+    return Setting.parse(name) if re.match(r"[lwcp]\d", name) else BUDGETED[name]
 
 
 def _check(x: Any, dtype: Any) -> Float[Array, "n d"]:

@@ -165,6 +165,8 @@ def test_levels_of_exchange_fall_where_maps_would_eat_the_budget():
     assert quantizer.first.levels == 3
     quantizer, _ = rqjax.fit_under_budget("qet", KEY, x, 11, word_bits=16)
     assert quantizer.first.levels == 2
+    quantizer, _ = rqjax.fit_under_budget("l3c10p0.7+c10p0.3@1", KEY, x, 10, word_bits=16)
+    assert quantizer.first.levels == 3
 
 
 def test_constant_matrices_are_exact():
@@ -185,6 +187,8 @@ def test_constant_matrices_are_exact():
         (jnp.ones((8, 64)), {"ratio": -1}, r"a ratio above 0"),
         (jnp.ones((64, 72)), {}, r"8 \* 2\^3 does not divide the dimension 72"),
         (jnp.ones((8, 64)), {"ratio": 64}, r"a budget of \d+ bytes does not hold the \d+ bytes"),
+        (jnp.ones((8, 64)), {"method": "w8x2"}, r"expected a setting like 'l3w8c10p0.7\+w8c10p0.3', got 'w8x2'"),
+        (jnp.ones((8, 64)), {"method": "w8+w8"}, r"shares of at most 1 together, got 2 in 'w8\+w8'"),
         (jnp.ones((8, 64)), {"method": "qat"}, r"unknown method under a budget 'qat'; did you mean 'qet'"),
     ],
 )
