@@ -100,7 +100,7 @@ def fit_under_budget(
     if isinstance(chosen, Setting):
         return _fit_stages(chosen, key, x, budget, dtype)
     function, most = chosen
-    return _fill((function, dtype), key, x, budget, most or len(x))[0]
+    return _fill((_in_words, function, dtype), key, x, budget, most or len(x))[0]
 
 
 def method(name: str, bits: float) -> Any:
@@ -181,25 +181,17 @@ def _product(stage: Stage, dtype: Any, key: Array, x: Float[Array, "n d"], k: in
     return Exchange(product, stage.levels) if stage.levels else product
 
 
-def _rtn(dtype: Any, key: Array, x: Float[Array, "n d"], bits: int) -> Uniform:
-    return Uniform.of(x.astype(dtype), bits)
-
-
-def _opq(dtype: Any, key: Array, x: Float[Array, "n d"], k: int) -> Quantizer:
-    return jax.tree.map(lambda a: a.astype(dtype), fit_opq(key, x, Stage().width, k))
-
-
-def _lopq(dtype: Any, key: Array, x: Float[Array, "n d"], k: int) -> Quantizer:
-    return jax.tree.map(lambda a: a.astype(dtype), fit_lopq(key, x, Stage().width, k))
+def _in_words(function: Any, dtype: Any, key: Array, x: Float[Array, "n d"], size: int) -> Quantizer:
+    return jax.tree.map(lambda array: array.astype(dtype), function(key, x, size))
 
 
 BUDGETED: Registry = Registry(
     "method under a budget",
     {
-        "rtn": (_rtn, MAX_BITS),
+        "rtn": (lambda key, x, bits: Uniform.of(x, bits), MAX_BITS),
         "pq": Setting.parse("w8"),
-        "opq": (_opq, None),
-        "lopq": (_lopq, None),
+        "opq": (lambda key, x, k: fit_opq(key, x, Stage().width, k), None),
+        "lopq": (lambda key, x, k: fit_lopq(key, x, Stage().width, k), None),
         "qet_vanilla": Setting.parse("l3"),
         "qet_cqo": Setting.parse("l3c10"),
         "qet_rqo": Setting.parse("l3p0.7+p0.3"),

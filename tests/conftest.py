@@ -9,6 +9,13 @@ import os
 
 import hopper
 
+# Workers of pytest-xdist have a core each: two of them on two cores, each with threads for both, would wait for each
+# other half of the time.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+if WORKER and hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(WORKER.removeprefix("gw")) % len(cores)]})
+
 LEVEL = "--xla_backend_optimization_level"
 FLAGS = os.environ.get("XLA_FLAGS", "")
 if LEVEL not in FLAGS:
