@@ -28,7 +28,7 @@ class Table(NamedTuple):
 
 def flat(row: Row) -> Row:
     """A row without its nesting; scalars only."""
-    merged = {**row["point"], **row["metrics"], **row["environment"]}
+    merged = {**row["point"], **row["metrics"], **row["environment"], **row["metrics"]}  # metrics win, `seconds` too
     return {name: value for name, value in merged.items() if not isinstance(value, list | dict)}
 
 
