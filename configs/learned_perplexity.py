@@ -4,8 +4,8 @@ Fitted to every layer and head, keys and values apart, on 6,144 tokens of traini
 
     python -m experiments.run --config=configs/learned_perplexity.py
 
-`seconds` is the fit of all layers and heads for all five seeds, with compilation; the committed ones were measured beside
-other work.
+`seconds` is the fit of all layers and heads for all five seeds, with compilation; the committed ones were measured
+beside other work.
 """
 
 from ml_collections import ConfigDict

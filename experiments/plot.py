@@ -13,6 +13,7 @@ import numpy as np
 from experiments.table import Row
 
 STYLES = [(color, line) for line in ("-", "--", ":") for color in plt.get_cmap("tab10").colors]  # pyright: ignore[reportAttributeAccessIssue]
+BARS = plt.get_cmap("tab20").colors  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def curves(
@@ -58,7 +59,7 @@ def bars(rows: Sequence[Row], path: Path, *, x: str, y: str, series: str) -> Pat
         heights = {row[x]: (row[y], row.get(f"{y}_sd") or 0) for row in merged if row[series] == name}
         places = np.array([groups.index(group) for group in heights]) + (i - len(names) / 2) * 0.8 / len(names)
         means, deviations = zip(*heights.values(), strict=True)
-        axes[0].bar(places, means, 0.8 / len(names), yerr=deviations, label=name, color=STYLES[i % len(STYLES)][0])
+        axes[0].bar(places, means, 0.8 / len(names), yerr=deviations, label=name, color=BARS[i % len(BARS)])
     axes[0].set_xticks(range(len(groups)), [group.replace("_", "\n") for group in groups])
     axes[0].set(yscale="log", ylabel=y)
     return _save(figure, axes, path)

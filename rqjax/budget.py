@@ -201,5 +201,15 @@ BUDGETED: Registry = Registry(
 )
 """Methods for `fit_under_budget`: settings, or what makes a quantizer of some size and the largest size (None: n)."""
 
-BEST = ((8, "l2w1c12"), (2.7, "l1w1"))
+BEST = (
+    (16, "l1w1c14"),
+    (32 / 3, "w1c14"),
+    (8, "l2w1c12"),
+    (16 / 3, "w1c10"),
+    (4, "l1w1"),
+    (3.2, "w1c14"),
+    (8 / 3, "l1w1"),
+    (16 / 7, "w2c14"),
+    (2, "w4c10"),
+)
 """Bits for each element of the matrix, and the setting with the least error found there (`configs/qet_best.py`)."""
