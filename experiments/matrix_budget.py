@@ -88,7 +88,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 REFERENCES = (("vs_pq", "pq"), ("vs_vanilla", "qet_vanilla"))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def fitted(name: str, data: str, scale: int, ratio: float, seed: int) -> dict[str, float]:
     """Errors of one fit; its times have compilation in them where a shape is new, as it is for the first seed."""
     x, key = matrix(data, seed, scale), jax.random.key(seed)

@@ -188,7 +188,7 @@ def _in_words(function: Any, dtype: Any, key: Array, x: Float[Array, "n d"], siz
 BUDGETED: Registry = Registry(
     "method under a budget",
     {
-        "rtn": (lambda key, x, bits: Uniform.of(x, bits), MAX_BITS),
+        "rtn": (lambda key, x, bits: Uniform.symmetric(x, bits), MAX_BITS),
         "pq": Setting.parse("w8"),
         "opq": (lambda key, x, k: fit_opq(key, x, Stage().width, k), None),
         "lopq": (lambda key, x, k: fit_lopq(key, x, Stage().width, k), None),

@@ -54,3 +54,10 @@ class Uniform:
         """From the least to the greatest number of x, or of each slice along an axis; in the dtype of x."""
         low, high = (as_float32(f(x, axis=axis, keepdims=axis is not None)) for f in (jnp.min, jnp.max))
         return cls(low.astype(x.dtype), ((high - low) / (2**bits - 1)).astype(x.dtype), bits, x.shape[-1])
+
+    @classmethod
+    def symmetric(cls, x: Float[Array, "*n d"], bits: int) -> "Uniform":
+        """From minus to plus the largest magnitude, with 0 on the grid: round-to-nearest as it is usually meant."""
+        half = max(1, 2 ** (bits - 1) - 1)
+        step = jnp.abs(x).max() / half
+        return cls(-half * step, step, bits, x.shape[-1])
