@@ -8,7 +8,7 @@ Claim: at ratio 4 QET has 7 % of PQ's mean squared error on the synthetic matric
     python -m experiments.run --config=configs/qet_figures.py \\
         --config.grid.data="('file:model.safetensors#model.layers.0.mlp.up_proj.weight',)"
 
-`scale` divides the number of rows (of `gaussian_weights` of columns, too). A method that does not fit into the bytes
+The committed table is of synthetic_1 without OPQ and LOPQ. `scale` divides the number of rows (of `gaussian_weights` of columns, too). A method that does not fit into the bytes
 says so in the table.
 """
 
