@@ -100,7 +100,7 @@ def fit_under_budget(
     if isinstance(chosen, Setting):
         return _fit_stages(chosen, key, x, budget, dtype)
     function, most = chosen
-    return _fill((_in_words, function, dtype), key, x, budget, most or len(x))[0]
+    return _fill((_in_words, function, dtype), key, x, budget, most or len(x))
 
 
 def method(name: str, bits: float) -> Any:
@@ -134,15 +134,13 @@ def _fit_stages(
         stages[last] = stages[last]._replace(levels=stages[last].levels - 1)
     rest, fitted = budget - sum(maps()), []
     for stage, size, stage_key in zip(stages, maps(), jax.random.split(key, len(stages)), strict=True):
-        pair, x = _fill((_product, stage, dtype), stage_key, x, size + int(stage.share * rest), len(x))
-        fitted.append(pair)
+        x = x - _decode(*fitted[-1]) if fitted else x
+        fitted.append(_fill((_product, stage, dtype), stage_key, x, size + int(stage.share * rest), len(x)))
     return functools.reduce(lambda late, early: (Residual(early[0], late[0]), (early[1], late[1])), reversed(fitted))
 
 
-def _fill(
-    make: Make, key: Array, x: Float[Array, "n d"], budget: int, most: int
-) -> tuple[tuple[Quantizer, Codes], Float[Array, "n d"]]:
-    """The quantizer of the largest size whose arrays and codes fit, with the codes of x, and what they leave over."""
+def _fill(make: Make, key: Array, x: Float[Array, "n d"], budget: int, most: int) -> tuple[Quantizer, Codes]:
+    """The quantizer of the largest size whose arrays and codes fit, and the codes of x."""
 
     def taken(size: int) -> int:
         return nbytes(jax.eval_shape(functools.partial(_coded, make, size), key, x))
@@ -153,8 +151,7 @@ def _fill(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if taken(middle) <= budget else (low, middle)
-    quantizer, codes = _coded(make, low, key, x)
-    return (quantizer, codes), x - _decode(quantizer, codes)
+    return _coded(make, low, key, x)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
