@@ -17,7 +17,8 @@ from experiments import attention_error, plot as plots
 from experiments.models import calibration, captured
 from experiments.rows import mean_and_deviation
 from experiments.table import Table
-from rqjax import losses, ops
+from rqjax import losses
+from rqjax.fitted import with_lloyd_levels
 from rqjax.quantizer import Registry
 from rqjax.rotations import Chain, Hadamard, Rotor
 
@@ -95,8 +96,7 @@ def _trainer(loss: str, bits: int, steps: int, scale: float) -> Any:
     def one(key: jax.Array, x: jax.Array, queries: jax.Array, weights: jax.Array) -> Any:
         first, second, third = jax.random.split(key, 3)
         rotation = Chain((Rotor.random(first, x.shape[1]), Hadamard.random(second, x.shape[1])))
-        levels = rqjax.Columns.lloyd(rotation(ops.direction(x)), (bits,) * x.shape[1])
-        quantizer = rqjax.Scaled(rqjax.Rotated(rotation, levels))
+        quantizer = with_lloyd_levels(rotation, x, bits)
         if loss == "none":
             return quantizer
         return rqjax.fit(

@@ -151,7 +151,8 @@ def _errors(quantizer: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _reference(name: str, source: str, seeds: int, n: int, dim: int, bits: int) -> tuple[jax.Array, jax.Array]:
     """Errors of a random rotation, for each seed."""
     x = data.sample(source, seeds, n, dim)
-    return _errors(_make(name, x, bits)[0], x[:, -(x.shape[1] // 4) :])
+    held = x.shape[1] // 4
+    return _errors(_make(name, x[:, :-held], bits)[0], x[:, -held:])
 
 
 def plot(rows: list[Row], folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from rqjax.learning import fit
 from rqjax.losses import CodingGain
 from rqjax.per_head import stack_heads
 from rqjax.quantizer import Quantizer, Registry, check_int
-from rqjax.rotations import Chain, Hadamard, Permutation, Rotor, butterfly
+from rqjax.rotations import Chain, Hadamard, Permutation, Rotation, Rotor, butterfly
 from rqjax.scalar import lloyd_max
 
 STEPS = 1000
@@ -72,6 +72,11 @@ def rotorquant_allocated(key: Array, x: Array, bits: int) -> Quantizer:
     return unstack(jax.vmap(train)(quantizers, x, keys)[0])
 
 
+def with_lloyd_levels(rotation: Rotation, x: Float[Array, "n d"], bits: int) -> Scaled:
+    """Scaled(Rotated(rotation, Columns)) with Lloyd's levels for the directions of x, not yet trained."""
+    return Scaled(Rotated(rotation, Columns.lloyd(rotation(ops.direction(x)), (bits,) * x.shape[-1])))
+
+
 def _with_levels(rotation: Callable[[Array, Array], Chain], key: Array, x: Array, bits: int) -> Quantizer:
     """Scaled(Rotated(rotation, Columns)), rotation and levels trained together."""
     x, unstack = stack_heads(x)
@@ -79,9 +84,7 @@ def _with_levels(rotation: Callable[[Array, Array], Chain], key: Array, x: Array
 
     def one(key: Array, x: Array) -> Quantizer:
         first, second = jax.random.split(key)
-        turned = rotation(first, ops.direction(x))
-        levels = Columns.lloyd(turned(ops.direction(x)), (bits,) * x.shape[-1])
-        quantizer = Scaled(Rotated(turned, levels))
+        quantizer = with_lloyd_levels(rotation(first, ops.direction(x)), x, bits)
         return fit(quantizer, x, second, where=lambda q: _rotation_and_levels(q.inner), patience=20)[0]
 
     return unstack(jax.vmap(one)(jax.random.split(key, len(x)), x))
