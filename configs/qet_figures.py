@@ -9,7 +9,7 @@ Claim: at ratio 4 QET has 7 % of PQ's mean squared error on the synthetic matric
         --config.grid.data="('file:model.safetensors#model.layers.0.mlp.up_proj.weight',)"
 
 `scale` divides the number of rows (of `gaussian_weights` of columns, too). A method that does not fit into the bytes
-says so in the table. The committed table is of the first two, without OPQ and LOPQ.
+says so in the table.
 """
 
 from ml_collections import ConfigDict
