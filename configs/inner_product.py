@@ -30,6 +30,8 @@ def get_config() -> ConfigDict:
                     "rotorquant_paper_prod",
                     "eden",
                     "eden_unbiased",
+                    "turboquant_trellis",
+                    "turboquant_trellis_unbiased",
                 ),
                 "data": ("sphere", "words"),
             },

@@ -31,6 +31,8 @@ def get_config() -> ConfigDict:
                     "rotorquant_learned_3",
                     "rotor_chain_learned_3",
                     "rotorquant_allocated_3",
+                    "turboquant_trellis_3",
+                    "rotorquant_allocated_trellis_3",
                     "turboquant_2",
                     "eden_2",
                     "rotorquant_2",
@@ -38,6 +40,8 @@ def get_config() -> ConfigDict:
                     "rotorquant_learned_2",
                     "rotor_chain_learned_2",
                     "rotorquant_allocated_2",
+                    "turboquant_trellis_2",
+                    "rotorquant_allocated_trellis_2",
                 ),
             },
         }

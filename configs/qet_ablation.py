@@ -14,9 +14,9 @@ def get_config() -> ConfigDict:
         {
             "experiment": "matrix_budget",
             "seeds": 5,
-            "scale": 4,
+            "scale": 1,
             "grid": {
-                "data": ("gaussian_weights", "synthetic_1", "synthetic_3"),
+                "data": ("synthetic_1", "synthetic_2", "synthetic_3"),
                 "ratio": (2, 4, 8, 12, 16),
                 "method": ("pq", "qet_vanilla", "qet_cqo", "qet_rqo", "qet"),
             },

@@ -14,9 +14,9 @@ ONE = [
 ]
 TWO = [
     f"l{first}w{width}c12p{share}+l{second}w{width}c12p{round(1 - share, 1)}"
-    for width in (1, 2, 4)
-    for first, second in ((0, 0), (1, 0), (2, 0), (1, 1))
-    for share in (0.5, 0.7, 0.9)
+    for width in (1, 2)
+    for first, second in ((0, 0), (1, 0), (1, 1))
+    for share in (0.7, 0.9)
 ]
 
 
@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
             "scale": 1,
             "grid": {
                 "data": ("synthetic_1",),
-                "ratio": (2, 3, 4, 6, 8, 10, 12, 14, 16),
+                "ratio": tuple(range(2, 17)),
                 "method": ("qet", *ONE, *TWO),
             },
         }

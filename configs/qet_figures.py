@@ -3,13 +3,8 @@
 Claim: at ratio 4 QET has 7 % of PQ's mean squared error on the synthetic matrices, without its optimizations 36.5 %.
 
     python -m experiments.run --config=configs/qet_figures.py
-    python -m experiments.run --config=configs/qet_figures.py --config.scale=4 \\
-        --config.grid.data="('gaussian_weights','words','keys','values')"
-    python -m experiments.run --config=configs/qet_figures.py \\
-        --config.grid.data="('file:model.safetensors#model.layers.0.mlp.up_proj.weight',)"
 
-`scale` divides the number of rows (of `gaussian_weights` of columns, too). A method that does not fit into the bytes
-says so in the table.
+A method that does not fit into the bytes says so in the table.
 """
 
 from ml_collections import ConfigDict

@@ -5,7 +5,6 @@ arrays, written in place, attended to by two products and a softmax over all tok
 over the rounds of the second of two calls.
 """
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 import rqjax
 from experiments import plot as plots, published
 from experiments.table import Table
+from experiments.timing import turns
 from rqjax.cache import GROWTH
 
 TABLES = (
@@ -97,15 +97,9 @@ plain_append = jax.jit(write, donate_argnums=0)
 
 def _times(calls: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, float], float]:
     """Median milliseconds of each call; and the mean of mine of appending, one call in 16 of which makes codes."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + 2):
-        for name, call in calls.items():
-            for _ in range(2):
-                start = time.perf_counter()
-                jax.block_until_ready(call())
-                times[name].append(1e3 * (time.perf_counter() - start))
-    medians = {name: float(np.median(values[5::2])) for name, values in times.items()}
-    return medians, float(np.mean(times["append mine"][4 : 4 + 2 * rounds // 16 * 16]))
+    times = {name: 1e3 * seconds[2:] for name, seconds in turns(calls, rounds + 2, calls=2).items()}
+    medians = {name: float(np.median(ms[:, 1])) for name, ms in times.items()}
+    return medians, float(np.mean(times["append mine"].ravel()[: 2 * rounds // 16 * 16]))
 
 
 def _shape(point: dict[str, Any]) -> tuple[int, int]:

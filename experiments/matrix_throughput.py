@@ -2,7 +2,6 @@
 
 import os
 import resource
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import rqjax
 from experiments.matrix_budget import decode
 from experiments.table import Table
+from experiments.timing import turns
 from rqjax.budget import method
 from rqjax.opq import fit_opq
 
@@ -53,13 +53,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         theirs = _faiss(name, np.asarray(x), CENTROIDS if name == "opq" else quantizer.codebooks.shape[1])
         functions["faiss"] = theirs
         result["mse_vs_faiss"] = 100 * float(jnp.mean((x - decode(quantizer, codes)) ** 2)) / theirs()
-    times: dict[str, list[float]] = {function: [] for function in functions}
-    for _ in range(point["rounds"]):
-        for label, function in functions.items():
-            start = time.perf_counter()
-            jax.block_until_ready(function())
-            times[label].append(time.perf_counter() - start)
-    best = {label: min(values) for label, values in times.items()}
+    best = {label: float(seconds.min()) for label, seconds in turns(functions, point["rounds"]).items()}
     result["vs_faiss"] = best["faiss"] / best["quantize_s"] if "faiss" in best else None
     return {**result, **best, "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 

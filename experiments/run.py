@@ -45,10 +45,13 @@ EXPERIMENTS = (
     "needle_model",
     "parameters",
     "perplexity",
+    "rate_distortion",
     "rotation_mixing",
     "throughput",
     "train_lm",
     "train_rotor",
+    "trellis_tables",
+    "trellis_throughput",
 )
 TRACEBACK = flags.DEFINE_bool("traceback", False, "Show where an error comes from.")
 

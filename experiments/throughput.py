@@ -5,7 +5,6 @@ the others left them (cold), the second as it left them itself (warm). Medians o
 """
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 import rqjax
 from experiments.table import Table
+from experiments.timing import turns
 
 TABLES = (
     Table(
@@ -85,13 +85,6 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 def _medians(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, tuple[float, float]]:
     """Milliseconds of each function (warm, cold)."""
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
-    for _ in range(rounds + 2):
-        for name, function in functions.items():
-            marks = [time.perf_counter()]
-            for _ in range(2):
-                jax.block_until_ready(function())
-                marks.append(time.perf_counter())
-            times[name].append((marks[2] - marks[1], marks[1] - marks[0]))
-    warm_cold = {name: np.median(values[2:], axis=0) * 1e3 for name, values in times.items()}
-    return {name: (float(warm), float(cold)) for name, (warm, cold) in warm_cold.items()}
+    times = turns(functions, rounds + 2, calls=2)
+    medians = {name: np.median(seconds[2:], axis=0) * 1e3 for name, seconds in times.items()}
+    return {name: (float(warm), float(cold)) for name, (cold, warm) in medians.items()}

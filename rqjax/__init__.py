@@ -33,6 +33,7 @@ from rqjax.fitted import (
     qet as qet,
     rotor_chain_learned as rotor_chain_learned,
     rotorquant_allocated as rotorquant_allocated,
+    rotorquant_allocated_trellis as rotorquant_allocated_trellis,
     rotorquant_learned as rotorquant_learned,
 )
 from rqjax.gain import Gain as Gain
@@ -54,11 +55,14 @@ from rqjax.methods import (
     rotorquant_paper as rotorquant_paper,
     rotorquant_paper_prod as rotorquant_paper_prod,
     rotorquant_prod as rotorquant_prod,
+    rotorquant_trellis as rotorquant_trellis,
     rtn as rtn,
     turboquant as turboquant,
     turboquant_mixed as turboquant_mixed,
     turboquant_prod as turboquant_prod,
     turboquant_prod_orthogonal as turboquant_prod_orthogonal,
+    turboquant_trellis as turboquant_trellis,
+    turboquant_trellis_unbiased as turboquant_trellis_unbiased,
 )
 from rqjax.ops import decode as decode, encode as encode, roundtrip as roundtrip
 from rqjax.per_head import PerHead as PerHead
@@ -69,4 +73,6 @@ from rqjax.scalar import Scalar as Scalar, lloyd_max as lloyd_max
 from rqjax.sign import Sign as Sign
 from rqjax.storage import load as load, save as save
 from rqjax.strategies import STRATEGIES as STRATEGIES, Strategy as Strategy, strategy as strategy
+from rqjax.trellis import Trellis as Trellis, trellis_coded as trellis_coded
+from rqjax.trellis_columns import TrellisColumns as TrellisColumns
 from rqjax.uniform import Uniform as Uniform

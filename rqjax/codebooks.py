@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import linalg, special
+from scipy import linalg, optimize, special
 
 from rqjax.quantizer import check_int
 
@@ -122,6 +122,23 @@ def distortion(bits: int, dim: int | None = None) -> float:
     """Mean squared error of the Lloyd-Max quantizer relative to the variance: Gaussian, or exact for `dim`."""
     density, levels = (_gaussian_density(), gaussian(bits)) if dim is None else (_sphere_density(dim), beta(dim, bits))
     return float(1 - (_cells(density, levels)[1] * levels**2).sum() / density.variance)
+
+
+@functools.cache
+def entropy_coded(bits: float | int) -> float:
+    """Mean squared error of N(0, 1) on a uniform grid whose indices have an entropy of `bits`, each the mean of its
+    cell: what scalar codes reach with an ideal entropy coder, whose vectors then differ in length."""
+
+    def cells(step: float) -> tuple[np.ndarray, np.ndarray]:
+        _, mass, moment = _cells(_gaussian_density(), step * np.arange(-np.ceil(9 / step), np.ceil(9 / step) + 1))
+        return mass[mass > 0], moment[mass > 0]
+
+    def missing(step: float) -> float:
+        mass, _ = cells(step)
+        return -(mass * np.log2(mass)).sum() - bits
+
+    mass, moment = cells(float(optimize.brentq(missing, 2.0**-bits, 8.0)))  # pyright: ignore[reportArgumentType]
+    return float(1 - (moment**2 / mass).sum())
 
 
 @functools.cache

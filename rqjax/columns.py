@@ -42,12 +42,14 @@ class Columns:
         return 8 * -(-sum(self.counts) // 8)
 
     @property
+    def bits(self) -> tuple[int, ...]:
+        """Of each coordinate, descending."""
+        return tuple(_bits(levels) for levels in self.levels for _ in range(levels.shape[-1]))
+
+    @property
     def counts(self) -> list[int]:
         """How many coordinates, the first ones, have a lowest bit, a second one and so on."""
-        return [
-            sum(levels.shape[-1] for levels in self.levels if _bits(levels) > bit)
-            for bit in range(_bits(self.levels[0]))
-        ]
+        return packing.bit_counts(self.bits)
 
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         return packing.pack_bytes(self.nearest(as_float32(check_vectors(x, self.dim))), self.counts)

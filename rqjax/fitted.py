@@ -26,6 +26,7 @@ from rqjax.per_head import stack_heads
 from rqjax.quantizer import Quantizer, Registry, check_int
 from rqjax.rotations import Chain, Hadamard, Permutation, Rotation, Rotor, butterfly
 from rqjax.scalar import lloyd_max
+from rqjax.trellis_columns import TrellisColumns
 
 STEPS = 1000
 """Of training of `rotorquant_allocated`."""
@@ -61,6 +62,17 @@ def rotorquant_allocated(key: Array, x: Array, bits: int) -> Quantizer:
     nothing: that leaves 8 or 16 bits to the coordinates.
     """
     x, unstack = stack_heads(x)
+    return unstack(_transform_codes(key, x, bits))
+
+
+def rotorquant_allocated_trellis(key: Array, x: Array, bits: int) -> Quantizer:
+    """`rotorquant_allocated` with one trellis through all coordinates in the place of levels for each."""
+    x, unstack = stack_heads(x)
+    return unstack(jax.vmap(_with_trellis)(_transform_codes(key, x, bits), x))
+
+
+def _transform_codes(key: Array, x: Float[Array, "heads n d"], bits: int) -> Any:
+    """`rotorquant_allocated` for each head, stacked."""
     total = check_int("bits", bits, 1, codebooks.MAX_BITS) * x.shape[2]
     keys = jax.random.split(key, len(x))
     rotations = jax.vmap(_decorrelated)(x, keys)
@@ -69,7 +81,16 @@ def rotorquant_allocated(key: Array, x: Array, bits: int) -> Quantizer:
     spectrum = np.exp(np.log(np.asarray(y.var(axis=1)) + 1e-30).mean(axis=0))
     quantizers = _allocated(rotations, orders, y, weights, gain, allocate(spectrum, total + (8 if gain else 16)))
     train = functools.partial(fit, where=_rotation_and_levels, steps=STEPS, patience=20)
-    return unstack(jax.vmap(train)(quantizers, x, keys)[0])
+    return jax.vmap(train)(quantizers, x, keys)[0]
+
+
+def _with_trellis(code: Rotated, x: Float[Array, "n d"]) -> Rotated:
+    y, inner = code.rotation(x), code.inner
+    if isinstance(inner, Gain):
+        y = y / gain_of(nearest_gains(y, inner.weights))[:, None]
+    columns: Any = inner.inner if isinstance(inner, Gain) else inner
+    trellis = TrellisColumns.gaussian(y.mean(axis=0), y.std(axis=0), columns.bits)
+    return Rotated(code.rotation, Gain(inner.weights, trellis) if isinstance(inner, Gain) else trellis)
 
 
 def with_lloyd_levels(rotation: Rotation, x: Float[Array, "n d"], bits: int) -> Scaled:
@@ -148,7 +169,16 @@ FITTED = Registry(
     "fitted method",
     {
         recipe.__name__: recipe
-        for recipe in (rotorquant_learned, rotor_chain_learned, rotorquant_allocated, pq, opq, lopq, qet)
+        for recipe in (
+            rotorquant_learned,
+            rotor_chain_learned,
+            rotorquant_allocated,
+            rotorquant_allocated_trellis,
+            pq,
+            opq,
+            lopq,
+            qet,
+        )
     },
 )
 """Recipes that learn from data."""

@@ -1,5 +1,6 @@
 """Recipes: the only place where names of papers appear. A new method is one function and one dictionary entry."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from rqjax.quantizer import Quantizer, Registry, check_int
 from rqjax.rotations import Chain, Dense, Givens, Hadamard, MultivectorRotor, Quaternion, Rotor
 from rqjax.scalar import lloyd_max
 from rqjax.sign import Sign
+from rqjax.trellis import trellis_coded
 
 
 def rtn(key: Array, dim: int, bits: int) -> Quantizer:
@@ -40,11 +42,7 @@ def turboquant_prod_orthogonal(key: Array, dim: int, bits: int) -> Quantizer:
 
 def turboquant_mixed(key: Array, dim: int, bits: float | int) -> Quantizer:
     """TurboQuant with fractional bits: a fixed share of the rotated channels gets one bit more (2.5: half at 3)."""
-    low = check_int("the whole part of bits", int(bits // 1), 1, 8)
-    high_dim = round((bits - low) * dim)
-    shares = [(high_dim, low + 1), (dim - high_dim, low)]
-    parts = tuple(lloyd_max(size, b, dim) for size, b in shares if size)
-    return Normalized(Rotated(Dense.haar(key, dim), Split(parts)))
+    return Normalized(Rotated(Dense.haar(key, dim), mixed(lloyd_max, dim, bits)))
 
 
 def hadamard(key: Array, dim: int, bits: int) -> Quantizer:
@@ -96,9 +94,7 @@ def rotor_chain(key: Array, dim: int, bits: int) -> Quantizer:
     The rotors come first. After the Hadamard round the loud channels of an ordered spectrum would have the same
     magnitude in all three planes that a rotor mixes, and the error would be 8 % above Haar's.
     """
-    first, second = jax.random.split(key)
-    rotation = Chain((Rotor.random(first, dim), Hadamard.random(second, dim)))
-    return Normalized(Rotated(rotation, lloyd_max(dim, bits)))
+    return Normalized(Rotated(_rotor_chain(key, dim), lloyd_max(dim, bits)))
 
 
 def eden(key: Array, dim: int, bits: int) -> Quantizer:
@@ -109,6 +105,21 @@ def eden(key: Array, dim: int, bits: int) -> Quantizer:
 def eden_unbiased(key: Array, dim: int, bits: int) -> Quantizer:
     """EDEN with the scale that makes inner products unbiased."""
     return Scaled(Rotated(Dense.haar(key, dim), lloyd_max(dim, bits)), "unbiased")
+
+
+def turboquant_trellis(key: Array, dim: int, bits: float | int) -> Quantizer:
+    """`eden` with a trellis of 2^8 states in the place of levels, 1 to 4 bits; fractional as `turboquant_mixed`."""
+    return Scaled(Rotated(Dense.haar(key, dim), mixed(trellis_coded, dim, bits)), "mse")
+
+
+def turboquant_trellis_unbiased(key: Array, dim: int, bits: float | int) -> Quantizer:
+    """`turboquant_trellis` with the scale that makes inner products unbiased."""
+    return Scaled(Rotated(Dense.haar(key, dim), mixed(trellis_coded, dim, bits)), "unbiased")
+
+
+def rotorquant_trellis(key: Array, dim: int, bits: float | int) -> Quantizer:
+    """`turboquant_trellis` with the rotation of `rotor_chain`, after which coordinates are as near to Gaussian."""
+    return Scaled(Rotated(_rotor_chain(key, dim), mixed(trellis_coded, dim, bits)), "mse")
 
 
 def affine(key: Array, dim: int, bits: int) -> Quantizer:
@@ -125,6 +136,19 @@ def affine_rotated_sign(key: Array, dim: int, bits: int) -> Quantizer:
     """`affine_rotated` and one bit more of Gaussian sketch on the residual (V2 rotated + QJL)."""
     first, second = jax.random.split(key)
     return Residual(affine_rotated(first, dim, bits), Sign.gaussian(second, dim))
+
+
+def mixed(make: Callable[[int, int, int], Quantizer], dim: int, bits: float | int) -> Quantizer:
+    """What `make(dim, bits, sphere_dim)` makes; in two parts where bits are fractional, the first of one bit more."""
+    low = check_int("the whole part of bits", int(bits // 1), 1, 8)
+    high_dim = round((bits - low) * dim)
+    parts = tuple(make(size, b, dim) for size, b in ((high_dim, low + 1), (dim - high_dim, low)) if size)
+    return parts[0] if len(parts) == 1 else Split(parts)
+
+
+def _rotor_chain(key: Array, dim: int) -> Chain:
+    first, second = jax.random.split(key)
+    return Chain((Rotor.random(first, dim), Hadamard.random(second, dim)))
 
 
 def _prod(recipe: Any, sketch: Any, key: Array, dim: int, bits: int) -> Quantizer:
@@ -157,6 +181,9 @@ METHODS = Registry(
             rotor_chain,
             eden,
             eden_unbiased,
+            turboquant_trellis,
+            turboquant_trellis_unbiased,
+            rotorquant_trellis,
             affine,
             affine_rotated,
             affine_rotated_sign,

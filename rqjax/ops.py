@@ -108,15 +108,17 @@ def encode_direction(inner: Any, x: Shaped[Array, "*n d"], norm: Float[Array, "*
             return inner.encode(as_float32(x) / jnp.where(norm > 0, norm, 1))
 
 
-def in_blocks(function: Callable[..., Codes], *arrays: Shaped[Array, "..."]) -> Codes:
-    """`function(*arrays)` for a function of rows, a few MiB of rows at a time, so that its temporaries stay in cache.
+def in_blocks(function: Callable[..., Codes], *arrays: Shaped[Array, "..."], rows: int | None = None) -> Codes:
+    """`function(*arrays)` for a function of rows, so many at a time that its temporaries stay in cache, or `rows`.
 
-    On the CPU a large temporary costs more in page faults than in arithmetic. The arrays share their leading axes; the
-    last block overlaps the one before where the rows do not come out even.
+    On the CPU a large temporary costs more in page faults than in arithmetic; elsewhere blocks are made only where
+    `rows` asks for them. The arrays share their leading axes; the last block overlaps the one before where the rows do
+    not come out even.
     """
     lead = arrays[0].shape[:-1]
-    count, rows = math.prod(lead), max(1, BLOCK // arrays[0].shape[-1])
-    if jax.default_backend() != "cpu" or count < 2 * rows:
+    count, whole = math.prod(lead), rows is None and jax.default_backend() != "cpu"
+    rows = rows or max(1, BLOCK // arrays[0].shape[-1])
+    if whole or count < 2 * rows:
         return function(*arrays)
     flat = [a.reshape(count, -1) for a in arrays]
 

@@ -64,19 +64,23 @@ def unpack(words: UInt32[Array, "*n words"], bits: int, dim: int) -> UInt32[Arra
     if bits > 4:
         low = words_per_vector(dim, 4)
         return unpack(words[..., :low], 4, dim) | (unpack(words[..., low:], bits - 4, dim) << 4)
-    if bits < 4:
-        mask = (1 << (8 * bits)) - 1
-        if bits == 3:
-            rest, extra = lanes - words.shape[-1], words >> 24
-            extra = sum(extra[..., k * rest : (k + 1) * rest] << (8 * k) for k in range(3))
-            words = jnp.concatenate([words & mask, extra], axis=-1)
-        else:
-            words = jnp.concatenate([(words >> (8 * bits * k)) & mask for k in range(4 // bits)], axis=-1)
-            words = words[..., :lanes]
-        words = _materialise(words)
     shifts = bits * jnp.arange(8, dtype=jnp.uint32)[:, None]
-    fields = (words[..., None, :] >> shifts) & ((1 << bits) - 1)
+    fields = (unpack_lanes(words, bits, lanes)[..., None, :] >> shifts) & ((1 << bits) - 1)
     return fields.reshape(*words.shape[:-1], 8 * lanes)[..., :dim]
+
+
+def unpack_lanes(words: UInt32[Array, "*n words"], bits: int, lanes: int) -> UInt32[Array, "*n lanes"]:
+    """The lanes of `pack`, 8 indices of at most 4 bits in each, the first lowest."""
+    if bits == 4:
+        return words
+    mask = (1 << (8 * bits)) - 1
+    if bits == 3:
+        rest, extra = lanes - words.shape[-1], words >> 24
+        extra = sum(extra[..., k * rest : (k + 1) * rest] << (8 * k) for k in range(3))
+        words = jnp.concatenate([words & mask, extra], axis=-1)
+    else:
+        words = jnp.concatenate([(words >> (8 * bits * k)) & mask for k in range(4 // bits)], axis=-1)
+    return _materialise(words[..., :lanes])
 
 
 def pack_stream(indices: Integer[Array, "*n d"], bits: int) -> UInt32[Array, "*n words"]:
@@ -95,6 +99,11 @@ def unpack_stream(words: UInt32[Array, "*n words"], bits: int, dim: int) -> UInt
     bit = bit.reshape(*words.shape[:-1], 32 * words.shape[-1])[..., : dim * bits]
     bit = bit.reshape(*words.shape[:-1], dim, bits)
     return (bit << jnp.arange(bits, dtype=jnp.uint32)).sum(-1, dtype=jnp.uint32)
+
+
+def bit_counts(bits: Sequence[int]) -> list[int]:
+    """How many indices, the first ones, have a lowest bit, a second one and so on; `bits` of each, descending."""
+    return [sum(b > bit for b in bits) for bit in range(bits[0])]
 
 
 def pack_bytes(indices: Integer[Array, "*n d"], counts: Sequence[int]) -> UInt8[Array, "*n bytes"]:

@@ -28,6 +28,7 @@ from rqjax.per_head import PerHead, over_heads
 from rqjax.quantizer import Codes, Quantizer
 from rqjax.scalar import Scalar
 from rqjax.sign import Sign
+from rqjax.trellis import Trellis
 
 QUERY_LIMBS, WEIGHT_LIMBS = 2, 3
 """int8 limbs: 15 bits of a query's largest coordinate; 22 bits of the largest weight, so that a long flat tail of small
@@ -55,6 +56,8 @@ def prepare(quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Any:
             groups = y[:, :, None] * _members(quantizer)[:, None]
             return _query_limbs(_flat(groups)), groups.sum(-1)
         case Scalar() if tiles.has_indices(quantizer):
+            return _query_limbs(y)
+        case Trellis() if quantizer.table.whole:
             return _query_limbs(y)
     return y
 
@@ -84,6 +87,8 @@ def scores(quantizer: Quantizer, prepared: Any, codes: Codes) -> Float[Array, "b
             return functools.reduce(operator.add, [products[:, :, g] for g in range(products.shape[2])])  # no reduction
         case Scalar() if tiles.has_indices(quantizer):
             return _products(prepared, _levels(quantizer, _key_tile(codes, quantizer.bits))) * quantizer.step
+        case Trellis() if quantizer.table.whole:
+            return _products(prepared, quantizer.table(quantizer.states(codes))) * quantizer.table.step
     return jax.vmap(jax.vmap(quantizer.dot))(prepared, codes)
 
 
@@ -130,6 +135,9 @@ def weighted(quantizer: Quantizer, w: Weights, codes: Codes) -> Any:
             return (
                 _sums(w, _levels(quantizer, tiles.unpack_rows(codes, quantizer.bits, quantizer.dim))) * quantizer.step
             )
+        case Trellis() if quantizer.table.whole:
+            levels = quantizer.table(quantizer.states(codes))
+            return _sums(w, jnp.swapaxes(levels, 2, 3)) * quantizer.table.step
     return jnp.einsum("bhrt,bhtd->bhrd", w.values, quantizer.decode(codes), precision=lax.Precision.HIGHEST)
 
 

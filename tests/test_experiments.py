@@ -23,9 +23,12 @@ from experiments import (
     kv_throughput,
     matrix_budget,
     needle,
+    rate_distortion,
     run,
     table,
     train_rotor,
+    trellis_tables,
+    trellis_throughput,
 )
 from experiments.rows import Rows
 
@@ -289,6 +292,12 @@ def test_needles_are_found():
             "unknown method under a budget 'qet_vanila'; did you mean 'qet_vanilla'",
         ),
         (matrix_budget, {"method": "l3w8c10", "data": "synthetic_4"}, "unknown matrix 'synthetic_4'; did you mean"),
+        (
+            rate_distortion,
+            {"code": "trelis_8", "dim": 128, "bits": 2.0},
+            "unknown code 'trelis_8'; did you mean 'trellis_8'",
+        ),
+        (rate_distortion, {"code": "trellis_10", "dim": 128, "bits": 4.5}, "expected state_bits to be a whole number"),
         (attention_error, {"data": "gausian"}, "unknown data set 'gausian'; did you mean 'gaussian'"),
         (
             attention_error,
@@ -328,3 +337,21 @@ def test_matrices_under_a_budget_in_a_table(tmp_path):
     assert "does not hold" in matrix_budget.run({**point, "method": "opq"})["does_not_fit"]
     published = matrix_budget._published({"data": "synthetic_1", "method": "qet_vanilla", "ratio": 4})
     assert published["published_vs_pq"] == 36.53
+
+
+def test_trellis_codes_in_tables(tmp_path):
+    """Fractional bits, the curve of entropy-coded scalars, speeds, and the file of tables."""
+    point = {"dim": 64, "bits": 1.5, "data": "sphere", "n": 500, "seeds": 2}
+    rows = {code: rate_distortion.run({**point, "code": code}) for code in ("lloyd_max", "trellis_6", "entropy_coded")}
+    assert rows["trellis_6"]["stored_bits"] == rows["lloyd_max"]["stored_bits"] == 1.5 + 16 / 64
+    assert 1 < rows["trellis_6"]["over_shannon"] < 0.9 * rows["lloyd_max"]["over_shannon"]
+    assert abs(rows["entropy_coded"]["over_shannon"] - 1.4216) < 1e-4  # pi e / 6 at many bits
+    speeds = trellis_throughput.run({"shape": (512, 32), "bits": 2, "state_bits": 6, "rounds": 1})
+    assert all(value > 0 for value in speeds.values())
+    table = {"table": (4, 6), "dim": 32, "n": 256, "steps": 30}
+    trained = trellis_tables.run(table)
+    (path,) = trellis_tables.plot([{"point": table, "metrics": trained}], tmp_path)
+    stored = np.load(path)
+    assert stored["levels_4_6"].dtype == np.int8
+    assert 127 * stored["step_4_6"] == pytest.approx(np.abs(stored["levels_4_6"] * stored["step_4_6"]).max())
+    assert trained["shannon"] < trained["mse"] < trained["lloyd_max"]

@@ -20,6 +20,8 @@ SHAPES = {
     "rotorquant": [(3, 5), (2, 64)],
     "isoquant": [(8, 50)],
     "eden": [(8, 50)],
+    "turboquant_trellis": [(2.5, 60)],
+    "turboquant_trellis_unbiased": [(1, 24)],
     "affine": [(8, 50)],
 }
 """Bits and dimensions that ask more of a method than the usual ones."""
@@ -28,6 +30,13 @@ SHAPES = {
 def columns(key, dim, bits):
     given = (bits + 2,) * 10 + (bits,) * 20 + (0,) * (dim - 30)
     return rqjax.Columns.gaussian(0.1 * jax.random.normal(key, (dim,)), jnp.ones(dim), given)
+
+
+def trellis_columns(key, dim, bits):
+    given = (bits + 2,) * 10 + (bits,) * 20 + (1,) * 7 + (0,) * (dim - 37)
+    first, second = jax.random.split(key)
+    deviation = jax.random.uniform(first, (dim,), minval=0.5, maxval=2)
+    return rqjax.TrellisColumns.gaussian(0.1 * jax.random.normal(second, (dim,)), deviation, given)
 
 
 def gain(key, dim, bits):
@@ -57,7 +66,7 @@ def local(key, dim, bits):
     )
 
 
-LEARNED = (columns, gain, uniform, product, product_rounded, exchanged, local)
+LEARNED = (columns, trellis_columns, gain, uniform, product, product_rounded, exchanged, local)
 """What learned quantizers are made of."""
 
 RECIPES = {**METHODS, **{make.__name__: make for make in LEARNED}}

@@ -1,0 +1,129 @@
+"""Trellis-coded quantization: the level of a coordinate depends on its own b bits and on those before them.
+
+A bit-shift trellis (Mao, Gray and Linder 2010; QTIP 2024): the level is a table's entry at the last L bits of the
+stream of codes, so that all coordinates decode at once by one look-up. The stream is a ring (Forney's tail-biting), so
+that d coordinates take d b bits.
+"""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, Shaped, UInt32
+
+from rqjax import ops, packing, trellis_tables, viterbi
+from rqjax.lanes import as_float32, fit
+from rqjax.pytree import pytree, static
+from rqjax.quantizer import Queries, Vectors, check_int, check_vectors
+from rqjax.trellis_tables import Computed, Table
+from rqjax.viterbi import Segment
+
+
+@pytree
+class Trellis:
+    """The path through the trellis that is nearest to a vector. Codes: packed indices, uint32 (*n, words).
+
+    The codes come in the order of `packing`'s fields within lanes: index k L + j of plane k and lane j is at time
+    8 j + k. Where 8 does not divide d, the padding of the last planes carries codes, too, which stand for nothing.
+    """
+
+    table: Table | Computed
+    bits: int = static()
+    dim: int = static()
+
+    def __post_init__(self):
+        check_int("bits", self.bits, 1, 8)
+        check_int("state_bits", self.table.state_bits, self.bits, min(16, 8 * self._lanes * self.bits))
+
+    @property
+    def bits_per_vector(self) -> int:
+        return 32 * packing.words_per_vector(self.dim, self.bits)
+
+    @property
+    def values(self) -> Float[Array, "S"]:
+        """What each state stands for, in the units of the vectors."""
+        return self._values(jnp.arange(2**self.table.state_bits, dtype=jnp.uint32))
+
+    def encode(self, x: Vectors) -> UInt32[Array, "*n words"]:
+        x = check_vectors(x, self.dim)
+        rows = rows_at_once(self.table.state_bits)
+        codes = ops.in_blocks(self._encode, x.reshape(math.prod(x.shape[:-1]), self.dim), rows=rows)
+        return codes.reshape(*x.shape[:-1], codes.shape[-1])
+
+    def states(self, codes: UInt32[Array, "*n words"]) -> Integer[Array, "*n d"]:
+        """The state of each coordinate: a window that slides over the stream."""
+        if self.bits > 4:
+            indices = packing.unpack(codes, self.bits, 8 * self._lanes).reshape(*codes.shape[:-1], 8, self._lanes)
+            in_time = jnp.swapaxes(indices, -2, -1).reshape(*codes.shape[:-1], -1)
+            states = viterbi.windows(in_time, (self.bits,) * in_time.shape[-1], self.table.state_bits)
+            planes = jnp.swapaxes(states.reshape(*codes.shape[:-1], self._lanes, 8), -2, -1)
+            return planes.reshape(*codes.shape[:-1], -1)[..., : self.dim]
+        lanes, size = packing.unpack_lanes(codes, self.bits, self._lanes), self.table.state_bits
+        lanes = lanes.astype(jnp.uint16) if self.bits <= 2 else lanes  # which is twice as many to a register
+        dtype = jnp.uint8 if size <= 8 else jnp.uint16
+
+        def plane(k: int) -> Integer[Array, "*n lanes"]:
+            state, missing = jnp.zeros_like(lanes), size - self.bits * (k + 1)
+            for back in range(1 + max(0, -(-missing // (8 * self.bits)))):  # its own lane and those before it
+                lane, shift = jnp.roll(lanes, back, axis=-1), 8 * self.bits * back - missing
+                state = state | (lane >> shift if shift >= 0 else lane << -shift)
+            return (state & (2**size - 1)).astype(dtype)
+
+        return jnp.concatenate([plane(k) for k in range(8)], axis=-1)[..., : self.dim]
+
+    def decode(self, codes: UInt32[Array, "*n words"]) -> Float[Array, "*n d"]:
+        return self._values(self.states(codes))
+
+    def dot(self, y: Queries, codes: UInt32[Array, "*n words"]) -> Float[Array, "*mn"]:
+        y = check_vectors(y, self.dim)
+        queries = y.reshape(math.prod(y.shape[:-1]), self.dim)
+        rows = max(1, ops.BLOCK // self.dim)
+        products = ops.in_blocks(lambda codes: ops.inner(self.decode(codes), queries), codes, rows=rows)
+        return jnp.moveaxis(products, -1, 0).reshape(*y.shape[:-1], *codes.shape[:-1])
+
+    def _values(self, states: Integer[Array, "*n d"]) -> Float[Array, "*n d"]:
+        return self.table(states) * self.table.step
+
+    @property
+    def _lanes(self) -> int:
+        return -(-self.dim // 8)
+
+    def _encode(self, x: Shaped[Array, "n d"]) -> UInt32[Array, "n words"]:
+        count, times = len(x), 8 * self._lanes
+        y = fit(as_float32(x), times).reshape(count, 8, self._lanes).transpose(2, 1, 0).reshape(times, count)
+        weights = None
+        if self.dim % 8:
+            weights = (jnp.arange(times) < self.dim).reshape(8, self._lanes).T.reshape(times).astype(jnp.float32)
+        (codes,) = viterbi.tail_biting([Segment(y, self.values.astype(jnp.float32), self.bits, weights)])
+        planes = codes.reshape(self._lanes, 8, count).transpose(1, 2, 0).astype(jnp.uint32)
+        return packing.pack_planes(list(planes), self.bits)
+
+
+def rows_at_once(state_bits: int) -> int:
+    """Vectors that are encoded side by side: on a CPU the costs of their states stay in cache."""
+    return max(64, 2 ** (15 - state_bits))
+
+
+def trellis_coded(dim: int, bits: int, sphere_dim: int | None = None, state_bits: int = 8) -> Trellis:
+    """A trellis for the coordinates of a random unit vector, with trained levels.
+
+    Args:
+      dim: the number of coordinates to quantize.
+      bits: bits a coordinate, 1 to 8.
+      sphere_dim: the dimension of the unit vector, `dim` unless the coordinates are a part of it.
+      state_bits: L, 6 to 12, above 4 bits 8: encoding takes time and memory as 2^L.
+    """
+    table = trellis_tables.trained(bits, state_bits)
+    scale = 1 / math.sqrt(dim if sphere_dim is None else sphere_dim)
+    return Trellis(dataclasses.replace(table, step=table.step * scale), bits, dim)
+
+
+def improved(trellis: Trellis, x: Float[Array, "n d"], rate: float | Float[Array, ""] = 1.0) -> Trellis:
+    """Moves each level to the mean of the coordinates that take it, `rate` times the way (Lloyd's algorithm).
+
+    One coordinate more stands for the level as it was, so that no level is lost. A rate between 1 and 2 gets there in
+    half the steps.
+    """
+    states, levels = trellis.states(trellis.encode(x)), trellis.values
+    total, count = levels.at[states].add(x), jnp.ones_like(levels).at[states].add(1)
+    return dataclasses.replace(trellis, table=Table(levels + rate * (total / count - levels), jnp.float32(1)))
