@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
             "scale": 1,
             "grid": {
                 "data": ("synthetic_1",),
-                "ratio": (2, 3, 4, 6, 8, 10, 12, 14, 16),
+                "ratio": (2, 4, 8, 12, 16),
                 "method": ("qet", *ONE, *TWO),
             },
         }

@@ -8,6 +8,7 @@ that d coordinates take d b bits.
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, Shaped, UInt32
 
@@ -23,8 +24,8 @@ from rqjax.viterbi import Segment
 class Trellis:
     """The path through the trellis that is nearest to a vector. Codes: packed indices, uint32 (*n, words).
 
-    The codes come in the order of `packing`'s fields within lanes: index k L + j of plane k and lane j is at time
-    8 j + k. Where 8 does not divide d, the padding of the last planes carries codes, too, which stand for nothing.
+    Time runs through the fields of `packing`'s lanes: the coordinate in plane k and lane j is at time 8 j + k. Where 8
+    does not divide d, the padding of the last planes carries codes, too, which stand for nothing.
     """
 
     table: Table | Computed
@@ -53,11 +54,11 @@ class Trellis:
     def states(self, codes: UInt32[Array, "*n words"]) -> Integer[Array, "*n d"]:
         """The state of each coordinate: a window that slides over the stream."""
         if self.bits > 4:
-            indices = packing.unpack(codes, self.bits, 8 * self._lanes).reshape(*codes.shape[:-1], 8, self._lanes)
-            in_time = jnp.swapaxes(indices, -2, -1).reshape(*codes.shape[:-1], -1)
-            states = viterbi.windows(in_time, (self.bits,) * in_time.shape[-1], self.table.state_bits)
-            planes = jnp.swapaxes(states.reshape(*codes.shape[:-1], self._lanes, 8), -2, -1)
-            return planes.reshape(*codes.shape[:-1], -1)[..., : self.dim]
+            lead, times = codes.shape[:-1], 8 * self._lanes
+            planes = packing.unpack(codes, self.bits, times).reshape(*lead, 8, self._lanes)
+            in_time = jnp.swapaxes(planes, -2, -1).reshape(*lead, times)
+            states = viterbi.windows(in_time, (self.bits,) * times, self.table.state_bits)
+            return jnp.swapaxes(states.reshape(*lead, self._lanes, 8), -2, -1).reshape(*lead, times)[..., : self.dim]
         lanes, size = packing.unpack_lanes(codes, self.bits, self._lanes), self.table.state_bits
         lanes = lanes.astype(jnp.uint16) if self.bits <= 2 else lanes  # which is twice as many to a register
         dtype = jnp.uint8 if size <= 8 else jnp.uint16
@@ -90,7 +91,8 @@ class Trellis:
 
     def _encode(self, x: Shaped[Array, "n d"]) -> UInt32[Array, "n words"]:
         count, times = len(x), 8 * self._lanes
-        y = fit(as_float32(x), times).reshape(count, 8, self._lanes).transpose(2, 1, 0).reshape(times, count)
+        x = fit(as_float32(x).astype(jnp.float32), times)  # whose costs have bits to spare, in 32
+        y = x.reshape(count, 8, self._lanes).transpose(2, 1, 0).reshape(times, count)
         weights = None
         if self.dim % 8:
             weights = (jnp.arange(times) < self.dim).reshape(8, self._lanes).T.reshape(times).astype(jnp.float32)
@@ -100,8 +102,9 @@ class Trellis:
 
 
 def rows_at_once(state_bits: int) -> int:
-    """Vectors that are encoded side by side: on a CPU the costs of their states stay in cache."""
-    return max(64, 2 ** (15 - state_bits))
+    """Vectors that are encoded side by side: on a CPU the costs of their states stay in cache; elsewhere there are more
+    processors than those would keep busy."""
+    return max(64, 2 ** (15 - state_bits)) * (1 if jax.default_backend() == "cpu" else 128)
 
 
 def trellis_coded(dim: int, bits: int, sphere_dim: int | None = None, state_bits: int = 8) -> Trellis:
