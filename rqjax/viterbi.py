@@ -18,7 +18,7 @@ IMPOSSIBLE = 1e30
 
 
 class Segment(NamedTuple):
-    """Samples that follow each other and have codes of the same number of bits."""
+    """Samples that follow each other and have codes of the same number of bits; everything in float32."""
 
     y: Float[Array, "T n"]
     values: Float[Array, "S"]
@@ -56,7 +56,7 @@ def path(segments: Sequence[Segment], families: UInt32[Array, "n"] | None = None
     every = jnp.arange(2 ** _state_bits(segments), dtype=jnp.uint32)[:, None]
     count, steps = segments[0].y.shape[1], []
     barred = families is not None and every >> segments[0].bits != families
-    cost = jnp.where(barred, IMPOSSIBLE, jnp.zeros((len(every), count)))
+    cost = jnp.where(barred, IMPOSSIBLE, jnp.zeros((len(every), count), jnp.float32))
     for segment in segments:
         cost, oldest = _forward(segment, cost)
         steps.append(oldest)

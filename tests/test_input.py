@@ -154,7 +154,8 @@ def errors(q, x):
     codes = q.encode(x)
     decoded = q.decode(codes)
     return rqjax.metrics.relative_mse(x, decoded), jnp.abs(q.dot(x[:2], codes) - x[:2] @ decoded.T).max()
-for name in ("rotorquant", "turboquant_prod", "turboquant_mixed", "rotorquant_paper", "eden", "affine_rotated_sign"):
+for name in ("rotorquant", "turboquant_prod", "turboquant_mixed", "rotorquant_paper", "eden", "affine_rotated_sign",
+             "rotorquant_trellis"):
     q = rqjax.METHODS[name](jax.random.key(0), 64, 8)
     mse, difference = errors(q, jax.random.normal(jax.random.key(1), (20, 64), jnp.float64))
     assert mse < (2e-3 if name == "rotorquant_paper" else 1e-3), name
