@@ -112,7 +112,7 @@ def leaves(cache):
     )
 
 
-@pytest.mark.parametrize("name", ["v3_2.5", "v2_rotated_qjl", "rotor_chain_3+centered"])
+@pytest.mark.parametrize("name", ["v3_2.5", "v2_rotated_qjl", "rotor_chain_3+centered", "turboquant_trellis_3"])
 def test_any_split_into_chunks_gives_the_same_bits(name):
     k, v = random(1, 1, 200, 2, 64) + BIAS[None, :, 0, :, 0], random(2, 1, 200, 2, 64)
 
