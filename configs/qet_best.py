@@ -2,9 +2,9 @@
 
     python -m experiments.run --config=configs/qet_best.py
 
-The winners are `rqjax.budget.BEST`, what `qet_best` is made of. "l2w1c12": two levels of exchange, groups of one
-coordinate, codebooks of 12 bits; "+" begins a stage for what is left over, "p" is a stage's share. The paper's are
-"l3w8c10p0.7+w8c10p0.3".
+The winners, there and at ratios between, are `rqjax.budget.BEST`, what `qet_best` is made of. "l2w1c12": two levels of
+exchange, groups of one coordinate, codebooks of 12 bits; "+" begins a stage for what is left over, "p" is a stage's
+share. The paper's are "l3w8c10p0.7+w8c10p0.3".
 """
 
 from ml_collections import ConfigDict

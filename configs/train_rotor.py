@@ -7,8 +7,8 @@ less; on isotropic data nothing helps and nothing hurts.
     python -m experiments.run --config=configs/train_rotor.py
     python -m experiments.run --config=configs/train_rotor.py --config.grid.data="('file:kv.safetensors#layers.0.k',)"
 
-`seconds` is a fit of all seeds side by side, with compilation where a shape is new. Hours on two cores; the committed
-tables are of --config.grid.dim='(128,)'.
+`seconds` is a fit of all seeds side by side, with compilation where a shape is new; the committed ones were measured
+beside other work. Four hours on two cores.
 """
 
 from ml_collections import ConfigDict

@@ -199,9 +199,9 @@ BUDGETED: Registry = Registry(
 """Methods for `fit_under_budget`: settings, or what makes a quantizer of some size and the largest size (None: n)."""
 
 BEST = (
-    (16, "l1w1c14"),
-    (32 / 3, "w1c14"),
-    (8, "l2w1c12"),
+    (16, "l1w1c12p0.7+l1w1c12p0.3"),
+    (32 / 3, "l3w1c14"),
+    (8, "l2w1c14"),
     (16 / 3, "w1c10"),
     (4, "l1w1"),
     (3.2, "w1c14"),
