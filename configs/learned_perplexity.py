@@ -32,7 +32,6 @@ def get_config() -> ConfigDict:
                     "rotor_chain_learned_3",
                     "rotorquant_allocated_3",
                     "turboquant_trellis_3",
-                    "rotorquant_allocated_trellis_3",
                     "turboquant_2",
                     "eden_2",
                     "rotorquant_2",
@@ -41,7 +40,6 @@ def get_config() -> ConfigDict:
                     "rotor_chain_learned_2",
                     "rotorquant_allocated_2",
                     "turboquant_trellis_2",
-                    "rotorquant_allocated_trellis_2",
                 ),
             },
         }
