@@ -7,6 +7,7 @@ that d coordinates take d b bits.
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +47,7 @@ class Trellis:
         return self._values(jnp.arange(2**self.table.state_bits, dtype=jnp.uint32))
 
     def encode(self, x: Vectors) -> UInt32[Array, "*n words"]:
-        x = check_vectors(x, self.dim)
-        rows = rows_at_once(self.table.state_bits)
-        codes = ops.in_blocks(self._encode, x.reshape(math.prod(x.shape[:-1]), self.dim), rows=rows)
-        return codes.reshape(*x.shape[:-1], codes.shape[-1])
+        return by_rows(self._encode, check_vectors(x, self.dim), self.table.state_bits)
 
     def states(self, codes: UInt32[Array, "*n words"]) -> Integer[Array, "*n d"]:
         """The state of each coordinate: a window that slides over the stream."""
@@ -101,10 +99,12 @@ class Trellis:
         return packing.pack_planes(list(planes), self.bits)
 
 
-def rows_at_once(state_bits: int) -> int:
-    """Vectors that are encoded side by side: on a CPU the costs of their states stay in cache; elsewhere there are more
-    processors than those would keep busy."""
-    return max(64, 2 ** (15 - state_bits)) * (1 if jax.default_backend() == "cpu" else 128)
+def by_rows(encode: Callable[[Array], Array], x: Shaped[Array, "*n d"], state_bits: int) -> Shaped[Array, "*n size"]:
+    """`encode`, which takes vectors (n, d), of vectors with any leading axes: so many side by side that on a CPU the
+    costs of their states stay in cache; elsewhere there are more processors than those would keep busy."""
+    lead, rows = x.shape[:-1], max(64, 2 ** (15 - state_bits)) * (1 if jax.default_backend() == "cpu" else 128)
+    codes = ops.in_blocks(encode, x.reshape(math.prod(lead), x.shape[-1]), rows=rows)
+    return codes.reshape(*lead, codes.shape[-1])
 
 
 def trellis_coded(dim: int, bits: int, sphere_dim: int | None = None, state_bits: int = 8) -> Trellis:

@@ -1,7 +1,5 @@
 """A trellis with bits of each coordinate's own: what `Columns` is to `Scalar`."""
 
-import math
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8, UInt32
 
@@ -9,7 +7,7 @@ from rqjax import ops, packing, trellis_tables, viterbi
 from rqjax.lanes import as_float32
 from rqjax.pytree import pytree, static
 from rqjax.quantizer import Queries, Vectors, check_vectors
-from rqjax.trellis import rows_at_once
+from rqjax.trellis import by_rows
 from rqjax.trellis_tables import Table
 
 
@@ -44,10 +42,7 @@ class TrellisColumns:
         return 8 * -(-sum(self.bits) // 8)
 
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
-        x = as_float32(check_vectors(x, self.dim))
-        rows = rows_at_once(self.tables[0].state_bits)
-        codes = ops.in_blocks(self._encode, x.reshape(math.prod(x.shape[:-1]), self.dim), rows=rows)
-        return codes.reshape(*x.shape[:-1], codes.shape[-1])
+        return by_rows(self._encode, as_float32(check_vectors(x, self.dim)), self.tables[0].state_bits)
 
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         states = self.states(codes)
