@@ -37,6 +37,7 @@ from rqjax.fitted import (
     rotorquant_learned as rotorquant_learned,
 )
 from rqjax.gain import Gain as Gain
+from rqjax.index import Index as Index
 from rqjax.learning import fit as fit
 from rqjax.local import Local as Local
 from rqjax.methods import (

@@ -2,10 +2,11 @@
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Integer
 
 Vectors = Float[Array | np.ndarray, "*n d"]
 Scalars = Float[Array | np.ndarray, "n"]
+Ids = Integer[Array | np.ndarray, "m _"]
 
 
 def relative_mse(x: Vectors, decoded: Vectors) -> Float[Array, ""]:
@@ -29,3 +30,8 @@ def rmse(true: Scalars, estimate: Scalars) -> Float[Array, ""]:
 
 def correlation(true: Scalars, estimate: Scalars) -> Float[Array, ""]:
     return jnp.corrcoef(true, estimate)[0, 1]
+
+
+def recall(found: Ids, true: Ids) -> float:
+    """The share of the true nearest neighbours (m, k) that are among those found (m, l): recall k@l."""
+    return float(np.mean((np.asarray(found)[:, :, None] == np.asarray(true)[:, None]).any(axis=1)))

@@ -1,4 +1,5 @@
-"""Products with the codes of a cache, in the layout of `tiles`: scores of keys, weighted sums of values.
+"""Products with codes: scores of keys, weighted sums of values. The codes of a cache are in the layout of `tiles`;
+scores are taken of codes as `encode` returns them, too.
 
     scores(q, prepare(q, y), keys)        == y @ decode(keys).T
     restore(q, weighted(q, w, values))    == w @ decode(values)
@@ -78,15 +79,15 @@ def scores(quantizer: Quantizer, prepared: Any, codes: Codes) -> Float[Array, "b
         case Split():
             return functools.reduce(operator.add, map(scores, quantizer.parts, prepared, codes))
         case Sign():
-            products = _products(prepared, _levels(quantizer, _key_tile(codes[1], 1)))
+            products = _products(prepared, _key_levels(quantizer, codes))
             return products * (quantizer.gain * as_float32(codes[0]))[:, :, None]
         case Affine():
             scale, bias = _grid(quantizer, codes)
-            products = _products(prepared[0], _levels(quantizer, _key_tile(codes[0], quantizer.bits)))
+            products = _products(prepared[0], _key_levels(quantizer, codes))
             products = products.reshape(*prepared[1].shape, -1) * scale + prepared[1][..., None] * bias
             return functools.reduce(operator.add, [products[:, :, g] for g in range(products.shape[2])])  # no reduction
         case Scalar() if tiles.has_indices(quantizer):
-            return _products(prepared, _levels(quantizer, _key_tile(codes, quantizer.bits))) * quantizer.step
+            return _products(prepared, _key_levels(quantizer, codes)) * quantizer.step
         case Trellis() if quantizer.table.whole:
             return _products(prepared, quantizer.table(quantizer.states(codes))) * quantizer.table.step
     return jax.vmap(jax.vmap(quantizer.dot))(prepared, codes)
@@ -206,9 +207,16 @@ def _sums(w: Weights, levels: Int8[Array, "b h d t"]) -> Float[Array, "b h r d"]
     return _joined(jnp.swapaxes(sums, 2, 3), unit, WEIGHT_LIMBS)
 
 
-def _key_tile(tile: tuple[UInt8[Array, "..."], ...], bits: int) -> UInt8[Array, "b h t d"]:
-    batch, heads, units, _, dim = tile[0].shape
-    return tiles.unpack_rows(tile, bits, tiles.UNIT).reshape(batch, heads, units * tiles.UNIT, dim)
+def _key_levels(quantizer: Any, codes: Codes) -> Int8[Array, "b h t d"]:
+    tile = codes[{Affine: 0, Sign: 1}[type(quantizer)]] if isinstance(quantizer, Affine | Sign) else codes
+    if isinstance(tile, tuple):
+        batch, heads, units, _, dim = tile[0].shape
+        indices = tiles.unpack_rows(tile, 1 if isinstance(quantizer, Sign) else quantizer.bits, tiles.UNIT)
+        return _levels(quantizer, indices.reshape(batch, heads, units * tiles.UNIT, dim))
+    indices = quantizer.indices(codes)
+    if isinstance(quantizer, Scalar):
+        return jnp.asarray(quantizer.levels)[indices]  # of whole words a look-up is as fast, and selections are not
+    return _levels(quantizer, indices.astype(jnp.uint8))
 
 
 def _levels(quantizer: Quantizer, indices: UInt8[Array, "b h m n"]) -> Int8[Array, "b h m n"]:
@@ -231,5 +239,8 @@ def _flat(x: Float[Array, "b h g r n"]) -> Float[Array, "b h rows n"]:
 
 def _grid(quantizer: Affine, codes: Codes) -> tuple[Float[Array, "b h g 1 t"], Float[Array, "b h g 1 t"]]:
     """Scale and bias of centred indices."""
-    scale, bias = (as_float32(code)[:, :, :, None] for code in codes[1:])
+    scale, bias = map(as_float32, codes[1:])
+    if not isinstance(codes[0], tuple):
+        scale, bias = jnp.swapaxes(scale, 2, 3), jnp.swapaxes(bias, 2, 3)
+    scale, bias = scale[:, :, :, None], bias[:, :, :, None]
     return scale, bias + 2 ** (quantizer.bits - 1) * scale

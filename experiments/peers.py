@@ -1,0 +1,173 @@
+"""FAISS's and turbovec's codecs as someone would use them instead of rqjax, behind one interface.
+
+Each builds an index over all of x (n, d), training included, and searches it by inner product. FAISS scores queries as
+they are, turbovec rounds them. Ids are rows of x; where k exceeds n, FAISS fills up with -1 and turbovec returns n ids.
+"""
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or FAISS's idle threads spin into the next measurement
+
+CALIBRATION = 1024
+"""Rows that turbovec is calibrated on, as its documentation recommends."""
+
+
+class Peer(NamedTuple):
+    """What one more vector adds to the index, its factors included, and the search: (queries, k) to (scores, ids)."""
+
+    bytes_per_vector: float
+    search: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+
+
+def faiss_pq(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """Groups of 8 / bits coordinates with 256 centroids each, learned on at most 65,536 vectors."""
+    return _peer(_product("faiss_pq", x.shape[1], bits, seed), x)
+
+
+def faiss_opq(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """The same after a rotation that is learned with it, on at most 65,536 vectors."""
+    faiss, d = _library("faiss"), x.shape[1]
+    index = _product("faiss_opq", d, bits, seed)
+    rotation, inner = faiss.OPQMatrix(d, index.pq.M), faiss.ProductQuantizer(d, index.pq.M, 8)
+    # It has no seed, but starts from the matrix that it holds, and from a fixed one only if it holds none.
+    start = _rotation(d, seed)  # by name: its A does not keep it alive
+    faiss.copy_array_to_vector(faiss.vector_to_array(start.A), rotation.A)
+    inner.cp.seed, rotation.pq = seed, inner
+    rotation.train(x)
+    rotation.pq = None  # `inner` is freed on return
+    return _peer(faiss.IndexPreTransform(rotation, index), x)
+
+
+def faiss_tqmse(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """TurboQuant's codebooks after a random rotation; stores no norms, so x has to be of unit vectors."""
+    _check_bits("faiss_tqmse", bits, (1, 2, 3, 4, 8))
+    if np.abs(np.einsum("nd,nd->n", x, x) - 1).max() > 0.01:
+        raise ValueError("faiss_tqmse takes unit vectors only")
+    return _rotated(_scalar(x.shape[1], f"QT_{bits}bit_tqmse"), x, seed)
+
+
+def faiss_tq(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """TurboQuant of bits - 1 and a sign sketch of what it leaves, with both norms; the sketch's seed is FAISS's own."""
+    _check_bits("faiss_tq", bits, (2, 3, 4, 5))
+    return _rotated(_scalar(x.shape[1], f"QT_{bits}bit_tq"), x, seed)
+
+
+def faiss_eden(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """Lloyd-Max codebooks for a normal distribution with an unbiased scale a vector, about the mean of x."""
+    _check_bits("faiss_eden", bits, range(1, 9))
+    faiss = _library("faiss")
+    return _rotated(faiss.IndexEDEN(x.shape[1], faiss.METRIC_INNER_PRODUCT, bits), x, seed)
+
+
+def faiss_rabitq(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """Multi-bit RaBitQ about the mean of x; a bound from the signs decides which vectors are scored with all bits."""
+    _check_bits("faiss_rabitq", bits, range(1, 10))
+    faiss = _library("faiss")
+    index = faiss.IndexRaBitQ(x.shape[1], faiss.METRIC_INNER_PRODUCT, bits)
+    # From 2 bits, only the bound rounds queries: scores are bitwise the same at any qb, and 0 is 20 to 60 times slower.
+    index.qb = 0 if bits == 1 else 8
+    return _rotated(index, x, seed)
+
+
+def faiss_sq(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """Uniform levels between the extremes of each coordinate; nothing in it is random."""
+    _check_bits("faiss_sq", bits, (4, 6, 8))
+    return _peer(_scalar(x.shape[1], f"QT_{bits}bit"), x)
+
+
+def turbovec(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """TurboQuant with an unbiased scale a vector; its rotation depends on d alone, so the seed changes nothing."""
+    return _turbovec_peer(_turbovec("turbovec", x.shape[1], bits), x)
+
+
+def turbovec_calibrated(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """The same with a shift and a scale for each coordinate, fitted to a sample that the seed draws."""
+    index = _turbovec("turbovec_calibrated", x.shape[1], bits)
+    rows = np.random.default_rng(seed).choice(len(x), min(CALIBRATION, len(x)), replace=False)
+    index.calibrate(np.ascontiguousarray(x[rows], np.float32))
+    return _turbovec_peer(index, x)
+
+
+PEERS: dict[str, Callable[[np.ndarray, int, int], Peer]] = {
+    "faiss_pq": faiss_pq,
+    "faiss_opq": faiss_opq,
+    "faiss_tqmse": faiss_tqmse,
+    "faiss_tq": faiss_tq,
+    "faiss_eden": faiss_eden,
+    "faiss_rabitq": faiss_rabitq,
+    "faiss_sq": faiss_sq,
+    "turbovec": turbovec,
+    "turbovec_calibrated": turbovec_calibrated,
+}
+"""Functions of (x, bits, seed), by name."""
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{name} is not installed: it comes with the extra bench of rqjax") from error
+
+
+def _check_bits(name: str, bits: int, supported: Sequence[int]) -> None:
+    if bits not in supported:
+        raise ValueError(f"{name} has {', '.join(map(str, supported))} bits, got {bits}")
+
+
+def _product(name: str, d: int, bits: int, seed: int) -> Any:
+    _check_bits(name, bits, (1, 2, 4, 8))
+    if d * bits % 8:
+        raise ValueError(f"{name} at {bits} bits takes multiples of {8 // bits} dimensions, got {d}")
+    faiss = _library("faiss")
+    index = faiss.IndexPQ(d, d * bits // 8, 8, faiss.METRIC_INNER_PRODUCT)
+    index.pq.cp.seed = seed
+    return index
+
+
+def _scalar(d: int, kind: str) -> Any:
+    faiss = _library("faiss")
+    return faiss.IndexScalarQuantizer(d, getattr(faiss.ScalarQuantizer, kind), faiss.METRIC_INNER_PRODUCT)
+
+
+def _rotation(d: int, seed: int) -> Any:
+    rotation = _library("faiss").RandomRotationMatrix(d, d)
+    rotation.init(seed)
+    return rotation
+
+
+def _rotated(index: Any, x: np.ndarray, seed: int) -> Peer:
+    return _peer(_library("faiss").IndexPreTransform(_rotation(x.shape[1], seed), index), x)
+
+
+def _peer(index: Any, x: np.ndarray) -> Peer:
+    index.train(x)
+    index.add(x)
+    return Peer(float(index.sa_code_size()), index.search)
+
+
+def _turbovec(name: str, d: int, bits: int) -> Any:
+    _check_bits(name, bits, (2, 4))
+    if d % 8:
+        raise ValueError(f"{name} takes multiples of 8 dimensions, got {d}")
+    return _library("turbovec").TurboQuantIndex(dim=d, bit_width=bits)
+
+
+def _turbovec_peer(index: Any, x: np.ndarray) -> Peer:
+    index.add(np.ascontiguousarray(x, np.float32))
+    index.prepare()  # or the first search lays out the codes
+    return Peer(_turbovec_bytes(index), lambda queries, k: index.search(np.ascontiguousarray(queries, np.float32), k))
+
+
+def _turbovec_bytes(index: Any) -> float:
+    """It has no code_size, and serializes whole blocks of 32 vectors: what a second block adds, by vector."""
+    block, sizes = np.eye(32, index.dim, dtype=np.float32), []
+    small = type(index)(dim=index.dim, bit_width=index.bit_width)
+    for _ in range(2):
+        small.add(block)
+        sizes.append(len(small.to_bytes()))
+    return (sizes[1] - sizes[0]) / len(block)

@@ -1,0 +1,61 @@
+"""The codes that score best against queries: one block of codes after the other, with a running top-k."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int32, Shaped
+
+from rqjax import products
+from rqjax.quantizer import Codes, Quantizer
+
+QUERIES = 1024
+"""That scan the codes together."""
+SCORES, COORDINATES = 2**22, 2**19
+"""Of a block of codes, at most: 16 MiB of scores, 512 KiB of levels in int8."""
+
+
+def scan(
+    quantizer: Quantizer, codes: Codes, bias: Float[Array, "n"], y: Float[Array, "m d"], k: int
+) -> tuple[Float[Array, "m k"], Int32[Array, "m k"]]:
+    """The k largest of <y, x~> + bias over the vectors x~ behind the codes, the largest first, and their rows.
+
+    Of equal scores the first row's is the larger one.
+
+    Args:
+      quantizer: of the codes.
+      codes: arrays (n, ...).
+      bias: of each row; -inf of one that is not to be found.
+      y: queries.
+      k: how many, at most n.
+    """
+    if len(y) > QUERIES:
+        blocks = jnp.pad(y, ((0, -len(y) % QUERIES), (0, 0))).reshape(-1, QUERIES, y.shape[1])
+        found = lax.map(lambda block: scan(quantizer, codes, bias, block, k), blocks)
+        return jax.tree.map(lambda a: a.reshape(-1, k)[: len(y)], found)
+    rows = len(bias)
+    size = min(rows, max(k, min(SCORES // max(1, len(y)), COORDINATES // quantizer.dim)))
+    prepared = products.prepare(quantizer, y[None, None])
+
+    def block(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        start = jnp.minimum(i * size, rows - size)  # the last block overlaps the one before
+
+        def part(array: Shaped[Array, "n ..."]) -> Shaped[Array, "size ..."]:
+            return lax.dynamic_slice_in_dim(array, start, size)
+
+        row = start + jnp.arange(size)
+        scores = products.scores(quantizer, prepared, jax.tree.map(lambda a: part(a)[None, None], codes))[0, 0]
+        scores = scores + jnp.where(row >= i * size, part(bias), -jnp.inf)
+        best, place = lax.top_k(scores, k)
+        scores, row = jnp.concatenate([found[0], best], 1), jnp.concatenate([found[1], row[place]], 1)
+        return largest(scores, k, row)
+
+    start = jnp.full((len(y), k), -jnp.inf), jnp.zeros((len(y), k), jnp.int32)
+    return lax.fori_loop(0, -(-rows // size), block, start)
+
+
+def largest(scores: Float[Array, "m n"], k: int, *others: Shaped[Array, "m n"]) -> Any:
+    """The k largest scores, and what other arrays have in their places."""
+    best, place = lax.top_k(scores, k)
+    return best, *(jnp.take_along_axis(other, place, axis=1) for other in others)
