@@ -58,6 +58,15 @@ def decaying_spectrum_rotated(key, n, dim):
     return Dense.haar(jax.random.key(0), dim)(decaying_spectrum(key, n, dim))
 
 
+def clustered(key, n, dim):
+    """Unit vectors in 500 clusters about a mean, `decaying_spectrum_rotated` between and within: like embeddings."""
+    centers_key, key, labels_key = jax.random.split(key, 3)
+    mean = sphere(jax.random.key(1), 1, dim)
+    centers = decaying_spectrum_rotated(centers_key, 500, dim)[jax.random.randint(labels_key, (n,), 0, 500)]
+    x = 1.5 * mean + centers + 0.7 * decaying_spectrum_rotated(key, n, dim)
+    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+
 def words(key, n, dim):
     """Vectors of words: up to 300 dimensions, at least 10,000 words, no download."""
     return _rows(_words(), key, n, dim, "words")
@@ -86,6 +95,7 @@ DATA: Registry = Registry(
             one_hot,
             decaying_spectrum,
             decaying_spectrum_rotated,
+            clustered,
             words,
             kv,
         )

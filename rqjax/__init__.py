@@ -38,6 +38,7 @@ from rqjax.fitted import (
 )
 from rqjax.gain import Gain as Gain
 from rqjax.index import Index as Index
+from rqjax.klt import klt_trellis as klt_trellis
 from rqjax.learning import fit as fit
 from rqjax.local import Local as Local
 from rqjax.methods import (

@@ -20,6 +20,7 @@ from rqjax.columns import Columns, allocate
 from rqjax.combinators import Rotated, Scaled
 from rqjax.fitted_products import lopq, opq, pq, qet
 from rqjax.gain import Gain, gain_of, nearest_gains
+from rqjax.klt import klt_trellis
 from rqjax.learning import fit
 from rqjax.losses import CodingGain
 from rqjax.per_head import stack_heads
@@ -174,6 +175,7 @@ FITTED = Registry(
             rotor_chain_learned,
             rotorquant_allocated,
             rotorquant_allocated_trellis,
+            klt_trellis,
             pq,
             opq,
             lopq,

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped, UInt32
 
 from rqjax import combinators, kernels, packing, scalar
-from rqjax.lanes import as_float32, planes
+from rqjax.lanes import as_float32, planes, stored
 from rqjax.quantizer import Codes, Implementation, Quantizer, Vectors, check_vectors
 from rqjax.rotations import Chain, Dense, Hadamard
 
@@ -165,3 +165,18 @@ def encode_levels(
 def inner(y: Shaped[Array, "*m d"], x: Float[Array, "*n d"]) -> Float[Array, "*mn"]:
     """Inner products of all queries with all vectors."""
     return jnp.tensordot(as_float32(y), x, axes=(-1, -1), precision=lax.Precision.HIGHEST)
+
+
+def inner_in_blocks(
+    y: Shaped[Array, "*m d"], decode: Callable[[Array], Array], codes: Shaped[Array, "*n size"]
+) -> Float[Array, "*mn"]:
+    """`inner(y, decode(codes))`, a block of vectors decoded at a time, and only once: a product may decode each
+    coordinate as often as it reads it."""
+    queries = y.reshape(math.prod(y.shape[:-1]), y.shape[-1])
+
+    def block(codes: Array) -> Array:
+        x = decode(codes)
+        return inner(stored(x, ~jnp.isfinite(x[:1, 0]).all()), queries)
+
+    products = in_blocks(block, codes, rows=max(1, BLOCK // y.shape[-1]))
+    return jnp.moveaxis(products, -1, 0).reshape(*y.shape[:-1], *codes.shape[:-1])

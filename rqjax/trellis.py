@@ -74,11 +74,7 @@ class Trellis:
         return self._values(self.states(codes))
 
     def dot(self, y: Queries, codes: UInt32[Array, "*n words"]) -> Float[Array, "*mn"]:
-        y = check_vectors(y, self.dim)
-        queries = y.reshape(math.prod(y.shape[:-1]), self.dim)
-        rows = max(1, ops.BLOCK // self.dim)
-        products = ops.in_blocks(lambda codes: ops.inner(self.decode(codes), queries), codes, rows=rows)
-        return jnp.moveaxis(products, -1, 0).reshape(*y.shape[:-1], *codes.shape[:-1])
+        return ops.inner_in_blocks(check_vectors(y, self.dim), self.decode, codes)
 
     def _values(self, states: Integer[Array, "*n d"]) -> Float[Array, "*n d"]:
         return self.table(states) * self.table.step

@@ -52,7 +52,7 @@ class TrellisColumns:
         return self.mean + self.deviation * jnp.concatenate(units, axis=-1)
 
     def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
-        return ops.inner(check_vectors(y, self.dim), self.decode(codes))
+        return ops.inner_in_blocks(check_vectors(y, self.dim), self.decode, codes)
 
     def states(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n active"]:
         """The state of each coordinate that has bits: a window that slides over the stream."""

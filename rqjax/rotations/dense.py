@@ -26,9 +26,13 @@ class Dense:
         return jnp.matmul(as_float32(y), self.matrix, precision=lax.Precision.HIGHEST)
 
     @classmethod
-    def haar(cls, key: Array, dim: int) -> "Dense":
-        """Uniform on O(d): QR of a Gaussian matrix, signs fixed so that R has a positive diagonal (Mezzadri, 2007)."""
-        return cls(_orthonormal(jax.random.normal(key, (dim, dim))))
+    def haar(cls, key: Array, dim: int, block: int | None = None) -> "Dense":
+        """Uniform on O(d): QR of a Gaussian matrix, signs fixed so that R has a positive diagonal (Mezzadri, 2007).
+
+        Uniform on O(block), for each `block` coordinates next to each other, if that is given.
+        """
+        matrix, place = jax.random.normal(key, (dim, dim)), jnp.arange(dim) // (block or dim)
+        return cls(_orthonormal(jnp.where(place[:, None] == place, matrix, 0)))
 
     @classmethod
     def klt(cls, x: Shaped[Array, "n d"]) -> "Dense":

@@ -1,0 +1,33 @@
+"""Queries a second for the ten nearest of 100,000 vectors, beside FAISS's IndexRaBitQ and IndexPQ at the same bits.
+
+Claim: more queries than either where many come together.
+
+    python -m experiments.run --config=configs/search_throughput.py
+
+All take turns in one process. Needs the extra `bench`, and the machine to itself.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    return ConfigDict(
+        {
+            "experiment": "search_throughput",
+            "n": 100_000,
+            "rounds": 3,
+            "dim": 128,
+            "grid": {
+                "bits": (2, 4),
+                "batch": (1, 1000),
+                "codec": (
+                    "turboquant",
+                    "eden_unbiased",
+                    "turboquant_trellis",
+                    "klt_trellis",
+                    "faiss_tqmse",
+                    "turbovec",
+                ),
+            },
+        }
+    )

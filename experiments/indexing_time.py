@@ -1,0 +1,34 @@
+"""Seconds to train and fill an index (TurboQuant, section 4.4, Table 2)."""
+
+import time
+from typing import Any
+
+from experiments import search
+from experiments.published import INDEXING
+from experiments.search_throughput import unit
+from experiments.table import Table
+
+TABLES = (
+    Table(
+        "Seconds to index vectors, training included: of the first index, with compilation, and of another one like it",
+        rows=("codec", "bits"),
+        columns=("dim",),
+        values=("first", "seconds", "published"),
+    ),
+)
+
+
+def check(point: dict[str, Any]) -> None:
+    search.check(point["codec"])
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    """One codec; what takes long is built only once."""
+    x = unit(point["n"], point["dim"], 0)
+    seconds = []
+    while len(seconds) < 2 and sum(seconds) < point["enough"]:
+        start = time.perf_counter()
+        search.build(point["codec"], x, point["bits"], len(seconds))
+        seconds.append(time.perf_counter() - start)
+    published = INDEXING.get(point["codec"], {}).get(point["dim"])
+    return {"first": seconds[0], "seconds": seconds[-1], "published": published}

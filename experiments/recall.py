@@ -1,0 +1,56 @@
+"""Recall of nearest neighbours at the bytes of a vector: this library's codes, FAISS's and turbovec's."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import plot as plots, search
+from experiments.rows import mean_and_deviation
+from experiments.table import Table
+from rqjax import metrics
+
+KS = (1, 2, 4, 8, 16, 32, 64)
+
+TABLES = (
+    Table(
+        "Recall of the nearest neighbour among the first k found (1@k), and of the ten nearest among the first ten"
+        " (10@10); bytes of a vector's codes",
+        rows=("codec", "bits"),
+        columns=(),
+        values=("bytes", "1@1", "1@4", "1@16", "1@64", "10@10"),
+        each=("vectors",),
+    ),
+)
+
+
+def check(point: dict[str, Any]) -> None:
+    search.check(point["codec"])
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    """One codec on one data set; each seed draws vectors, queries, rotation and centroids."""
+    (name, dim), found, size = point["set"], [], 0.0
+    for seed, (x, queries) in enumerate(search.sets(name, point["seeds"], point["n"], point["queries"], dim)):
+        true = search.neighbours(x, queries, 10)
+        codec = search.build(point["codec"], x, point["bits"], seed)
+        ids, size = codec.search(queries, max(KS))[1], codec.bytes_per_vector
+        nearest = {f"1@{k}": metrics.recall(ids[:, :k], true[:, :1]) for k in KS}
+        found.append({**nearest, "10@10": metrics.recall(ids[:, :10], true)})
+    recalls = mean_and_deviation({name: np.array([one[name] for one in found]) for name in found[0]})
+    return {"vectors": f"{name}, d = {dim}", "bytes": size, **recalls}
+
+
+def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    def curves(rows: list[dict[str, Any]], file: str, x: str, y: str) -> Path:
+        return plots.curves(rows, folder / file, x=x, y=y, series="codec", panel="vectors", width=2)
+
+    most = max(row["point"]["bits"] for row in rows)
+    by_k = [
+        {**row, "metrics": {**row["metrics"], "k": k, "1@k": row["metrics"][f"1@{k}"]}}
+        for row in rows
+        if row["point"]["bits"] == most
+        for k in KS
+    ]
+    by_bytes = [curves(rows, f"{file}.png", "bytes", name) for file, name in (("nearest", "1@1"), ("ten", "10@10"))]
+    return [*by_bytes, curves(by_k, "by_k.png", "k", "1@k")]

@@ -1,0 +1,66 @@
+"""What the search experiments share: vectors and queries, true neighbours, indexes of this library and of others.
+
+A codec is a name of `METHODS`, `FITTED` or `peers.PEERS`. ":tight" behind a name of ours gives as many bits less as a
+scale takes, so that a vector takes d b / 8 bytes, as with product quantization.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rqjax
+from experiments import data
+from experiments.peers import PEERS, Peer
+from rqjax.quantizer import unknown_name
+
+BLOCK = 2**24
+"""Inner products that are held at a time."""
+
+
+def sets(name: str, seeds: int, n: int, queries: int, dim: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each seed unit vectors (n, dim), or as many as there are, and others (queries, dim) of the same data set."""
+    x = np.asarray(data.sample(name, seeds, n + queries, dim))
+    x = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    return [(np.ascontiguousarray(one[queries:]), np.ascontiguousarray(one[:queries])) for one in x]
+
+
+def neighbours(x: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
+    """The rows of the k largest inner products of each query, the largest first."""
+    size = max(1, BLOCK // len(x))
+    blocks = (queries[start : start + size] @ x.T for start in range(0, len(queries), size))
+    return np.concatenate([np.argsort(-block, axis=1, kind="stable")[:, :k] for block in blocks])
+
+
+def quantizer(codec: str, x: np.ndarray, bits: int, seed: int) -> Any:
+    """A quantizer of this library for vectors x."""
+    name, _, tight = codec.partition(":")
+    dim, key = x.shape[1], jax.random.key(seed)
+    exact = bits - 16 / dim if tight else bits
+    return (
+        rqjax.FITTED[name](key, jnp.asarray(x), exact) if name in rqjax.FITTED else rqjax.METHODS[name](key, dim, exact)
+    )
+
+
+def build(codec: str, x: np.ndarray, bits: int, seed: int) -> Peer:
+    """An index of x for inner products, trained and filled; its bytes are those of codes alone, without ids."""
+    if codec in PEERS:
+        return PEERS[codec](x, bits, seed)
+    code = quantizer(codec, x, bits, seed)
+    index = rqjax.Index.build(code, x)
+    jax.block_until_ready(index.rows)
+
+    def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        scores, ids = index.search(queries, k)
+        return np.asarray(scores), np.asarray(ids)
+
+    return Peer(code.bits_per_vector / 8, search)
+
+
+def check(codec: str) -> None:
+    """Raises for a codec that there is not."""
+    name, _, suffix = codec.partition(":")
+    names = [*rqjax.METHODS, *rqjax.FITTED, *PEERS]
+    if name not in names or suffix not in ("", "tight"):
+        raise unknown_name("codec", codec, names)

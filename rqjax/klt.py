@@ -1,0 +1,71 @@
+"""A transform code that takes no training: principal axes, bits by variance, one trellis through all coordinates."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rqjax import metrics, ops
+from rqjax.codebooks import MAX_BITS
+from rqjax.columns import allocate
+from rqjax.combinators import Rotated, Scaled
+from rqjax.methods import turboquant_trellis
+from rqjax.per_head import stack_heads
+from rqjax.quantizer import Quantizer
+from rqjax.rotations import Dense
+from rqjax.trellis_columns import TrellisColumns
+
+BLOCKS = (8, 32)
+"""Principal coordinates that a random rotation mixes."""
+HELD_OUT = 1024
+"""Vectors at most that decide, an eighth of all."""
+
+
+def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
+    """A Karhunen-Loeve transform, a trellis with bits where the variance is, and the best scale per vector.
+
+    Blocks of neighbouring principal coordinates are mixed by random rotations: alone they have heavy tails, and a
+    trellis wants Gaussian ones. Of `BLOCKS` and `turboquant_trellis`, which mixes all, the least error of held-out
+    vectors chooses. Bits may be fractional.
+
+    The scale is that of the whole vector, not of what is left of a mean: the error is then orthogonal to the vector,
+    and nearly so to a query nearby, so that little of it is in the scores of the nearest neighbours.
+    """
+    x, unstack = stack_heads(x)
+    if not 1 <= bits <= MAX_BITS:
+        raise ValueError(f"expected from 1 to {MAX_BITS} bits, got {bits!r}")
+    unit = ops.direction(x)
+    keys = jax.random.split(key, len(x))
+    held = min(HELD_OUT, x.shape[1] // 8)
+    train, test = (unit[:, :-held], x[:, -held:]) if held else (unit, x)
+    codes: list[Any] = [jax.vmap(lambda key: turboquant_trellis(key, x.shape[2], bits))(keys)]
+    codes += [_transform_code(keys, train, bits, block) for block in BLOCKS]
+    return unstack(min(codes, key=lambda code: float(_error(code, test).mean())))
+
+
+def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | int, block: int) -> Any:
+    rotation, mean, deviation = _principal(keys, unit, block)
+    spectrum = np.exp(2 * np.log(np.asarray(deviation) + 1e-15).mean(axis=0))
+    columns = functools.partial(TrellisColumns.gaussian, bits=allocate(spectrum, int(bits * unit.shape[2])))
+    return jax.vmap(lambda rotation, *moments: Scaled(Rotated(rotation, columns(*moments)), "mse"))(
+        rotation, mean, deviation
+    )
+
+
+@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(jax.vmap, in_axes=(0, 0, None))
+def _principal(key: Array, unit: Float[Array, "n d"], block: int) -> tuple[Dense, Array, Array]:
+    """The rotation to mixed principal coordinates, by falling variance; their means and deviations."""
+    matrix = Dense.haar(key, unit.shape[1], block)(Dense.klt(unit).matrix.T).T
+    y = Dense(matrix)(unit)
+    order = jnp.argsort(-y.var(axis=0))
+    return Dense(matrix[order]), y.mean(axis=0)[order], jnp.maximum(y.std(axis=0)[order], 1e-9)
+
+
+@jax.jit
+@jax.vmap
+def _error(code: Any, x: Float[Array, "n d"]) -> Float[Array, ""]:
+    return metrics.relative_mse(x, code.decode(code.encode(x)))
