@@ -27,7 +27,6 @@ def get_config() -> ConfigDict:
                     "turboquant",
                     "eden_unbiased",
                     "turboquant_trellis",
-                    "turboquant_trellis:tight",
                     "klt_trellis",
                     "klt_trellis:tight",
                     "turbovec",

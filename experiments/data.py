@@ -124,29 +124,51 @@ def _rows(vectors: np.ndarray, key: jax.Array, n: int, dim: int, name: str) -> j
 
 
 def read(name: str, array: str = "") -> np.ndarray:
-    """The vectors (n, d) of a .npy, .npz, .safetensors or .fvecs file, in float32; of several arrays the first or the
-    one of that name."""
+    """The vectors that `mapped` finds, in float32 and finite."""
+    vectors = np.array(mapped(name, array), np.float32)
+    if not np.isfinite(vectors).all():
+        raise ValueError(f"expected finite vectors in {name}, got NaN or Inf in {(~np.isfinite(vectors)).sum()} places")
+    return vectors
+
+
+def mapped(name: str, array: str = "") -> np.ndarray:
+    """The vectors (n, d) of a .npy, .npz, .safetensors, .fvecs or .hdf5 file; of several arrays the first ("train" of a
+    .hdf5 file) or the one of that name. Files .npy and .fvecs are mapped into memory: what is used is read."""
+    vectors = _array(name, array)
+    if vectors.ndim < 2 or vectors.size == 0 or vectors.dtype.kind != "f":
+        raise ValueError(f"expected floating-point vectors (n, d) in {name}, got {vectors.dtype} {vectors.shape}")
+    native = vectors.dtype.newbyteorder("=")  # jax has no other
+    return vectors.reshape(-1, vectors.shape[-1]).astype(native, copy=False)
+
+
+def read_ids(name: str, array: str = "") -> np.ndarray:
+    """The whole numbers (n, k) of a .ivecs file, or of an array as `mapped` chooses it."""
+    ids = _array(name, array)
+    if ids.ndim != 2 or ids.size == 0 or ids.dtype.kind not in "iu":
+        raise ValueError(f"expected whole numbers (n, k) in {name}, got {ids.dtype} {ids.shape}")
+    return np.array(ids)
+
+
+def _array(name: str, array: str) -> np.ndarray:
     path = Path(name)
     readers: dict[str, Callable[[Path], np.ndarray]] = {
-        ".npy": lambda p: np.load(p, allow_pickle=False),
+        ".npy": lambda p: np.lib.format.open_memmap(p, "r"),
         ".npz": lambda p: _read_npz(p, array),
         ".safetensors": lambda p: _read_safetensors(p, array),
-        ".fvecs": _read_fvecs,
+        ".fvecs": lambda p: _read_vecs(p).view(np.float32),
+        ".ivecs": _read_vecs,
+        ".hdf5": lambda p: _read_hdf5(p, array or "train"),
     }
     if path.suffix not in readers:
         raise ValueError(f"expected a file that ends in {', '.join(readers)}, got {path}")
     try:
-        vectors = readers[path.suffix](path)
+        return readers[path.suffix](path)
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
+    except ImportError as error:
+        raise ValueError(f"{path} takes the extra bench of rqjax to read: {error}") from None
     except Exception as error:
         raise ValueError(f"{path} is not a readable {path.suffix} file: {error}") from None
-    if vectors.ndim < 2 or vectors.size == 0 or vectors.dtype.kind != "f":
-        raise ValueError(f"expected floating-point vectors (n, d) in {path}, got {vectors.dtype} {vectors.shape}")
-    vectors = vectors.reshape(-1, vectors.shape[-1]).astype(np.float32)
-    if not np.isfinite(vectors).all():
-        raise ValueError(f"expected finite vectors in {path}, got NaN or Inf in {(~np.isfinite(vectors)).sum()} places")
-    return vectors
 
 
 def _choose(names: list[str], array: str) -> str:
@@ -170,12 +192,21 @@ def _read_safetensors(path: Path, array: str) -> np.ndarray:
     return np.asarray(tensor.astype(jnp.float32) if jnp.issubdtype(tensor.dtype, jnp.floating) else tensor)
 
 
-def _read_fvecs(path: Path) -> np.ndarray:
-    """Each vector is its dimension as int32, then its coordinates as float32."""
-    raw = np.fromfile(path, np.int32)
-    if len(raw) == 0 or raw[0] < 1 or len(raw) % (raw[0] + 1) or (raw.reshape(-1, raw[0] + 1)[:, 0] != raw[0]).any():
+def _read_vecs(path: Path) -> np.ndarray:
+    """Each row is its length as int32, then as many numbers of four bytes (.fvecs: float32, .ivecs: int32)."""
+    raw = np.memmap(path, np.int32, "r")
+    if raw[0] < 1 or len(raw) % (raw[0] + 1) or (raw.reshape(-1, raw[0] + 1)[:, 0] != raw[0]).any():
         raise ValueError("its vectors do not have one dimension")
-    return raw.reshape(-1, raw[0] + 1)[:, 1:].view(np.float32)
+    return raw.reshape(-1, raw[0] + 1)[:, 1:]
+
+
+def _read_hdf5(path: Path, array: str) -> np.ndarray:
+    """In the layout of ann-benchmarks: "train", "test", "neighbors", "distances"."""
+    import h5py
+
+    with h5py.File(path) as file:
+        datasets = {name: part for name, part in file.items() if isinstance(part, h5py.Dataset)}
+        return datasets[_choose(list(datasets), array)][()]
 
 
 WORD_DIMS, WORD_COUNT, WINDOW = 300, 15_000, 5

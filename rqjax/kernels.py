@@ -105,7 +105,7 @@ class Fused(NamedTuple):
                         return cls(rotation, levels, outer.dtype, getattr(outer, "mode", None))
         raise Unsupported(
             "mosaic_gpu kernels are for Normalized or Scaled(Rotated(rotation, Scalar)) and, to encode, "
-            f"Normalized(Residual(Rotated(rotation, Scalar), Sign)), not for {_nest(quantizer)}"
+            f"Normalized(Residual(Rotated(rotation, Scalar), Sign)), not for {nest(quantizer)}"
         )
 
     @property
@@ -172,7 +172,7 @@ def stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
             first
         ) is not type(second):
             return (*stages(first), *stages(second))
-    raise Unsupported(f"mosaic_gpu kernels rotate by {ROTATIONS}, not by {_nest(rotation)}")
+    raise Unsupported(f"mosaic_gpu kernels rotate by {ROTATIONS}, not by {nest(rotation)}")
 
 
 def inverse_stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
@@ -187,7 +187,7 @@ def inverse_stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
         case Chain():
             stages(rotation)
             return tuple(stage for part in reversed(rotation.rotations) for stage in inverse_stages(part))
-    raise Unsupported(f"mosaic_gpu kernels rotate by {ROTATIONS}, not by {_nest(rotation)}")
+    raise Unsupported(f"mosaic_gpu kernels rotate by {ROTATIONS}, not by {nest(rotation)}")
 
 
 def _check_stages(make: Callable[[Any], tuple[tuple[str, Array], ...]], rotation: Any) -> None:
@@ -343,11 +343,11 @@ def _roundtrip(quantizer: Any, x: Array) -> Array:
     return out.reshape(x.shape)
 
 
-def _nest(part: Any) -> str:
+def nest(part: Any) -> str:
     """The names of a nest of quantizers or rotations."""
     inner = [getattr(part, name) for name in ("rotation", "inner", "first", "second", "sketch") if hasattr(part, name)]
     inner += [*getattr(part, "parts", ()), *getattr(part, "rotations", ())]
-    return type(part).__name__ + (f"({', '.join(map(_nest, inner))})" if inner else "")
+    return type(part).__name__ + (f"({', '.join(map(nest, inner))})" if inner else "")
 
 
 def _listed(values: Any) -> str:

@@ -14,12 +14,14 @@ from rqjax.columns import allocate
 from rqjax.combinators import Rotated, Scaled
 from rqjax.methods import turboquant_trellis
 from rqjax.per_head import stack_heads
-from rqjax.quantizer import Quantizer
+from rqjax.quantizer import Quantizer, check_int
 from rqjax.rotations import Dense
 from rqjax.trellis_columns import TrellisColumns
 
 BLOCKS = (8, 32)
 """Principal coordinates that a random rotation mixes."""
+WORTH = 0.98
+"""Of the error of `turboquant_trellis`, which decodes faster, that a transform code has to be below."""
 HELD_OUT = 1024
 """Vectors at most that decide, an eighth of all."""
 
@@ -28,22 +30,24 @@ def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
     """A Karhunen-Loeve transform, a trellis with bits where the variance is, and the best scale per vector.
 
     Blocks of neighbouring principal coordinates are mixed by random rotations: alone they have heavy tails, and a
-    trellis wants Gaussian ones. Of `BLOCKS` and `turboquant_trellis`, which mixes all, the least error of held-out
-    vectors chooses. Bits may be fractional.
+    trellis wants Gaussian ones. Held-out vectors choose among `BLOCKS` and `turboquant_trellis`, which mixes all. Bits
+    may be fractional.
 
     The scale is that of the whole vector, not of what is left of a mean: the error is then orthogonal to the vector,
     and nearly so to a query nearby, so that little of it is in the scores of the nearest neighbours.
     """
     x, unstack = stack_heads(x)
-    if not 1 <= bits <= MAX_BITS:
-        raise ValueError(f"expected from 1 to {MAX_BITS} bits, got {bits!r}")
+    check_int("the whole part of bits", int(bits // 1), 1, MAX_BITS)
     unit = ops.direction(x)
     keys = jax.random.split(key, len(x))
     held = min(HELD_OUT, x.shape[1] // 8)
     train, test = (unit[:, :-held], x[:, -held:]) if held else (unit, x)
-    codes: list[Any] = [jax.vmap(lambda key: turboquant_trellis(key, x.shape[2], bits))(keys)]
-    codes += [_transform_code(keys, train, bits, block) for block in BLOCKS]
-    return unstack(min(codes, key=lambda code: float(_error(code, test).mean())))
+    if float(bits).is_integer():
+        mixed = jax.vmap(lambda key: turboquant_trellis(key, x.shape[2], bits))(keys)
+    else:  # in whole bytes, not words
+        mixed = _transform_code(keys, train, bits, x.shape[2])
+    code = min((_transform_code(keys, train, bits, block) for block in BLOCKS), key=lambda code: _error(code, test))
+    return unstack(code if _error(code, test) < WORTH * _error(mixed, test) else mixed)
 
 
 def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | int, block: int) -> Any:
@@ -65,7 +69,11 @@ def _principal(key: Array, unit: Float[Array, "n d"], block: int) -> tuple[Dense
     return Dense(matrix[order]), y.mean(axis=0)[order], jnp.maximum(y.std(axis=0)[order], 1e-9)
 
 
+def _error(code: Any, x: Float[Array, "heads n d"]) -> float:
+    return float(_errors(code, x).mean())
+
+
 @jax.jit
 @jax.vmap
-def _error(code: Any, x: Float[Array, "n d"]) -> Float[Array, ""]:
+def _errors(code: Any, x: Float[Array, "n d"]) -> Float[Array, ""]:
     return metrics.relative_mse(x, code.decode(code.encode(x)))

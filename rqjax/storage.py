@@ -19,7 +19,7 @@ from rqjax.cache import KVCache
 from rqjax.pytree import CLASSES
 from rqjax.quantizer import unknown_name
 
-FORMAT = "rqjax-tree-1"
+FORMAT = "rqjax-tree-2"
 
 
 def save(tree: Any, path: str | os.PathLike[str], *, recipe: str | None = None) -> None:
@@ -41,9 +41,9 @@ def save(tree: Any, path: str | os.PathLike[str], *, recipe: str | None = None) 
         tree.check()
     _check_recipe(recipe)
     path, arrays = Path(path), {name: _plain(leaf) for name, leaf in _walk(tree) if hasattr(leaf, "shape")}
-    metadata = {"format": FORMAT, "fields": json.dumps(_fields(tree)), "sha256": _checksum(arrays)}
+    metadata = {"format": FORMAT, "fields": json.dumps(_fields(tree))} | ({} if recipe is None else {"recipe": recipe})
     with replacing(path) as temporary:
-        save_file(arrays, temporary, metadata | ({} if recipe is None else {"recipe": recipe}))
+        save_file(arrays, temporary, metadata | {"sha256": _checksum(metadata, arrays)})
 
 
 def load(path: str | os.PathLike[str], like: Any = None) -> Any:
@@ -106,8 +106,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.nd
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} was not saved here: expected format {FORMAT!r}, got {metadata.get('format')!r}")
-    if metadata.get("sha256") != _checksum(arrays):
-        raise ValueError(f"{path} is damaged: its arrays do not have the checksum that was saved with them")
+    if metadata.pop("sha256", None) != _checksum(metadata, arrays):
+        raise ValueError(f"{path} is damaged: it does not have the checksum that was saved with it")
     return metadata, arrays
 
 
@@ -174,8 +174,8 @@ def _plain(leaf: Any) -> np.ndarray:
     return array if array.dtype.isbuiltin else array.view(f"u{array.itemsize}")
 
 
-def _checksum(arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
+def _checksum(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(arrays):
         digest.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
         digest.update(arrays[name].tobytes())

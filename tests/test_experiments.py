@@ -177,7 +177,7 @@ def test_files_of_vectors(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.txt", b"", "expected a file that ends in .npy, .npz, .safetensors, .fvecs, got"),
+        ("x.txt", b"", "expected a file that ends in .npy, .npz, .safetensors, .fvecs, .ivecs, .hdf5, got"),
         ("x.npy", b"\x93NUMPY torn", "is not a readable .npy file"),
         ("x.npz", b"PK\x03\x04torn", "is not a readable .npz file"),
         ("x.safetensors", b"torn", "is not a readable .safetensors file"),
@@ -355,3 +355,26 @@ def test_trellis_codes_in_tables(tmp_path):
     assert stored["levels_4_6"].dtype == np.int8
     assert 127 * stored["step_4_6"] == pytest.approx(np.abs(stored["levels_4_6"] * stored["step_4_6"]).max())
     assert trained["shannon"] < trained["mse"] < trained["lloyd_max"]
+
+
+def test_search_in_tables(tmp_path):
+    """Recall rises with k and with bits, and is above that of FAISS's RaBitQ, which takes 20 bytes more."""
+    from experiments import indexing_time, recall, search_throughput
+
+    point = {"set": ("clustered", 32), "n": 1000, "queries": 100, "seeds": 2, "codec": "klt_trellis:tight"}
+    rows = [{"point": {**point, "bits": bits}, "metrics": recall.run({**point, "bits": bits})} for bits in (2, 4)]
+    few, many = (row["metrics"] for row in rows)
+    assert (few["bytes"], many["bytes"]) == (8, 16)
+    assert few["1@1"] < few["1@4"] <= few["1@64"]
+    assert few["10@10"] + 0.1 < many["10@10"]
+    assert few["vectors"] == "clustered, d = 32"
+    assert all(path.exists() for path in recall.plot(rows, tmp_path))
+    faiss = recall.run({**point, "codec": "faiss_rabitq", "bits": 2})
+    assert faiss["bytes"] == 28
+    assert faiss["10@10"] < few["10@10"]
+    times = indexing_time.run({"n": 500, "dim": 32, "bits": 4, "codec": "turboquant", "enough": 30.0})
+    assert 0 < times["seconds"] < times["first"]
+    speed = search_throughput.run({"n": 500, "dim": 32, "bits": 4, "batch": 2, "codec": "turboquant", "rounds": 1})
+    assert speed["bytes"] == 18
+    with pytest.raises(LookupError, match="unknown codec 'turboquant:loose'"):
+        recall.check({"codec": "turboquant:loose"})

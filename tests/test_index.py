@@ -221,8 +221,8 @@ def test_files_that_hold_no_index_are_refused(index, tmp_path):
     with safe_open(path, "numpy") as file:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
-    save_file(arrays, path, {**metadata, "format": "rqjax-tree-2"})
-    with pytest.raises(ValueError, match="expected format 'rqjax-tree-1', got 'rqjax-tree-2'"):
+    save_file(arrays, path, {**metadata, "format": "rqjax-tree-9"})
+    with pytest.raises(ValueError, match="expected format 'rqjax-tree-2', got 'rqjax-tree-9'"):
         Index.load(path)
 
 

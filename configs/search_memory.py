@@ -1,0 +1,20 @@
+"""Memory of an index of a million vectors.
+
+Claim: a million vectors of 128 dimensions at 4 bits are indexed and searched in under 4 GB, the vectors included.
+
+    python -m experiments.run --config=configs/search_memory.py
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    return ConfigDict(
+        {
+            "experiment": "indexing_time",
+            "n": 1_000_000,
+            "bits": 4,
+            "enough": 0.0,
+            "grid": {"dim": (128,), "codec": ("turboquant", "turboquant_trellis", "klt_trellis")},
+        }
+    )

@@ -1,0 +1,157 @@
+"""Nearest neighbours in files of vectors (`experiments.data`): makes an index, searches it, and says what it takes.
+
+python -m experiments.search_cli build --vectors=base.npy --index=out.safetensors --method=turboquant_trellis
+python -m experiments.search_cli query --index=out.safetensors --queries=q.npy --k=10 --out=found.npz
+python -m experiments.search_cli info --index=out.safetensors
+"""
+
+import inspect
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+import experiments
+from experiments import data
+from rqjax import FITTED, METHODS, Exact, Index, metrics, nbytes, ops
+from rqjax.kernels import nest
+from rqjax.quantizer import Quantizer, Registry
+from rqjax.storage import replacing
+
+flags.DEFINE_string("vectors", None, "build: file of the vectors, PATH or PATH#ARRAY.")
+flags.DEFINE_string("index", None, "File of the index.")
+flags.DEFINE_string("method", "turboquant_trellis", "build: name of rqjax.METHODS or rqjax.FITTED.")
+flags.DEFINE_float("bits", 4, "build: bits per coordinate.")
+flags.DEFINE_enum("metric", "ip", ["ip", "l2", "cosine"], "build: what nearest means; ip is the inner product.")
+flags.DEFINE_enum("store", "none", ["none", "float16", "int8"], "build: what --rerank scores candidates with.")
+flags.DEFINE_integer("seed", 0, "build: of the quantizer.", lower_bound=0, upper_bound=2**31 - 1)
+flags.DEFINE_string("queries", None, "query: file of the queries, PATH or PATH#ARRAY.")
+flags.DEFINE_integer("k", None, "query: how many to find.", lower_bound=1)
+flags.DEFINE_integer("rerank", None, "query: how many candidates are scored again by the store.")
+flags.DEFINE_string("truth", None, "query: file of the ids of the nearest, PATH or PATH#ARRAY, to tell the recall.")
+flags.DEFINE_string("out", None, "query: .npz file of scores and ids (queries, k); some are printed if there is none.")
+
+LEARNED, SHOWN = 20_000, 5
+"""Vectors that a fitted method learns from, and queries whose results are printed, at most."""
+
+
+def build(vectors: str, index: str, method: str, bits: float, metric: Any, store: str, seed: int) -> None:
+    """Writes an index of the vectors of a file."""
+    x = _file(data.mapped, vectors)
+    path, key, dim = _output(index), jax.random.key(seed), x.shape[1]
+    stores = {"none": None, "float16": Exact(dim, "float16"), "int8": METHODS["rtn"](key, dim, 8)}
+    quantizer = _timed("fit", lambda: _quantizer(method, key, x, bits, metric))
+    made = _timed(
+        "compile and encode", lambda: Index.build(quantizer, x, metric=metric, store=stores[store]), len(x), "vectors"
+    )
+    _timed("save", lambda: made.save(path))
+    print(f"{len(x):,} vectors: {path}, {path.stat().st_size / 1e6:.2f} MB")
+
+
+def query(
+    index: str, queries: str, k: int, rerank: int | None = None, truth: str | None = None, out: str | None = None
+) -> None:
+    """Finds the k vectors nearest to each query."""
+    y = _file(data.read, queries)
+    true = _file(data.read_ids, truth)[:, :k] if truth else None
+    path = out and _output(out)
+    loaded = _timed("load", lambda: Index.load(index))
+    if k > len(loaded):  # compiled, a search does not know which rows are free
+        raise ValueError(f"expected k of at most {len(loaded)}, the number of vectors in {index}, got {k}")
+    search = jax.jit(lambda index, y: index.search(y, k, rerank=rerank))
+    compiled = _timed("compile", lambda: search.lower(loaded, y).compile())
+    scores, ids = map(np.asarray, _timed("search", lambda: compiled(loaded, y), len(y), "queries"))
+    if true is not None:
+        nearest, all_of_them = metrics.recall(ids, true[:, :1]), metrics.recall(ids, true)
+        print(f"recall 1@{k}: {nearest:.4f}, {true.shape[1]}@{k}: {all_of_them:.4f}")
+    if path:
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, scores=scores, ids=ids)
+        print(f"scores and ids {ids.shape}: {path}")
+        return
+    for i, pairs in enumerate(zip(ids[:SHOWN], scores[:SHOWN], strict=True)):
+        print(f"query {i}: " + ", ".join(f"{found} ({score:.4g})" for found, score in zip(*pairs, strict=True)))
+
+
+def info(index: str) -> None:
+    """Says what an index holds and takes."""
+    loaded = Index.load(index)
+    quantizer, store, rows = loaded.quantizer, loaded.store, loaded.rows
+    bits, free = quantizer.bits_per_vector, len(rows.ids) - len(loaded)
+    lines = {
+        "vectors": f"{len(loaded):,}" + (f", and {free:,} free rows" if free else ""),
+        "dimension": loaded.dim,
+        "metric": loaded.metric,
+        "quantizer": nest(quantizer),
+        "store": f"{nest(store)}, {store.bits_per_vector} bits per vector" if store else "none",
+        "codes": f"{bits} bits, {bits / 8:g} bytes per vector; {bits / loaded.dim:.3g} bits per coordinate",
+    }
+    parts = {"codes": rows.codes, "ids": rows.ids, "energies": rows.energies, "store": (rows.stored, store)}
+    for name, part in {**parts, "quantizer": quantizer, "all": loaded}.items():
+        lines[f"bytes of {name}"] = f"{nbytes(part):,}"
+    print("\n".join(f"{name:18} {text}" for name, text in lines.items()))
+
+
+COMMANDS = Registry("command", {command.__name__: command for command in (build, query, info)})
+
+
+def _file(read: Callable[[str, str], np.ndarray], name: str) -> np.ndarray:
+    return read(*name.partition("#")[::2])
+
+
+def _output(name: str) -> Path:
+    """A file to write. Where there can be none, that is said before anything is computed."""
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=path.parent).close()
+    return path
+
+
+def _quantizer(method: str, key: jax.Array, x: np.ndarray, bits: float, metric: str) -> Quantizer:
+    rate = int(bits) if bits.is_integer() else bits  # most methods take an int alone
+    recipe = Registry("method", {**METHODS, **FITTED})[method]
+    if method in METHODS:
+        return recipe(key, x.shape[1], rate)
+    sample = jnp.asarray(x[np.linspace(0, len(x) - 1, min(len(x), LEARNED)).astype(int)], jnp.float32)
+    return recipe(key, ops.direction(sample) if metric == "cosine" else sample, rate)
+
+
+def _timed(stage: str, function: Callable[[], Any], count: int = 0, unit: str = "") -> Any:
+    """What the function returns; prints its seconds."""
+    start = time.perf_counter()
+    value = jax.block_until_ready(function())
+    seconds = time.perf_counter() - start
+    print(f"{stage}: {seconds:.2f} s" + (f", {count / seconds:,.0f} {unit}/s" if count else ""), flush=True)
+    return value
+
+
+def _arguments(name: str) -> dict[str, Any]:
+    """Values of the flags that have the names of a command's parameters."""
+    parameters = inspect.signature(COMMANDS[name]).parameters
+    for other in (flag for command in COMMANDS.values() for flag in inspect.signature(command).parameters):
+        if other not in parameters and flags.FLAGS[other].present:
+            raise ValueError(f"{name} has no --{other}; it has --{', --'.join(parameters)}")
+    missing = [flag for flag, p in parameters.items() if p.default is p.empty and flags.FLAGS[flag].value is None]
+    if missing:
+        raise ValueError(f"{name} needs --{', --'.join(missing)}")
+    return {flag: flags.FLAGS[flag].value for flag in parameters}
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 2:
+        raise app.UsageError(f"expected one command of {', '.join(COMMANDS)}, got {argv[1:]}; flags begin with --")
+    try:
+        COMMANDS[argv[1]](**_arguments(argv[1]))
+    except (ValueError, TypeError, LookupError, OSError) as error:
+        sys.exit(f"error: {experiments.one_line(error)}")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=experiments.flags_parser)

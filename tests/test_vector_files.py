@@ -1,0 +1,92 @@
+"""Files of ids, files in the layout of ann-benchmarks, and vectors that stay on disk."""
+
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from experiments import data
+
+X = np.random.default_rng(0).standard_normal((50, 24)).astype(np.float32)
+IDS = np.arange(150, dtype=np.int32).reshape(50, 3)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    np.save(tmp_path / "ids.npy", IDS.astype(np.int64))
+    np.save(tmp_path / "x.npy", X.astype(">f4"))
+    np.concatenate([np.full((50, 1), 3, np.int32), IDS], axis=1).tofile(tmp_path / "ids.ivecs")
+    np.concatenate([np.full((50, 1), 24, np.int32).view(np.float32), X], axis=1).tofile(tmp_path / "x.fvecs")
+    with h5py.File(tmp_path / "x.hdf5", "w") as file:
+        file["distances"], file["neighbors"], file["test"], file["train"] = X[:, :3], IDS, X[:5], X
+        file.create_group("more")
+    return tmp_path
+
+
+def test_arrays_of_ann_benchmarks(folder):
+    np.testing.assert_array_equal(data.read(folder / "x.hdf5"), X)
+    np.testing.assert_array_equal(data.read(folder / "x.hdf5", "test"), X[:5])
+    assert data.sample(f"file:{folder / 'x.hdf5'}#test", 1, 20, 16).shape == (1, 5, 16)
+
+
+@pytest.mark.parametrize(("name", "array"), [("ids.ivecs", ""), ("ids.npy", ""), ("x.hdf5", "neighbors")])
+def test_ids(folder, name, array):
+    ids = data.read_ids(folder / name, array)
+    assert ids.dtype.kind == "i"
+    np.testing.assert_array_equal(ids, IDS)
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.fvecs", "x.hdf5"])
+def test_vectors_on_disk_are_those_in_memory(folder, name):
+    vectors = data.mapped(folder / name)
+    assert vectors.dtype == np.float32
+    assert vectors.dtype.isnative
+    np.testing.assert_array_equal(vectors, data.read(folder / name))
+
+
+def test_a_file_is_mapped(tmp_path):
+    np.save(tmp_path / "x.npy", X.reshape(5, 10, 24))
+    vectors = data.mapped(tmp_path / "x.npy")
+    assert isinstance(vectors, np.memmap)
+    assert vectors.shape == (50, 24)
+    assert not isinstance(data.read(tmp_path / "x.npy"), np.memmap)
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "array", "message"),
+    [
+        (data.read, "x.hdf5", "tset", "is not a readable .hdf5 file: unknown array 'tset'; did you mean 'test'"),
+        (data.read, "x.hdf5", "more", "unknown array 'more'"),
+        (data.read, "x.hdf5", "neighbors", r"expected floating-point vectors \(n, d\) in .*, got int32 \(50, 3\)"),
+        (data.read, "ids.ivecs", "", r"expected floating-point vectors \(n, d\) in .*, got int32 \(50, 3\)"),
+        (data.read_ids, "x.fvecs", "", r"expected whole numbers \(n, k\) in .*, got float32 \(50, 24\)"),
+        (data.read_ids, "x.hdf5", "", r"expected whole numbers \(n, k\) in .*, got float32 \(50, 24\)"),
+        (data.read_ids, "none.ivecs", "", "there is no file .*none.ivecs"),
+    ],
+)
+def test_wrong_arrays(folder, read, name, array, message):
+    with pytest.raises(ValueError, match=message):
+        read(folder / name, array)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.hdf5", b"torn", "is not a readable .hdf5 file"),
+        ("x.ivecs", b"", "is not a readable .ivecs file"),
+        ("x.ivecs", b"\x01\x00\x00\x00\x07\x00\x00\x00\x01", "is not a readable .ivecs file"),
+        ("x.ivecs", b"\x02\x00\x00\x00\x07\x00\x00\x00", "its vectors do not have one dimension"),
+        ("x.npy", b"PK\x03\x04torn", "is not a readable .npy file"),
+    ],
+)
+def test_damaged_files(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        data.read_ids(tmp_path / name)
+
+
+def test_without_h5py_the_extra_is_named(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ValueError, match=r"x.hdf5 takes the extra bench of rqjax to read: .*h5py"):
+        data.read(folder / "x.hdf5")
