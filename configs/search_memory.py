@@ -15,6 +15,7 @@ def get_config() -> ConfigDict:
             "n": 1_000_000,
             "bits": 4,
             "enough": 0.0,
+            "memory": True,
             "grid": {"dim": (128,), "codec": ("turboquant", "turboquant_trellis", "klt_trellis")},
         }
     )

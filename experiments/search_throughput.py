@@ -40,7 +40,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     return {"bytes": codecs["mine"].bytes_per_vector, "queries_per_second": batch / seconds["mine"], **ratios}
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=4)
 def yardstick(name: str, n: int, dim: int, bits: int) -> Peer:
     return search.build(name, unit(n, dim, 0), bits, 0)
 

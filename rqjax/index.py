@@ -19,26 +19,9 @@ from jaxtyping import Array, Float, Int32, Shaped
 from rqjax import ops, shards, storage
 from rqjax.lanes import as_float32
 from rqjax.pytree import pytree, static
-from rqjax.quantizer import Codes, Quantizer, Queries, Vectors, check_int, check_vectors, is_traced, nbytes
+from rqjax.quantizer import Quantizer, Queries, Vectors, check_int, check_vectors, is_traced, nbytes
+from rqjax.rows import FREE, Rows, check_ids, encode, grow, put
 from rqjax.scan import largest, scan
-
-FREE = -1
-"""The id of a row that holds no vector."""
-ENCODED = 2**24
-"""Coordinates that are encoded in one call: 64 MiB in float32."""
-
-
-@pytree
-class Rows:
-    """What an index stores of each vector: arrays (rows, ...)."""
-
-    codes: Codes
-    ids: Int32[Array, "rows"]
-    """`FREE` where there is no vector."""
-    energies: Float[Array, "rows"] | None
-    """For the metric "l2", <x, x~> of a vector x and what its codes stand for, x~."""
-    stored: Codes | None
-    """Codes of the store."""
 
 
 @pytree
@@ -98,7 +81,7 @@ class Index:
             raise ValueError(f"expected metric 'ip', 'l2' or 'cosine', got {metric!r}")
         if store is not None and store.dim != quantizer.dim:
             raise ValueError(f"expected a store of dimension {quantizer.dim}, got {store.dim}")
-        return cls(quantizer, _encode(quantizer, store, metric, x, ids, first=0), store, metric)
+        return cls(quantizer, encode(quantizer, store, metric, x, ids, first=0), store, metric)
 
     def add(self, x: Vectors, *, ids: Any = None) -> "Index":
         """With more vectors. They take free rows; where there are too few, rows grow by an eighth at least.
@@ -112,16 +95,16 @@ class Index:
         """
         self._check_whole("add to")
         old = np.asarray(self.rows.ids)
-        new = _encode(self.quantizer, self.store, self.metric, x, ids, first=int(old.max(initial=-1)) + 1)
+        new = encode(self.quantizer, self.store, self.metric, x, ids, first=int(old.max(initial=-1)) + 1)
         known = np.isin(new.ids, old)
         if known.any():
             first = np.asarray(new.ids)[known][0]
             raise ValueError(f"{known.sum()} ids are in the index already, the first is {first}")
         free = np.flatnonzero(old == FREE)
         missing = len(known) - len(free)
-        rows = _grow(self.rows, max(missing, len(old) // 8)) if missing > 0 else self.rows
-        places = np.concatenate([free, np.arange(len(old), len(rows.ids))])[: len(known)]
-        return dataclasses.replace(self, rows=_put(rows, new, places))
+        rows = grow(self.rows, max(missing, len(old) // 8)) if missing > 0 else self.rows
+        places = np.concatenate([free, np.arange(len(old), len(rows.ids))], dtype=np.int32)[: len(known)]
+        return dataclasses.replace(self, rows=put(rows, new, places))
 
     def remove(self, ids: Any) -> "Index":
         """Without some vectors, whose rows are free from then on.
@@ -130,7 +113,7 @@ class Index:
           TypeError, ValueError: ids are no different whole numbers, one is not in the index, or the index is sharded.
         """
         self._check_whole("remove from")
-        old, ids = np.asarray(self.rows.ids), _check_ids(ids, np.size(ids))
+        old, ids = np.asarray(self.rows.ids), check_ids(ids, np.size(ids))
         unknown = ~np.isin(ids, old)
         if unknown.any():
             raise ValueError(f"{unknown.sum()} ids are not in the index, the first is {ids[unknown][0]}")
@@ -157,11 +140,10 @@ class Index:
             is less than k, or there is no store.
         """
         y = check_vectors(queries, self.dim)
-        candidates = self._check_counts(k, rerank)
+        self._check_counts(k, rerank)
         if not is_traced(y) and not bool(jnp.isfinite(y).all()):
             raise ValueError(f"expected finite queries, got {int((~jnp.isfinite(y)).sum())} NaN or Inf")
-        scores, ids = _search(self, np.asarray(y) if self.sharding and not is_traced(y) else y, candidates, k)
-        return scores, ids
+        return _search(self, np.asarray(y) if self.sharding and not is_traced(y) else y, int(k), rerank)
 
     def shard(self, mesh: Mesh, axis: str) -> "Index":
         """The index on a mesh, its rows along an axis. Each shard is searched where it is, and the best are merged.
@@ -176,7 +158,7 @@ class Index:
         if axis not in mesh.axis_names:
             raise ValueError(f"expected an axis of the mesh ({', '.join(mesh.axis_names)}), got {axis!r}")
         sharding = shards.of_rows(mesh, axis)
-        rows = _grow(self.rows, shards.even(len(self.rows.ids), sharding) - len(self.rows.ids))
+        rows = grow(self.rows, shards.even(len(self.rows.ids), sharding) - len(self.rows.ids))
         quantizer, store = shards.copied((self.quantizer, self.store), sharding)
         return Index(quantizer, shards.placed(rows, sharding), store, self.metric, sharding)
 
@@ -201,91 +183,24 @@ class Index:
         if self.sharding is not None:
             raise ValueError(f"cannot {what} a sharded index; do so with the index that it was made from")
 
-    def _check_counts(self, k: int, rerank: int | None) -> int:
-        """How many candidates the codes choose."""
+    def _check_counts(self, k: int, rerank: int | None) -> None:
         rows = len(self.rows.ids) if is_traced(self.rows.ids) else len(self)
         if rows == 0:
             raise ValueError("the index is empty")
         k = check_int("k", k, 1, rows)
-        if rerank is None:
-            return k
-        if self.store is None:
-            raise ValueError("expected an index with a store to rerank with; pass store= to Index.build")
-        return check_int("rerank", rerank, k, rows)
-
-
-def _encode(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Any, ids: Any, first: int) -> Rows:
-    """Rows of checked vectors, a part at a time; ids from `first` on if they are not given."""
-    x = x if hasattr(x, "dtype") else np.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"expected vectors of a floating-point dtype (float32, bfloat16, float16), got {x.dtype}")
-    if x.ndim != 2 or x.shape[1] != quantizer.dim:
-        raise ValueError(f"expected vectors (n, {quantizer.dim}), got shape {x.shape}")
-    ids = _check_ids(first + np.arange(len(x)) if ids is None else ids, len(x))
-    size = max(1, ENCODED // quantizer.dim)
-    starts = range(0, max(1, len(x)), size)
-    parts = [_encode_part(quantizer, store, metric, x, start, size) for start in starts]
-    codes, energies, stored = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
-    return Rows(codes, jnp.asarray(ids), energies, stored)
-
-
-def _encode_part(
-    quantizer: Quantizer, store: Quantizer | None, metric: str, x: Any, start: int, size: int
-) -> tuple[Codes, Any, Any]:
-    low = max(0, min(start, len(x) - size))  # the last part overlaps the one before, so that nothing is compiled for it
-    part = jnp.asarray(x[low : low + size])
-    if not is_traced(part) and not bool(jnp.isfinite(part).all()):
-        bad = int((~jnp.isfinite(part)).sum())
-        raise ValueError(f"expected finite vectors, got {bad} NaN or Inf in vectors {low} to {low + len(part) - 1}")
-    return jax.tree.map(lambda a: a[start - low :], _encoded(quantizer, store, metric, part))
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _encoded(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Shaped[Array, "n d"]) -> Any:
-    """Codes, energies, codes of the store."""
-    x = ops.direction(x) if metric == "cosine" else as_float32(x)
-    codes = quantizer.encode(x)
-    energies = jnp.sum(x * quantizer.decode(codes), axis=-1) if metric == "l2" else None
-    return codes, energies, None if store is None else store.encode(x)
-
-
-def _check_ids(ids: Any, count: int) -> Int32[np.ndarray, "n"]:
-    ids = np.asarray(ids)
-    if ids.size and ids.dtype.kind not in "iu":
-        raise TypeError(f"expected ids that are whole numbers, got {ids.dtype}")
-    if ids.shape != (count,):
-        raise ValueError(f"expected {count} ids, got shape {ids.shape}")
-    if ids.size and not 0 <= ids.min() <= ids.max() < 2**31:
-        raise ValueError(f"expected ids from 0 to 2^31 - 1, got {ids.min()} to {ids.max()}")
-    values, counts = np.unique(ids, return_counts=True)
-    twice = values[counts > 1]
-    if len(twice):
-        raise ValueError(f"expected different ids, got {len(twice)} more than once, the first is {twice[0]}")
-    return ids.astype(np.int32)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _grow(rows: Rows, count: int) -> Rows:
-    """With free rows at the end."""
-
-    def padded(array: Shaped[Array, "rows ..."]) -> Shaped[Array, "more ..."]:
-        return jnp.pad(array, [(0, count)] + [(0, 0)] * (array.ndim - 1))
-
-    ids = jnp.pad(rows.ids, (0, count), constant_values=FREE)
-    return dataclasses.replace(jax.tree.map(padded, rows), ids=ids)
-
-
-@jax.jit
-def _put(rows: Rows, new: Rows, places: Int32[Array, "n"]) -> Rows:
-    return jax.tree.map(lambda array, part: array.at[places].set(part), rows, new)
+        if rerank is not None:
+            check_int("rerank", rerank, k, rows)
+            if self.store is None:
+                raise ValueError("expected an index with a store to rerank with; pass store= to Index.build")
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _search(index: Index, y: Shaped[Array, "*m d"], candidates: int, k: int) -> tuple[Array, Array]:
+def _search(index: Index, y: Shaped[Array, "*m d"], k: int, rerank: int | None) -> tuple[Array, Array]:
+    candidates = rerank or k
     queries = as_float32(y).reshape(-1, index.dim)
     queries = ops.direction(queries) if index.metric == "cosine" else queries
     find = functools.partial(_candidates, index.metric, candidates)
-    arguments = (index.quantizer, index.store if candidates > k else None), index.rows, queries
+    arguments = (index.quantizer, index.store if rerank else None), index.rows, queries
     if index.sharding is None:
         keys, finals, ids = find(*arguments)
     else:

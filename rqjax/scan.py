@@ -14,6 +14,8 @@ QUERIES = 1024
 """That scan the codes together."""
 SCORES, COORDINATES = 2**22, 2**19
 """Of a block of codes, at most: 16 MiB of scores, 512 KiB of levels in int8."""
+GROUP = 16
+"""Scores for which their maximum stands while the best are looked for."""
 
 
 def scan(
@@ -35,7 +37,8 @@ def scan(
         found = lax.map(lambda block: scan(quantizer, codes, bias, block, k), blocks)
         return jax.tree.map(lambda a: a.reshape(-1, k)[: len(y)], found)
     rows = len(bias)
-    size = min(rows, max(k, min(SCORES // max(1, len(y)), COORDINATES // quantizer.dim)))
+    size = max(k, min(SCORES // max(1, len(y)), COORDINATES // quantizer.dim))
+    size = min(rows, -(-size // GROUP) * GROUP)
     prepared = products.prepare(quantizer, y[None, None])
 
     def block(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -47,12 +50,24 @@ def scan(
         row = start + jnp.arange(size)
         scores = products.scores(quantizer, prepared, jax.tree.map(lambda a: part(a)[None, None], codes))[0, 0]
         scores = scores + jnp.where(row >= i * size, part(bias), -jnp.inf)
-        best, place = lax.top_k(scores, k)
+        best, place = top_k(scores, k)
         scores, row = jnp.concatenate([found[0], best], 1), jnp.concatenate([found[1], row[place]], 1)
         return largest(scores, k, row)
 
     start = jnp.full((len(y), k), -jnp.inf), jnp.zeros((len(y), k), jnp.int32)
     return lax.fori_loop(0, -(-rows // size), block, start)
+
+
+def top_k(scores: Float[Array, "m n"], k: int) -> tuple[Float[Array, "m k"], Int32[Array, "m k"]]:
+    """`jax.lax.top_k`. A small k is looked for in the k groups with the largest maxima: on a CPU in half the time."""
+    count, size = scores.shape
+    if k > GROUP or size % GROUP or size < k * GROUP or count * size < SCORES // 8:
+        best, place = lax.top_k(scores, k)
+        return best, place
+    groups = scores.reshape(count, size // GROUP, GROUP)
+    chosen = jnp.sort(lax.top_k(groups.max(axis=2), k)[1], axis=1)  # in order, so that the first of equals comes first
+    best, place = lax.top_k(jnp.take_along_axis(groups, chosen[:, :, None], axis=1).reshape(count, k * GROUP), k)
+    return best, jnp.take_along_axis(chosen, place // GROUP, axis=1) * GROUP + place % GROUP
 
 
 def largest(scores: Float[Array, "m n"], k: int, *others: Shaped[Array, "m n"]) -> Any:
