@@ -13,6 +13,7 @@ import rqjax
 
 processes, rank, port = map(int, sys.argv[1:])
 if processes > 1:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # jax 0.5 has no default on CPUs
     jax.distributed.initialize(f"localhost:{port}", processes, rank)
 assert len(jax.devices()) == 8
 

@@ -262,7 +262,7 @@ def test_a_mesh_finds_the_same(processes):
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     flags = f"--xla_force_host_platform_device_count={8 // processes} --xla_backend_optimization_level=0"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo", "PYTHONPATH": "."}
+    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": "."}
     runs = [
         subprocess.Popen(
             [sys.executable, "tests/mesh_search.py", str(processes), str(rank), str(port)],
