@@ -68,7 +68,7 @@ lint: env
 	$(RUN) -m pyright --pythonpath $(RUN)
 
 bench: env
-	@for name in throughput kv_throughput generation_throughput trellis_throughput qet_throughput; do \
+	@for name in throughput kv_throughput generation_throughput trellis_throughput qet_throughput search_throughput; do \
 		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
 	done
 

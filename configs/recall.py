@@ -6,8 +6,8 @@ often and as many of the ten nearest, on all data sets; `turboquant` finds what 
     python -m experiments.run --config=configs/recall.py
 
 All vectors are unit vectors; `bytes` are those of codes, factors and norms, without ids. ":tight" gives as many bits
-less as the scale takes. Needs the extra `bench`. Most of its hours are FAISS's PQ; OPQ, which takes ten times as long,
-is in `--config.grid.codec="('faiss_opq',)"`.
+less as the scale takes, ":unit" stores no scale. Needs the extra `bench`. Half of its hour is FAISS's PQ; OPQ, which
+takes ten times as long, is in `--config.grid.codec="('faiss_opq',)"`.
 """
 
 from ml_collections import ConfigDict
@@ -27,6 +27,7 @@ def get_config() -> ConfigDict:
                     "turboquant",
                     "eden_unbiased",
                     "turboquant_trellis",
+                    "turboquant_trellis:unit",
                     "klt_trellis",
                     "klt_trellis:tight",
                     "turbovec",

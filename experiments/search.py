@@ -1,7 +1,7 @@
 """What the search experiments share: vectors and queries, true neighbours, indexes of this library and of others.
 
-A codec is a name of `METHODS`, `FITTED` or `peers.PEERS`. ":tight" behind a name of ours gives as many bits less as a
-scale takes, so that a vector takes d b / 8 bytes, as with product quantization.
+A codec is a name of `METHODS`, `FITTED` or `peers.PEERS`. So that a vector takes d b / 8 bytes, as with product
+quantization, ":tight" behind a name of ours gives as many bits less as a scale takes, and ":unit" stores no scale.
 """
 
 from typing import Any
@@ -35,12 +35,12 @@ def neighbours(x: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
 
 def quantizer(codec: str, x: np.ndarray, bits: int, seed: int) -> Any:
     """A quantizer of this library for vectors x."""
-    name, _, tight = codec.partition(":")
+    name, _, suffix = codec.partition(":")
     dim, key = x.shape[1], jax.random.key(seed)
-    exact = bits - 16 / dim if tight else bits
-    return (
-        rqjax.FITTED[name](key, jnp.asarray(x), exact) if name in rqjax.FITTED else rqjax.METHODS[name](key, dim, exact)
-    )
+    exact = bits - 16 / dim if suffix == "tight" else bits
+    fitted = name in rqjax.FITTED
+    code = rqjax.FITTED[name](key, jnp.asarray(x), exact) if fitted else rqjax.METHODS[name](key, dim, exact)
+    return code.inner if suffix == "unit" else code
 
 
 def build(codec: str, x: np.ndarray, bits: int, seed: int) -> Peer:
@@ -62,5 +62,5 @@ def check(codec: str) -> None:
     """Raises for a codec that there is not."""
     name, _, suffix = codec.partition(":")
     names = [*rqjax.METHODS, *rqjax.FITTED, *PEERS]
-    if name not in names or suffix not in ("", "tight"):
+    if name not in names or suffix not in ("", "tight", "unit"):
         raise unknown_name("codec", codec, names)
