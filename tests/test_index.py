@@ -1,5 +1,6 @@
 """The search index: what it finds, how it changes, what it refuses, and itself on disk and on a mesh."""
 
+import dataclasses
 import os
 import signal
 import socket
@@ -277,3 +278,19 @@ def test_a_mesh_finds_the_same(processes):
         out, error = run.communicate(timeout=300)
         assert run.returncode == 0, error
         assert "the same" in out
+
+
+@pytest.mark.parametrize("name", ["turboquant", "turboquant_trellis"])
+def test_a_search_takes_memory_for_one_block(name):
+    """Of what a compiled search allocates, 8 bytes a vector at most grow with the index, and 64 MiB do not."""
+    small = Index.build(quantizer(name), vectors(100))
+
+    def temporaries(count):
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), small.rows)
+        queries = jax.ShapeDtypeStruct((1000, DIM), jnp.float32)
+        search = jax.jit(lambda rows, y: dataclasses.replace(small, rows=rows).search(y, 10))
+        return search.lower(rows, queries).compile().memory_analysis().temp_size_in_bytes
+
+    few, many = temporaries(100_000), temporaries(1_000_000)
+    assert few < 2**26
+    assert many - few <= 8 * 900_000
