@@ -6,7 +6,6 @@ from typing import Any
 
 from experiments import search
 from experiments.published import INDEXING
-from experiments.search_throughput import unit
 from experiments.table import Table
 
 TABLES = (
@@ -32,7 +31,7 @@ def check(point: dict[str, Any]) -> None:
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """One codec; what takes long is built only once."""
-    x = unit(point["n"], point["dim"], 0)
+    x = search.unit(point["n"], point["dim"], 0)
     seconds: list[float] = []
     while not seconds or (len(seconds) < 2 and sum(seconds) < point["enough"]):
         start = time.perf_counter()

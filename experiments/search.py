@@ -26,6 +26,12 @@ def sets(name: str, seeds: int, n: int, queries: int, dim: int) -> list[tuple[np
     return [(np.ascontiguousarray(one[queries:]), np.ascontiguousarray(one[:queries])) for one in x]
 
 
+def unit(n: int, dim: int, seed: int) -> np.ndarray:
+    """Uniform unit vectors, by NumPy: jax then holds no memory but the index's."""
+    x = np.random.default_rng(seed).standard_normal((n, dim), np.float32)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
 def neighbours(x: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
     """The rows of the k largest inner products of each query, the largest first."""
     size = max(1, BLOCK // len(x))

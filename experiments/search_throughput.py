@@ -28,8 +28,8 @@ def check(point: dict[str, Any]) -> None:
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """One codec against its two yardsticks."""
     n, dim, bits, batch = point["n"], point["dim"], point["bits"], point["batch"]
-    x = unit(n, dim, 0)
-    queries = unit(batch, dim, 1)
+    x = search.unit(n, dim, 0)
+    queries = search.unit(batch, dim, 1)
     codecs = {"mine": search.build(point["codec"], x, bits, 0)}
     codecs |= {name: yardstick(f"faiss_{name}", n, dim, bits) for name in ("rabitq", "pq")}
     times = turns(
@@ -42,10 +42,4 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4)
 def yardstick(name: str, n: int, dim: int, bits: int) -> Peer:
-    return search.build(name, unit(n, dim, 0), bits, 0)
-
-
-def unit(n: int, dim: int, seed: int) -> np.ndarray:
-    """Uniform unit vectors."""
-    x = np.random.default_rng(seed).standard_normal((n, dim), np.float32)
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
+    return search.build(name, search.unit(n, dim, 0), bits, 0)

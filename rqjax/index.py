@@ -202,10 +202,10 @@ def _search(index: Index, y: Shaped[Array, "*m d"], k: int, rerank: int | None) 
     find = functools.partial(_candidates, index.metric, candidates)
     arguments = (index.quantizer, index.store if rerank else None), index.rows, queries
     if index.sharding is None:
-        keys, finals, ids = find(*arguments)
+        _, finals, ids = find(*arguments)
     else:
         keys, finals, ids = shards.gathered(find, index.sharding, *arguments)
-    _, finals, ids = largest(keys, candidates, finals, ids)
+        _, finals, ids = largest(keys, candidates, finals, ids)
     keys, ids = largest(finals, k, ids)
     scores = jnp.sum(queries**2, axis=1, keepdims=True) - 2 * keys if index.metric == "l2" else keys
     return scores.reshape(*y.shape[:-1], k), ids.reshape(*y.shape[:-1], k)

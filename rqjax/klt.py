@@ -46,17 +46,16 @@ def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
         mixed = jax.vmap(lambda key: turboquant_trellis(key, x.shape[2], bits))(keys)
     else:  # in whole bytes, not words
         mixed = _transform_code(keys, train, bits, x.shape[2])
-    code = min((_transform_code(keys, train, bits, block) for block in BLOCKS), key=lambda code: _error(code, test))
-    return unstack(code if _error(code, test) < WORTH * _error(mixed, test) else mixed)
+    codes = [mixed, *(_transform_code(keys, train, bits, block) for block in BLOCKS)]
+    errors = [WORTH * _error(mixed, test), *(_error(code, test) for code in codes[1:])]
+    return unstack(codes[errors.index(min(errors))])
 
 
 def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | int, block: int) -> Any:
     rotation, mean, deviation = _principal(keys, unit, block)
-    spectrum = np.exp(2 * np.log(np.asarray(deviation) + 1e-15).mean(axis=0))
+    spectrum = np.exp(2 * np.log(np.asarray(deviation)).mean(axis=0))
     columns = functools.partial(TrellisColumns.gaussian, bits=allocate(spectrum, int(bits * unit.shape[2])))
-    return jax.vmap(lambda rotation, *moments: Scaled(Rotated(rotation, columns(*moments)), "mse"))(
-        rotation, mean, deviation
-    )
+    return Scaled(Rotated(rotation, jax.vmap(columns)(mean, deviation)), "mse")
 
 
 @functools.partial(jax.jit, static_argnums=2)

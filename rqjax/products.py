@@ -208,10 +208,16 @@ def _sums(w: Weights, levels: Int8[Array, "b h d t"]) -> Float[Array, "b h r d"]
 
 
 def _key_levels(quantizer: Any, codes: Codes) -> Int8[Array, "b h t d"]:
-    tile = codes[{Affine: 0, Sign: 1}[type(quantizer)]] if isinstance(quantizer, Affine | Sign) else codes
+    match quantizer:
+        case Affine():
+            tile, bits = codes[0], quantizer.bits
+        case Sign():
+            tile, bits = codes[1], 1
+        case _:
+            tile, bits = codes, quantizer.bits
     if isinstance(tile, tuple):
         batch, heads, units, _, dim = tile[0].shape
-        indices = tiles.unpack_rows(tile, 1 if isinstance(quantizer, Sign) else quantizer.bits, tiles.UNIT)
+        indices = tiles.unpack_rows(tile, bits, tiles.UNIT)
         return _levels(quantizer, indices.reshape(batch, heads, units * tiles.UNIT, dim))
     indices = quantizer.indices(codes)
     if isinstance(quantizer, Scalar):
