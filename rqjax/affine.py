@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
-from rqjax import packing
+from rqjax import kernels, mlx, ops, packing
 from rqjax.lanes import as_float32
 from rqjax.pytree import pytree, static
 from rqjax.quantizer import Codes, Queries, Vectors, check_int, check_vectors
@@ -35,6 +35,13 @@ class Affine:
         return 32 * words + 16 * jnp.dtype(self.dtype).itemsize * (self.dim // self.group_size)
 
     def encode(self, x: Vectors) -> Codes:
+        return ops.encode(self, x)
+
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        return ops.decode(self, codes)
+
+    def plain_encode(self, x: Vectors) -> Codes:
+        """`encode` where there is no kernel."""
         x = as_float32(check_vectors(x, self.dim))
         groups = x.reshape(*x.shape[:-1], self.dim // self.group_size, self.group_size)
         low, high = groups.min(-1), groups.max(-1)
@@ -53,23 +60,31 @@ class Affine:
         """The place of each coordinate on its group's grid."""
         return packing.unpack_stream(codes[0], self.bits, self.dim)
 
-    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+    def plain_decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        """`decode` where there is no kernel."""
         groups = self._grouped(codes) * as_float32(codes[1])[..., None] + as_float32(codes[2])[..., None]
         return groups.reshape(*groups.shape[:-2], self.dim)
 
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         """Scales and biases are folded into the products and sums of the groups."""
-        y = as_float32(check_vectors(y, self.dim))
-        lead, index = codes[1].shape[:-1], self._grouped(codes)
-        groups = y.reshape(-1, *index.shape[-2:])
-        index, scale, bias = (a.reshape(-1, *a.shape[len(lead) :]) for a in (index, *map(as_float32, codes[1:])))
-        products = jnp.einsum("mgk,ngk,ng->mn", groups, index, scale, precision="highest")
-        shifts = jnp.einsum("mg,ng->mn", groups.sum(-1), bias, precision="highest")
-        return (products + shifts).reshape(*y.shape[:-1], *lead)
+        operands = as_float32(check_vectors(y, self.dim)), codes
+        if mlx.takes(self):
+            return kernels.differentiable(mlx.dot, _dot)(self, operands)
+        return _dot(self, operands)
 
     def _grouped(self, codes: Codes) -> Float[Array, "*n g k"]:
         index = self.indices(codes).astype(jnp.float32)
         return index.reshape(*index.shape[:-1], self.dim // self.group_size, self.group_size)
+
+
+def _dot(quantizer: Affine, operands: tuple[Float[Array, "*m d"], Codes]) -> Float[Array, "*mn"]:
+    y, codes = operands
+    lead, index = codes[1].shape[:-1], quantizer._grouped(codes)
+    groups = y.reshape(-1, *index.shape[-2:])
+    index, scale, bias = (a.reshape(-1, *a.shape[len(lead) :]) for a in (index, *map(as_float32, codes[1:])))
+    products = jnp.einsum("mgk,ngk,ng->mn", groups, index, scale, precision="highest")
+    shifts = jnp.einsum("mg,ng->mn", groups.sum(-1), bias, precision="highest")
+    return (products + shifts).reshape(*y.shape[:-1], *lead)
 
 
 def _divide(a: Float[Array, "*n k"], b: Float[Array, "*#n #k"] | int) -> Float[Array, "*n k"]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from rqjax import fused, kernels, products, tiles
+from rqjax import fused, kernels, mlx, products, tiles
 from rqjax.cache import KVCache, Tokens, append
 from rqjax.lanes import as_float32, stored
 from rqjax.quantizer import Implementation, is_traced
@@ -51,7 +51,7 @@ def attend(
       sliding_window: how many tokens up to itself a query sees; all, if not given.
       softcap: scores s become softcap tanh(s / softcap).
       implementation: of the attention to codes: "xla" for all caches, devices and options, "mosaic_gpu" for a fused
-        kernel on Hopper GPUs, None for the kernel wherever there is one.
+        kernel on Hopper GPUs, "mps" for MLX's products on Apple GPUs, None for the kernel wherever there is one.
 
     Returns:
       (batch, time, q_heads, head_dim) in the dtype of q; zeros where a query sees nothing.
@@ -59,7 +59,7 @@ def attend(
     Raises:
       TypeError: q is not of floating-point numbers.
       ValueError: a shape does not fit the cache, or `sliding_window` or `softcap` is not positive.
-      Unsupported: there is no "mosaic_gpu" kernel for this; the message says why.
+      Unsupported: there is no such kernel for this; the message says why.
     """
     q = jnp.asarray(q)
     batch, kv_heads, _, dim = cache.exact_keys.shape
@@ -80,13 +80,15 @@ def attend(
     if not is_traced(cache.overflow):
         cache.check()
     check = functools.partial(fused.check, cache, time, q_heads, mask, sliding_window)
-    use_kernel = kernels.choose(implementation, check) is not None
+    kernel = kernels.choose(implementation, mosaic_gpu=check, mps=functools.partial(_check_products, cache))
+    use_kernel = kernel == "mosaic_gpu"
     options = _Options(1 / math.sqrt(dim) if scale is None else scale, sliding_window, softcap, use_kernel)
+    run = kernels.by_xla(_attend) if implementation == "xla" else _attend
 
     size = max(1, ROWS * kv_heads // q_heads)  # queries of so many tokens at a time
     positions = cache.lengths[:, None] - time + jnp.arange(time)
     if time <= size:
-        return _attend(cache, q, positions, mask, options)
+        return run(cache, q, positions, mask, options)
     fill = -time % size
     blocks = jnp.arange(0, time, size)
     q, positions = _padded(q, fill), _padded(positions, fill)
@@ -95,7 +97,7 @@ def attend(
     def block(start):
         part = mask if mask is None or mask.shape[2] == 1 else lax.dynamic_slice_in_dim(mask, start, size, 2)
         some, where = (lax.dynamic_slice_in_dim(x, start, size, 1) for x in (q, positions))
-        return _attend(cache, some, where, part, options)
+        return run(cache, some, where, part, options)
 
     return jnp.moveaxis(lax.map(block, blocks), 0, 1).reshape(batch, time + fill, q_heads, dim)[:, :time]
 
@@ -131,6 +133,16 @@ class _Sums(NamedTuple):
     largest: Float[Array, "b h r"]
     total: Float[Array, "b h r"]
     values: Any
+
+
+def _check_products(cache: KVCache) -> str:
+    """ "mps" if MLX's kernels multiply by all codes of the cache; raises `Unsupported` if not."""
+    mlx.operations()
+    for name, quantizer in (("keys", cache.key_quantizer), ("values", cache.value_quantizer)):
+        if not products.has_rule(quantizer):
+            nest = kernels.nest(quantizer)
+            raise kernels.Unsupported(f"no mps kernel for this attention: {name}: no levels in int8 in {nest}")
+    return "mps"
 
 
 def _attend(
@@ -169,11 +181,15 @@ def _attend(
 
     tokens = cache.exact_tokens()
     allowed = None if mask is None else jnp.take_along_axis(mask, jnp.maximum(tokens, 0)[:, None, None], axis=3)
-    exact = part(
-        products.exact("bhrd,bhtd->bhrt", y, cache.exact_keys),
-        visible(tokens, tokens >= 0, allowed, past=False),
-        lambda w: products.exact("bhrt,bhtd->bhrd", w, cache.exact_values),
-    )
+    seen = visible(tokens, tokens >= 0, allowed, past=False)
+
+    def weigh_exact(w: Float[Array, "b h r t"]) -> Float[Array, "b h r d"]:
+        if options.softcap is not None or mlx.chosen() is None:
+            return products.exact("bhrt,bhtd->bhrd", w, cache.exact_values)
+        total = w.sum(-1, keepdims=True)
+        return jnp.where(total > 0, total * mlx.attention(y, cache.exact_keys, cache.exact_values, seen), 0)
+
+    exact = part(products.exact("bhrd,bhtd->bhrt", y, cache.exact_keys), seen, weigh_exact)
     result = exact
     if options.use_kernel:
         past = fused.past(cache, y, positions[:, 0], options.sliding_window, options.softcap)

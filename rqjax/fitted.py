@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from rqjax import codebooks, ops
+from rqjax import codebooks, ops, platforms
 from rqjax.columns import Columns, allocate
 from rqjax.combinators import Rotated, Scaled
 from rqjax.fitted_products import lopq, opq, pq, qet
@@ -169,7 +169,7 @@ def _energy(x: Float[Array, "n d"]) -> Float[Array, "d"]:
 FITTED = Registry(
     "fitted method",
     {
-        recipe.__name__: recipe
+        recipe.__name__: platforms.on_host(recipe)
         for recipe in (
             rotorquant_learned,
             rotor_chain_learned,

@@ -49,15 +49,16 @@ def leaf(quantizer: Quantizer, codes: Codes) -> Leaf | None:
     return None
 
 
-def check(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> bool:
-    """True if there is a kernel for queries of `time` tokens.
+def check(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str:
+    """ "mosaic_gpu" if there is a kernel for queries of `time` tokens.
 
     Raises:
       Unsupported: there is none; the message says why.
     """
+    kernels.check_device()
     if reason := _reason(cache, time, q_heads, mask, sliding_window):
         raise kernels.Unsupported(f"no mosaic_gpu kernel for this attention: {reason}")
-    return True
+    return "mosaic_gpu"
 
 
 def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:

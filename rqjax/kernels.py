@@ -1,4 +1,4 @@
-"""Which nests of quantizers have a fused kernel, on what devices, and why not the others.
+"""Which nests of quantizers have a fused kernel on NVIDIA GPUs, and why not the others; how one is chosen.
 
 A kernel gives what the XLA path gives, up to values within rounding of a boundary between two levels. The XLA path is
 also its derivative.
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
-from rqjax import combinators, scalar, sign
+from rqjax import combinators, platforms, scalar, sign
 from rqjax.quantizer import Implementation, unknown_name
 from rqjax.rotations import Chain, Dense, Hadamard, Rotor
 
@@ -32,28 +32,27 @@ class Unsupported(ValueError):
     """There is no kernel for this, and why."""
 
 
-def choose(implementation: str | None, build: Callable[[], Any]) -> Any:
-    """What `build` makes of a kernel, or None for the XLA path.
+def choose(implementation: str | None, **builders: Callable[[], Any]) -> Any:
+    """What the builder of a kernel makes, or None for the XLA path.
 
     Args:
-      implementation: "xla", "mosaic_gpu" or None for the kernel wherever there is one.
-      build: makes the kernel or raises `Unsupported`.
+      implementation: "xla", the name of a builder, or None for the first kernel that there is.
+      **builders: of "mosaic_gpu" and "mps"; each makes its kernel or raises `Unsupported`.
 
     Raises:
-      Unsupported: "mosaic_gpu" is asked for and cannot be used; the message says why.
+      Unsupported: a kernel is asked for and cannot be used; the message says why.
       UnknownName: there is no such implementation.
     """
     if implementation is not None and implementation not in get_args(Implementation):
         raise unknown_name("implementation", implementation, get_args(Implementation))
     if implementation == "xla" or _ONLY_XLA.get():
         return None
-    try:
-        check_device()
-        return build()
-    except Unsupported:
-        if implementation is None:
-            return None
-        raise
+    if implementation is not None:
+        return builders[implementation]()
+    for build in builders.values():
+        with contextlib.suppress(Unsupported):
+            return build()
+    return None
 
 
 def by_xla(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,8 +74,8 @@ def check_device() -> None:
         raise Unsupported(f"mosaic_gpu kernels need jax 0.10.2 or newer, this is {jax.__version__}")
     if not INTERPRET.get():
         capability = getattr(jax.devices()[0], "compute_capability", None)
-        if jax.default_backend() != "gpu" or capability is None or not str(capability).startswith("9."):
-            where = jax.default_backend() if capability is None else f"compute capability {capability}"
+        if platforms.platform() != "gpu" or capability is None or not str(capability).startswith("9."):
+            where = platforms.platform() if capability is None else f"compute capability {capability}"
             raise Unsupported(f"mosaic_gpu kernels need a Hopper GPU (compute capability 9.0), this is {where}")
     if importlib.util.find_spec("absl") is None:
         raise Unsupported("mosaic_gpu kernels need the package absl-py")
@@ -116,6 +115,7 @@ class Fused(NamedTuple):
 
 def encoder(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], Any]:
     """The kernel (quantizer, vectors) -> codes for such a nest and vectors."""
+    check_device()
     prod = _residual(quantizer)
     fused = Fused.of(quantizer if prod is None else prod[0])
     check_vectors(x, x.dtype)
@@ -127,6 +127,7 @@ def encoder(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], An
 
 def decoder(quantizer: Any, codes: Any, dtype: Any) -> Callable[[Any, Any], Any]:
     """The kernel (quantizer, codes) -> vectors for such a nest and codes."""
+    check_device()
     fused = Fused.of(quantizer)
     check_vectors(jax.ShapeDtypeStruct((*codes[1].shape[:-1], quantizer.dim), jnp.float32), dtype)
     _check_stages(inverse_stages, fused.rotation)
@@ -135,6 +136,7 @@ def decoder(quantizer: Any, codes: Any, dtype: Any) -> Callable[[Any, Any], Any]
 
 def roundtripper(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], Any]:
     """The kernel (quantizer, vectors) -> decoded vectors, for rotors."""
+    check_device()
     fused = Fused.of(quantizer)
     check_vectors(x, x.dtype)
     if fused.mode is not None:
@@ -242,7 +244,6 @@ def autotune(quantizer: Any, x: Shaped[Array, "*n d"], *, repeats: int = 20) -> 
     Raises:
       Unsupported: there is no kernel for the quantizer, the vectors or the device; the message says why.
     """
-    check_device()
     launch, n, dim = kernel("launch"), math.prod(x.shape[:-1]), x.shape[-1]
     codes = encoder(quantizer, x)(quantizer, x)
     found = {}

@@ -8,10 +8,11 @@ import functools
 import operator
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Shaped
+
+from rqjax import platforms
 
 
 def columns(x: Shaped[Array, "*n d"]) -> Callable[[int, int], Shaped[Array, "*n cols"]]:
@@ -59,7 +60,7 @@ def stored(x: Shaped[Array, "..."], never: Bool[Array, ""]) -> Shaped[Array, "..
     An optimization barrier does not stop fusion there; a loop does whose zero trips only the run can know. `never` is
     a value of the run that is False, as the caller knows and the compiler does not.
     """
-    if jax.default_backend() != "cpu":
+    if not platforms.on_cpu():
         return x
     return lax.fori_loop(0, never.astype(jnp.int32), lambda _, value: value + value, x)
 

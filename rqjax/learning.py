@@ -16,7 +16,7 @@ from jax import lax
 from jax.tree_util import Partial, all_leaves
 from jaxtyping import Array, Float, Int, PyTree
 
-from rqjax import storage
+from rqjax import platforms, storage
 from rqjax.losses import Distortion
 from rqjax.quantizer import Quantizer, check_data, check_int, is_traced
 from rqjax.rotations import Chain, Dense, Rotation, StridedRotor
@@ -127,7 +127,7 @@ def fit(
     turning = _turning(quantizer)
     optimizer = optimizer or _adam(steps, tuple(turning[place] for place in places))
     plan = Plan(places, optimizer, steps, -(-steps // evaluations), batch_size, patience)
-    inputs = quantizer, x, validation, key, Partial(loss) if all_leaves([loss]) else loss
+    inputs = quantizer, x, validation, platforms.plain_key(key), Partial(loss) if all_leaves([loss]) else loss
     state = _begin(plan, leaves)
     if checkpoint is None and progress is None:
         state = _train(plan, plan.rounds, state, *inputs)

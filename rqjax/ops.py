@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped, UInt32
 
-from rqjax import combinators, kernels, packing, scalar
+from rqjax import combinators, kernels, mlx, packing, platforms, scalar
 from rqjax.lanes import as_float32, planes, stored
 from rqjax.quantizer import Codes, Implementation, Quantizer, Vectors, check_vectors
 from rqjax.rotations import Chain, Dense, Hadamard
@@ -28,14 +28,14 @@ def encode(quantizer: Quantizer, x: Vectors, *, implementation: Implementation |
     Args:
       quantizer: any quantizer.
       x: vectors (*n, d).
-      implementation: "mosaic_gpu" for the kernel, "xla" for none, None for the kernel wherever there is one for the
-        quantizer, device, shape and dtype.
+      implementation: "mosaic_gpu" or "mps" for that kernel, "xla" for none, None for the kernel wherever there is one
+        for the quantizer, device, shape and dtype.
 
     Raises:
-      Unsupported: "mosaic_gpu" cannot be used; the message says why.
+      Unsupported: the kernel cannot be used; the message says why.
     """
     x = check_vectors(x, quantizer.dim)
-    return _run(_encode, implementation, kernels.encoder, quantizer, x)
+    return _run(_encode, implementation, (kernels.encoder, mlx.encoder), quantizer, x)
 
 
 def decode(
@@ -43,24 +43,26 @@ def decode(
 ) -> Shaped[Array, "*n d"]:
     """`quantizer.decode(codes)`, in a dtype if given, by a fused kernel where there is one; the rest as in `encode`."""
     twin = functools.partial(_decode, dtype=dtype)
-    return _run(twin, implementation, functools.partial(kernels.decoder, dtype=dtype or "float32"), quantizer, codes)
+    find = [functools.partial(decoder, dtype=dtype or "float32") for decoder in (kernels.decoder, mlx.decoder)]
+    return _run(twin, implementation, find, quantizer, codes)
 
 
 def roundtrip(
     quantizer: Quantizer, x: Vectors, *, implementation: Implementation | None = None
 ) -> Shaped[Array, "*n d"]:
-    """What is decoded of x encoded, in the dtype of x: by one kernel for rotors; the rest as in `encode`."""
+    """What is decoded of x encoded, in the dtype of x: for rotors by one mosaic_gpu kernel; the rest as in `encode`."""
     x = check_vectors(x, quantizer.dim)
 
     def twin(quantizer, x):
         return _decode(quantizer, _encode(quantizer, x), x.dtype)
 
-    return _run(twin, implementation, kernels.roundtripper, quantizer, x)
+    return _run(twin, implementation, (kernels.roundtripper, mlx.roundtripper), quantizer, x)
 
 
 def _run(twin: Any, implementation: Implementation | None, find: Any, quantizer: Any, operand: Any) -> Any:
-    """The kernel that is found for an operand, else its twin."""
-    kernel = kernels.choose(implementation, lambda: find(quantizer, operand))
+    """The kernel that is found for an operand, for NVIDIA or for Apple, else its twin."""
+    mosaic_gpu, mps = (functools.partial(one, quantizer, operand) for one in find)
+    kernel = kernels.choose(implementation, mosaic_gpu=mosaic_gpu, mps=mps)
     if kernel is not None:
         return kernels.differentiable(kernel, twin)(quantizer, operand)
     return (kernels.by_xla(twin) if implementation == "xla" else twin)(quantizer, operand)
@@ -84,8 +86,11 @@ def norm(x: Shaped[Array, "*n d"]) -> Float[Array, "*n 1"]:
     def rescaled(x):
         return size(x, jnp.where(usual >= HUGE, 2.0**-80, jnp.where(usual <= TINY, 2.0**80, 1)))
 
-    # The squares of huge and of tiny numbers leave float32. Such vectors are rare; the others are read only once.
+    # The squares of huge and of tiny numbers leave float32. Such vectors are rare; on a CPU the others are read only
+    # once. Elsewhere a condition would make the device wait for the host.
     usual = size(x, 1)
+    if not platforms.on_cpu():
+        return rescaled(x)
     return lax.cond(jnp.all((usual > TINY) & (usual < HUGE)), lambda x: usual, rescaled, x)
 
 
@@ -116,7 +121,7 @@ def in_blocks(function: Callable[..., Codes], *arrays: Shaped[Array, "..."], row
     not come out even.
     """
     lead = arrays[0].shape[:-1]
-    count, whole = math.prod(lead), rows is None and jax.default_backend() != "cpu"
+    count, whole = math.prod(lead), rows is None and not platforms.on_cpu()
     rows = rows or max(1, BLOCK // arrays[0].shape[-1])
     if whole or count < 2 * rows:
         return function(*arrays)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int8, Int32, Shaped, UInt8
 
-from rqjax import ops, tiles
+from rqjax import mlx, ops, platforms, tiles
 from rqjax.affine import Affine
 from rqjax.combinators import Centered, Normalized, Residual, Rotated, Scaled, Split
 from rqjax.lanes import as_float32
@@ -53,6 +53,8 @@ def prepare(quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Any:
             return tuple(prepare(p, part) for p, part in zip(quantizer.parts, quantizer.split(y), strict=True))
         case Sign():
             return _query_limbs(quantizer.sketch(y))
+        case Affine() if mlx.takes(quantizer):
+            return y
         case Affine():
             groups = y[:, :, None] * _members(quantizer)[:, None]
             return _query_limbs(_flat(groups)), groups.sum(-1)
@@ -81,6 +83,8 @@ def scores(quantizer: Quantizer, prepared: Any, codes: Codes) -> Float[Array, "b
         case Sign():
             products = _products(prepared, _key_levels(quantizer, codes))
             return products * (quantizer.gain * as_float32(codes[0]))[:, :, None]
+        case Affine() if mlx.takes(quantizer):
+            return mlx.products(quantizer, prepared, codes, transpose=True)
         case Affine():
             scale, bias = _grid(quantizer, codes)
             products = _products(prepared[0], _key_levels(quantizer, codes))
@@ -91,6 +95,20 @@ def scores(quantizer: Quantizer, prepared: Any, codes: Codes) -> Float[Array, "b
         case Trellis() if quantizer.table.whole:
             return _products(prepared, quantizer.table(quantizer.states(codes))) * quantizer.table.step
     return jax.vmap(jax.vmap(quantizer.dot))(prepared, codes)
+
+
+def has_rule(quantizer: Quantizer) -> bool:
+    """Whether products with the codes of a quantizer are taken with its levels or its grid, without decoding."""
+    match quantizer:
+        case PerHead() | Normalized() | Scaled() | Rotated() | Centered():
+            return has_rule(quantizer.inner)
+        case Residual():
+            return has_rule(quantizer.first) and has_rule(quantizer.second)
+        case Split():
+            return all(map(has_rule, quantizer.parts))
+        case Trellis():
+            return quantizer.table.whole
+    return isinstance(quantizer, Affine) or tiles.has_indices(quantizer)
 
 
 class Weights(NamedTuple):
@@ -123,7 +141,9 @@ def weighted(quantizer: Quantizer, w: Weights, codes: Codes) -> Any:
         case Sign():
             levels = _levels(quantizer, tiles.unpack_rows(codes[1], 1, quantizer.dim))
             return _sums(w.times(as_float32(codes[0])), levels) * quantizer.gain
-        case Affine():
+        case Affine() if mlx.takes(quantizer):
+            return mlx.products(quantizer, w.values, codes, transpose=False)
+        case Affine() if isinstance(codes[0], tuple):
             levels = _levels(quantizer, tiles.unpack_rows(codes[0], quantizer.bits, quantizer.dim))
             scale, bias = _grid(quantizer, codes)
             bound = w.bound[:, :, None] * jnp.abs(scale).max(-1, keepdims=True)
@@ -164,7 +184,7 @@ def restore(quantizer: Quantizer, sums: Any) -> Float[Array, "b h r d"]:
 
 def exact(subscripts: str, y: Float[Array, "b h r n"], x: Shaped[Array, "b h t d"]) -> Float[Array, "b h r m"]:
     """An einsum with tokens in full precision. bfloat16 is used as it is, with y in three parts of 8 bits each."""
-    if x.dtype != jnp.bfloat16:
+    if x.dtype != jnp.bfloat16 or platforms.on_apple():
         return jnp.einsum(subscripts, y, as_float32(x), precision=lax.Precision.HIGHEST)
     parts = []
     for _ in range(3):
@@ -192,16 +212,22 @@ def _joined(
     return functools.reduce(lambda high, low: high * 128 + low, parts) * unit
 
 
-def _query_limbs(y: Float[Array, "b h r d"]) -> tuple[Array, Array]:
+def _query_limbs(y: Float[Array, "b h r d"]) -> tuple[Array, Array] | Array:
+    if platforms.on_apple():
+        return y
     return limbs(y, jnp.abs(y).max(-1, keepdims=True), QUERY_LIMBS)
 
 
-def _products(y: tuple[Array, Array], levels: Int8[Array, "b h t d"]) -> Float[Array, "b h r t"]:
+def _products(y: tuple[Array, Array] | Array, levels: Int8[Array, "b h t d"]) -> Float[Array, "b h r t"]:
+    if not isinstance(y, tuple):
+        return mlx.level_products(y, levels)
     products = jnp.einsum("bhrd,bhtd->bhrt", y[0], levels, preferred_element_type=jnp.int32)
     return _joined(products, y[1], QUERY_LIMBS)
 
 
 def _sums(w: Weights, levels: Int8[Array, "b h d t"]) -> Float[Array, "b h r d"]:
+    if platforms.on_apple():
+        return mlx.level_products(w.values, levels)
     parts, unit = limbs(w.values, w.bound, WEIGHT_LIMBS)
     sums = jnp.einsum("bhdt,bhrt->bhdr", levels, parts, preferred_element_type=jnp.int32)  # faster than into bhrd
     return _joined(jnp.swapaxes(sums, 2, 3), unit, WEIGHT_LIMBS)

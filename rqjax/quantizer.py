@@ -26,8 +26,8 @@ Queries: TypeAlias = Shaped[Array | np.ndarray, "*m d"]
 """As `Vectors`, with leading axes of their own."""
 
 
-Implementation: TypeAlias = Literal["xla", "mosaic_gpu"]
-"""What computes an operation: plain JAX, or a fused kernel for Hopper GPUs."""
+Implementation: TypeAlias = Literal["xla", "mosaic_gpu", "mps"]
+"""What computes an operation: plain JAX, a fused kernel for Hopper GPUs, or MLX's kernels on Apple GPUs."""
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
-from rqjax import ops, packing
+from rqjax import ops, packing, platforms
 from rqjax.lanes import as_float32, planes
 from rqjax.pytree import pytree, static
 from rqjax.quantizer import Codes, Queries, Vectors, check_vectors
@@ -55,6 +55,7 @@ class Sign:
         return self.gain * (2 * self.indices(codes).astype(jnp.float32) - 1)
 
     @classmethod
+    @platforms.on_host
     def gaussian(cls, key: Array, dim: int) -> "Sign":
         """The paper's sketch: independent standard normal entries."""
         matrix = jax.random.normal(key, (dim, dim)) / math.sqrt(dim)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int, Int8, Integer, Shaped, UInt8
 
+from rqjax import mlx
 from rqjax.affine import Affine
 from rqjax.combinators import Centered, Normalized, Residual, Rotated, Scaled, Split
 from rqjax.lanes import as_bits
@@ -92,7 +93,9 @@ def has_indices(quantizer: Quantizer) -> bool:
     match quantizer:
         case Scalar():
             return quantizer.levels.dtype == jnp.int8 and quantizer.bits <= 4
-        case Affine() | Sign():
+        case Affine():
+            return not mlx.stores(quantizer)
+        case Sign():
             return True
     return False
 
@@ -135,7 +138,7 @@ def lay_out(quantizer: Quantizer, codes: Codes, *, transposed: bool) -> Codes:
             return part(quantizer.first, codes[0]), part(quantizer.second, codes[1])
         case Split():
             return tuple(map(part, quantizer.parts, codes))
-        case Affine():
+        case Affine() if has_indices(quantizer):
             scales, biases = (Timed.of(jnp.swapaxes(code, 2, 3), axis=3) for code in codes[1:])
             return tile(quantizer.indices(codes), quantizer.bits), scales, biases
         case Sign():

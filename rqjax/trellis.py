@@ -9,11 +9,10 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, Shaped, UInt32
 
-from rqjax import ops, packing, trellis_tables, viterbi
+from rqjax import ops, packing, platforms, trellis_tables, viterbi
 from rqjax.lanes import as_float32, fit
 from rqjax.pytree import pytree, static
 from rqjax.quantizer import Queries, Vectors, check_int, check_vectors
@@ -98,7 +97,7 @@ class Trellis:
 def by_rows(encode: Callable[[Array], Array], x: Shaped[Array, "*n d"], state_bits: int) -> Shaped[Array, "*n size"]:
     """`encode`, which takes vectors (n, d), of vectors with any leading axes: so many side by side that on a CPU the
     costs of their states stay in cache; elsewhere there are more processors than those would keep busy."""
-    lead, rows = x.shape[:-1], max(64, 2 ** (15 - state_bits)) * (1 if jax.default_backend() == "cpu" else 128)
+    lead, rows = x.shape[:-1], max(64, 2 ** (15 - state_bits)) * (1 if platforms.on_cpu() else 128)
     codes = ops.in_blocks(encode, x.reshape(math.prod(lead), x.shape[-1]), rows=rows)
     return codes.reshape(*lead, codes.shape[-1])
 

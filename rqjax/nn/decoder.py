@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from rqjax import platforms
 from rqjax.attention import dot_product_attention
 from rqjax.cache import KVCache
 from rqjax.nn.config import DecoderConfig
@@ -35,7 +36,7 @@ def product(x: Float[Array, "*n inner"], weight: Float[Array, "outer inner"]) ->
     def multiply(x: Array) -> Array:
         return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
 
-    if jax.default_backend() != "cpu" or weight.dtype == jnp.float32:
+    if not platforms.on_cpu() or weight.dtype == jnp.float32:
         return multiply(x)
     nothing = lambda x: jnp.full((*x.shape[:-1], len(weight)), jnp.nan)  # noqa: E731
     return jax.lax.cond(jnp.isnan(x.ravel()[0]), nothing, multiply, x)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
+from rqjax import platforms
 from rqjax.lanes import as_float32, assembled
 from rqjax.pytree import pytree
 
@@ -50,6 +51,7 @@ class Permutation:
         return as_float32(y)[..., jnp.argsort(self.indices)]
 
     @classmethod
+    @platforms.on_host
     def random(cls, key: Array, dim: int) -> "Permutation":
         return cls(jax.random.permutation(key, dim))
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from rqjax import platforms
 from rqjax.lanes import assembled, columns, mix
 from rqjax.pytree import pytree, static
 
@@ -29,6 +30,7 @@ class Givens:
         return jnp.concatenate([*blocks, part(2 * size, self.dim)], axis=-1)
 
     @classmethod
+    @platforms.on_host
     def random(cls, key: Array, dim: int) -> "Givens":
         """Uniform angles."""
         return cls(jax.random.uniform(key, (dim // 2,), minval=-jnp.pi, maxval=jnp.pi), dim)

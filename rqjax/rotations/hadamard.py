@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8, Shaped
 
+from rqjax import platforms
 from rqjax.lanes import as_float32
 from rqjax.pytree import pytree
 
@@ -35,6 +36,7 @@ class Hadamard:
         return transform(as_float32(y)) * self.signs
 
     @classmethod
+    @platforms.on_host
     def random(cls, key: Array, dim: int) -> "Hadamard":
         return cls(jax.random.rademacher(key, (dim,), jnp.int8))
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from rqjax import platforms
 from rqjax.lanes import assembled, columns, mix
 from rqjax.pytree import pytree, static
 from rqjax.rotations.rotor import Rotor
@@ -42,6 +43,7 @@ class Quaternion:
         return sum((times[:, k, None] * over[None, k] for k in range(1, 4)), times[:, 0, None] * over[None, 0])
 
     @classmethod
+    @platforms.on_host
     def random(cls, key: Array, dim: int) -> "Quaternion":
         """Uniform (Haar) on SO(4) in each group."""
         left, right, tail = jax.random.split(key, 3)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
+from rqjax import platforms
 from rqjax.lanes import assembled, columns, mix
 from rqjax.pytree import pytree, static
 
@@ -84,6 +85,7 @@ class Rotor:
         return np.concatenate([low, self.dim - 3 * lanes + low, band])
 
     @classmethod
+    @platforms.on_host
     def random(cls, key: Array, dim: int) -> "Rotor":
         """Rotors uniform (Haar) on SO(3), the planar one on SO(2)."""
         rotor_key, tail_key = jax.random.split(key)

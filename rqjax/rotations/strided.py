@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
+from rqjax import platforms
 from rqjax.lanes import as_float32, assembled
 from rqjax.pytree import pytree, static
 from rqjax.rotations.chain import Chain
@@ -78,6 +79,7 @@ class StridedRotor:
         return cls(jnp.zeros((len(triples), 3)), jnp.zeros(len(pairs)), stride, dim)
 
     @classmethod
+    @platforms.on_host
     def random(cls, key: Array, dim: int, stride: int) -> "StridedRotor":
         """Rotors uniform (Haar) on SO(3), the planar ones on SO(2)."""
         triples, pairs = _groups(stride, dim)
