@@ -16,6 +16,8 @@ def get_config() -> ConfigDict:
         {
             "experiment": "generation_throughput",
             "rounds": 5,
+            "baseline": "float32",
+            "weights": "float32",
             "grid": {
                 "model": ("llama-d128", "4 layers of Llama 3.2 3B"),
                 "tokens": (512, 2048, 8192),

@@ -1,6 +1,6 @@
-"""Tokens per second of whole decoders with a compressed cache, as ratios to a float32 cache in one run.
+"""Tokens per second of whole decoders with a compressed cache, as ratios to a plain cache in one run.
 
-The float32 cache is that of `kv_throughput`. Each takes turns for `UNIT` tokens, in which the compressed one encodes
+The plain cache is that of `kv_throughput`. Each takes turns for `UNIT` tokens, in which the compressed one encodes
 once; medians over the rounds. The caches hold random keys and values, and the next token is whatever comes.
 """
 
@@ -19,6 +19,7 @@ import rqjax
 from experiments import models, plot as plots, published
 from experiments.kv_throughput import plain_attend, write
 from experiments.table import Table
+from rqjax import platforms
 from rqjax.cache import GROWTH
 from rqjax.nn import Decoder, DecoderConfig
 from rqjax.tiles import UNIT
@@ -32,13 +33,12 @@ TABLES = (
         each=("model",),
     ),
 )
-WIDE = "4 layers of Llama 3.2 3B"
+WIDE = "{} layers of Llama 3.2 3B"
 WIDE_FIELDS = {
     "model_type": "llama",
     "vocab_size": 256,
     "hidden_size": 3072,
     "intermediate_size": 8192,
-    "num_hidden_layers": 4,
     "num_attention_heads": 24,
     "num_key_value_heads": 8,
     "head_dim": 128,
@@ -54,33 +54,41 @@ def check(point: dict[str, Any]) -> None:
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """One strategy on one model, after `tokens` tokens."""
-    decoder, tokens = _decoder(point["model"]), point["tokens"]
+    decoder, tokens, baseline = _decoder(point["model"], point["weights"]), point["tokens"], point["baseline"]
     max_len = -(-(tokens + UNIT * (point["rounds"] + 2)) // GROWTH) * GROWTH
     config = decoder.config
     shape = (1, tokens, config.num_key_value_heads, config.head_dim)
     k, v = (jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in (1, 2))
     full = [jnp.pad(jnp.swapaxes(x, 1, 2), [(0, 0), (0, 0), (0, max_len - tokens), (0, 0)]) for x in (k, v)]
     layers = range(config.num_hidden_layers)
-    plain = [(*(jnp.array(x, jnp.float32) for x in full), jnp.int32(tokens)) for _ in layers]
+    plain = [(*(jnp.array(x, baseline) for x in full), jnp.int32(tokens)) for _ in layers]
     mine = decoder.caches(point["strategy"], jax.random.key(0), 1, max_len)
     fill = jax.jit(rqjax.append, donate_argnums=0)
-    states = {"mine": tuple(fill(cache, k, v) for cache in mine), "float32": plain}
-    steps = {"mine": _compressed, "float32": _plain}
+    states = {"mine": tuple(fill(cache, k, v) for cache in mine), "plain": plain}
+    steps = {"mine": _compressed, "plain": _plain}
     seconds = _seconds(decoder, states, steps, point["rounds"])
     published_speed = published.TOKENS_PER_SECOND.get(point["strategy"], {}).get(tokens)
     beside = published_speed and published_speed / published.TOKENS_PER_SECOND["float16"][tokens]
     return {
         "tokens_per_second": 1 / seconds["mine"],
-        "vs_float32": seconds["float32"] / seconds["mine"],
-        "published_vs_float16": beside if point["model"] == WIDE else None,
+        f"vs_{baseline}": seconds["plain"] / seconds["mine"],
+        "published_vs_float16": beside if _layers(point["model"]) else None,
     }
 
 
 @functools.lru_cache(maxsize=1)
-def _decoder(name: str) -> Decoder:
-    if name == WIDE:
-        return jax.jit(lambda: Decoder(DecoderConfig.parse(WIDE_FIELDS), rngs=nnx.Rngs(0)))()
+@platforms.on_host
+def _decoder(name: str, dtype: str) -> Decoder:
+    if layers := _layers(name):
+        config = DecoderConfig.parse({**WIDE_FIELDS, "num_hidden_layers": layers})
+        return jax.jit(lambda: Decoder(config, rngs=nnx.Rngs(0), dtype=jnp.dtype(dtype)))()
     return models.load(name).decoder
+
+
+def _layers(name: str) -> int:
+    """Of a decoder with random weights; 0 if the name is that of a trained one."""
+    count = name.partition(" ")[0]
+    return int(count) if count.isdigit() and name == WIDE.format(count) else 0
 
 
 @functools.partial(jax.jit, donate_argnums=2)

@@ -25,6 +25,7 @@ from rqjax.quantizer import unknown_name
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with the config; see configs/.", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for rows, table and plots; runs/<config name>, or the config's.")
 EXPERIMENTS = (
+    "apple_suite",
     "attention_error",
     "attention_fidelity",
     "attention_losses",

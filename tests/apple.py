@@ -4,10 +4,15 @@ An operation that is not on the list is not known to work; it is put there, or t
 looking. `check` walks a lowered program.
 """
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+
+from rqjax import platforms
+
+STRATEGIES = ("v2_lean", "v2_rotated_qjl", "v3_3.5", "v3_4+centered", "turboquant_trellis_2", "eden/rtn", "bfloat16")
 
 ALLOWED = {
     *("abs", "add", "and", "bitcast_convert", "broadcast_in_dim", "case", "clamp", "compare", "concatenate"),
@@ -34,6 +39,22 @@ EXCLUDED = {
 
 TYPES = {"i1", "i8", "i32", "i64", "ui8", "ui16", "ui32", "ui64", "f16", "bf16", "f32"}
 """No float64 (jax issue 16435, release notes of jax-metal 0.1.1), no complex numbers."""
+
+
+@contextlib.contextmanager
+def formulated(name: str) -> Iterator[str]:
+    """For a platform that is not there; nothing that was traced for another one is used."""
+    jax.clear_caches()
+    with at(name):
+        yield name
+    jax.clear_caches()
+
+
+@contextlib.contextmanager
+def at(name: str) -> Iterator[None]:
+    token = platforms.PLATFORM.set(name)
+    yield
+    platforms.PLATFORM.reset(token)
 
 
 def violations(program: jax.stages.Lowered) -> list[str]:

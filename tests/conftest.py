@@ -2,7 +2,7 @@
 
 The tests compile more than they compute, so LLVM does not optimise: what XLA fuses, stores and divides by is decided
 before and stays the same, figures of memory included. This is set before anything imports jax; processes that tests
-start inherit it. Files on GPU kernels are collected only where jax can express them.
+start inherit it. Files on kernels are collected only where jax can express them; jax-mps has those of MLX from 0.10 on.
 """
 
 import os
@@ -21,7 +21,9 @@ FLAGS = os.environ.get("XLA_FLAGS", "")
 if LEVEL not in FLAGS:
     os.environ["XLA_FLAGS"] = f"{FLAGS} {LEVEL}=0".strip()
 
-collect_ignore = [] if hopper.has_kernels() else ["test_lowering.py", "test_kernels.py", "test_decode_attention.py"]
+collect_ignore = (
+    [] if hopper.has_kernels() else ["test_lowering.py", "test_kernels.py", "test_decode_attention.py", "test_mps.py"]
+)
 if not hopper.wheels():
     collect_ignore.append("test_compile.py")
 elif hopper.folder().exists():

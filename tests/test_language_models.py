@@ -198,7 +198,8 @@ def test_fidelity_and_throughput_run():
     row = attention_fidelity.run({**POINT, "context": 256, "queries": 8, "strategy": "rotorquant_4"})
     assert row["cosine"] > 0.97
     assert row["cosine"] == pytest.approx(np.mean([row[f"cosine_{i}"] for i in range(4)]))
-    row = generation_throughput.run({"model": "qwen2-d64", "tokens": 64, "strategy": "v3_4", "rounds": 1})
+    plain = {"baseline": "float32", "weights": "float32"}
+    row = generation_throughput.run({"model": "qwen2-d64", "tokens": 64, "strategy": "v3_4", "rounds": 1, **plain})
     assert row["vs_float32"] > 0
 
 
