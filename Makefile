@@ -6,10 +6,12 @@ NEWEST ?= $(shell for p in python3.13 python3.12 $$HOME/.pyenv/versions/3.1[2-9]
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 WORKDIR ?= runs
+# As in the extra `metal` of pyproject.toml, which is for macOS only.
+METAL := jax==0.5.0 jaxlib==0.5.0 'numpy<2.3' 'optax<0.2.6' 'flax<0.11'
 TABLES := parameters cache_size kv_memory fractional inner_product rotation_mixing distortion qet_theory
 MODEL_TABLES := perplexity attention_fidelity needle_model
 
-.PHONY: env gpu-compile-env tables models test test-newest goldens lint bench clean
+.PHONY: env gpu-compile-env tables models test test-newest test-metal goldens lint bench clean
 
 env: $(VENV)/.test
 
@@ -59,6 +61,13 @@ test-newest:
 		$(VENV)-newest/bin/python -m pytest -q -o addopts= tests/test_lowering.py; \
 	fi
 
+# All tests but the kernels' on jax 0.5, the last that jax-metal runs with, and what goes with it.
+test-metal:
+	$(PYTHON) -m venv $(VENV)-metal
+	$(VENV)-metal/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)-metal/bin/python -m pip install --quiet --editable '.[test,bench]' $(METAL)
+	$(VENV)-metal/bin/python -m pytest -n 2 --dist=worksteal tests
+
 goldens: env gpu-compile-env
 	$(RUN) tests/hopper.py --goldens
 
@@ -73,4 +82,4 @@ bench: env
 	done
 
 clean:
-	rm -rf $(VENV) $(VENV)-newest $(WORKDIR)
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-metal $(WORKDIR)

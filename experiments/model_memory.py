@@ -15,7 +15,7 @@ from flax import nnx
 
 import rqjax
 from experiments.table import Table
-from rqjax.nn import Decoder, DecoderConfig, load_decoder
+from rqjax.nn import Decoder, DecoderConfig, load_decoder, older
 from rqjax.nn.checkpoint import tensor_name
 from rqjax.quantizer import Registry
 
@@ -82,7 +82,7 @@ def write(fields: dict[str, Any], folder: Path) -> int:
     shards: dict[str, dict[str, tuple[int, ...]]] = {}
     for path, leaf in nnx.to_flat_state(state):
         shard = f"model-{path[1] if path[0] == 'layers' else 'rest'}.safetensors"
-        shards.setdefault(shard, {})[tensor_name(path)] = leaf.shape
+        shards.setdefault(shard, {})[tensor_name(path)] = older.value(leaf).shape
     for shard, shapes in shards.items():
         tensors = {name: jnp.asarray(np.resize(noise, shape), jnp.bfloat16) for name, shape in shapes.items()}
         save_file(tensors, folder / shard)

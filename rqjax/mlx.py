@@ -66,7 +66,7 @@ def encoder(quantizer: Any, x: Shaped[Array, "*n d"]) -> Any:
     Raises:
       Unsupported: there is none; the message says why.
     """
-    _affine(quantizer)
+    _check(quantizer)
     quantize = operations().quantize
 
     def run(quantizer: Any, x: Array) -> Codes:
@@ -80,7 +80,7 @@ def encoder(quantizer: Any, x: Shaped[Array, "*n d"]) -> Any:
 
 def decoder(quantizer: Any, codes: Codes, dtype: Any) -> Any:
     """The kernel (quantizer, codes) -> vectors; raises as `encoder`."""
-    _affine(quantizer)
+    _check(quantizer)
     dequantize = operations().dequantize
 
     def run(quantizer: Any, codes: Codes) -> Array:
@@ -102,8 +102,8 @@ def roundtripper(quantizer: Any, x: Shaped[Array, "*n d"]) -> Any:
     return run
 
 
-def _affine(quantizer: Any) -> Affine:
-    """The `Affine` within rotations."""
+def _check(quantizer: Any) -> None:
+    """Raises `Unsupported` for other than an `Affine` that MLX takes, alone or within rotations."""
     inner = quantizer
     while isinstance(inner, Rotated):
         inner = inner.inner
@@ -112,7 +112,6 @@ def _affine(quantizer: Any) -> Affine:
             f"mps kernels are for Affine of {BITS} bits and groups of {GROUPS}, alone or rotated, "
             f"not for {kernels.nest(quantizer)}"
         )
-    return inner
 
 
 def products(quantizer: Affine, y: Float[Array, "b h r n"], codes: Codes, *, transpose: bool) -> Array:

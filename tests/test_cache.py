@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 import rqjax
+from rqjax.attention import BLOCK
 from tests.plain import PlainCache, error
 
 BATCH, HEADS, DIM, LONG = 2, 1, 32, 60
@@ -255,7 +256,8 @@ def test_memory_beside_the_codes_does_not_grow_with_the_history(name):
     for time in (1, 512):
         short, long = sizes(2**16, time), sizes(2**19, time)
         assert all(b <= 1.01 * a for a, b in zip(short, long, strict=True))
-        assert max(long) < 32 * 2**20
+        blocks = 4 if jax.__version_info__ >= (0, 10) else 6  # jax 0.5 shares less memory between loops
+        assert max(long) < blocks * BLOCK
 
 
 def divergence(name, bias):

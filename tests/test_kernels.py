@@ -243,7 +243,7 @@ def test_what_has_no_kernel_says_why_and_takes_xla_by_itself(method, dim, dtype,
 def test_dtypes_devices_and_names_that_are_not_supported(monkeypatch):
     quantizer, x = recipe("rotorquant", 64, 3), vectors(3, 64)
     with pytest.raises(KeyError, match="unknown implementation 'mosaic'; did you mean 'mosaic_gpu'"):
-        kernels.choose("mosaic", lambda: None)  # pyright: ignore[reportArgumentType]
+        kernels.choose("mosaic", mosaic_gpu=lambda: None)
     with pytest.raises(kernels.Unsupported, match="take float32, bfloat16, float16, not float64"):
         kernels.check_vectors(x, jnp.float64)
     with pytest.raises(kernels.Unsupported, match=r"from 1 vector to 2\*\*31 coordinates, not shape \(0, 64\)"):

@@ -8,6 +8,7 @@ from jaxtyping import Array, Shaped
 
 from rqjax.attention import dot_product_attention
 from rqjax.cache import KVCache, Tokens
+from rqjax.nn import older
 
 
 class CachedAttention(nnx.Module):
@@ -45,6 +46,6 @@ class CachedAttention(nnx.Module):
         """
         if bias is not None or (dropout_rate > 0 and not deterministic):
             raise ValueError("CachedAttention has neither bias nor dropout: set dropout_rate=0 or deterministic=True")
-        out, cache = self.attention(query, key, value, self.cache.get_value(), mask=mask)
-        self.cache.set_value(cache)
+        out, cache = self.attention(query, key, value, older.value(self.cache), mask=mask)
+        older.set_value(self.cache, cache)
         return out

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from rqjax.nn import older
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.decoder import Decoder
 from rqjax.storage import replacing
@@ -60,9 +61,9 @@ def load_decoder(source: str | os.PathLike[str], *, dtype: Any = None) -> Decode
     leaves, files = list(nnx.to_flat_state(state)), _files(folder)
     names = _names([path for path, _ in leaves], files, folder)
     for name, (_, leaf) in zip(names, leaves, strict=True):
-        shape = tuple(files[name].get_slice(name).get_shape())
-        if shape != leaf.shape:
-            raise ValueError(f"{folder}: expected tensor {name!r} of shape {leaf.shape}, got {shape}")
+        shape, expected = tuple(files[name].get_slice(name).get_shape()), older.value(leaf).shape
+        if shape != expected:
+            raise ValueError(f"{folder}: expected tensor {name!r} of shape {expected}, got {shape}")
 
     def read(name: str) -> Array:
         tensor = jnp.asarray(files[name].get_tensor(name))
@@ -90,7 +91,7 @@ def save_decoder(model: Decoder, fields: Mapping[str, Any], folder: Path, *, dty
 
     folder.mkdir(parents=True, exist_ok=True)
     leaves = nnx.to_flat_state(nnx.state(model))
-    weights = {tensor_name(path): leaf[...].astype(dtype) for path, leaf in leaves}
+    weights = {tensor_name(path): older.value(leaf).astype(dtype) for path, leaf in leaves}
     with replacing(folder / "model.safetensors") as file:
         save_file(weights, file, {"format": "pt"})
     with replacing(folder / "config.json") as file:

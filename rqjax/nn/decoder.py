@@ -18,6 +18,7 @@ from rqjax import platforms
 from rqjax.attention import dot_product_attention
 from rqjax.cache import KVCache
 from rqjax.nn.config import DecoderConfig
+from rqjax.nn.older import jittable, listed
 from rqjax.quantizer import check_int
 from rqjax.strategies import Strategy, strategy
 
@@ -137,6 +138,7 @@ class Block(nnx.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+@jittable
 class Decoder(nnx.Module):
     """Tokens to logits.
 
@@ -148,7 +150,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, rngs=rngs, dtype=dtype)
         layers = range(config.num_hidden_layers)
-        self.layers = nnx.List([Block(config, layer, rngs=rngs, dtype=dtype) for layer in layers])
+        self.layers = listed([Block(config, layer, rngs=rngs, dtype=dtype) for layer in layers])
         self.norm = RMSNorm(config.hidden_size, config, dtype)
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, rngs=rngs, dtype=dtype)

@@ -1,0 +1,19 @@
+"""OPQ beside product quantization and this library's codes of the same bytes: recall as in `configs/recall.py`.
+
+Claim: trellis codes, which learn nothing or principal axes alone, find more than OPQ's learned rotation and centroids.
+
+    python -m experiments.run --config=configs/recall_opq.py
+
+OPQ takes two to four minutes a seed, half an hour in all; nothing else here does.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import recall
+
+
+def get_config() -> ConfigDict:
+    config = recall.get_config()
+    config.grid.set = (("clustered", 128),)
+    config.grid.codec = ("turboquant_trellis:unit", "klt_trellis:tight", "faiss_rabitq", "faiss_pq", "faiss_opq")
+    return config
