@@ -14,6 +14,6 @@ from configs import recall
 
 def get_config() -> ConfigDict:
     config = recall.get_config()
-    config.grid.set = (("clustered", 128),)
-    config.grid.codec = ("turboquant_trellis:unit", "klt_trellis:tight", "faiss_rabitq", "faiss_pq", "faiss_opq")
+    codecs = ("turboquant_trellis:unit", "klt_trellis:tight", "faiss_rabitq", "faiss_pq", "faiss_opq")
+    config.update({"grid": {"set": (("clustered", 128),), "codec": codecs}})
     return config

@@ -136,7 +136,7 @@ class _Sums(NamedTuple):
 
 
 def _check_products(cache: KVCache) -> str:
-    """ "mps" if MLX's kernels multiply by all codes of the cache; raises `Unsupported` if not."""
+    """The name of MLX's kernels, "mps", if they multiply by all codes of the cache; raises `Unsupported` if not."""
     mlx.operations()
     for name, quantizer in (("keys", cache.key_quantizer), ("values", cache.value_quantizer)):
         if not products.has_rule(quantizer):

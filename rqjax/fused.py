@@ -50,12 +50,11 @@ def leaf(quantizer: Quantizer, codes: Codes) -> Leaf | None:
 
 
 def check(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str:
-    """ "mosaic_gpu" if there is a kernel for queries of `time` tokens.
+    """The name of the kernel for queries of `time` tokens, "mosaic_gpu".
 
     Raises:
       Unsupported: there is none; the message says why.
     """
-    kernels.check_device()
     if reason := _reason(cache, time, q_heads, mask, sliding_window):
         raise kernels.Unsupported(f"no mosaic_gpu kernel for this attention: {reason}")
     return "mosaic_gpu"

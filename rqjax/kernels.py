@@ -47,11 +47,17 @@ def choose(implementation: str | None, **builders: Callable[[], Any]) -> Any:
         raise unknown_name("implementation", implementation, get_args(Implementation))
     if implementation == "xla" or _ONLY_XLA.get():
         return None
+
+    def build(name: str) -> Any:
+        if name == "mosaic_gpu":
+            check_device()
+        return builders[name]()
+
     if implementation is not None:
-        return builders[implementation]()
-    for build in builders.values():
+        return build(implementation)
+    for name in builders:
         with contextlib.suppress(Unsupported):
-            return build()
+            return build(name)
     return None
 
 
@@ -115,7 +121,6 @@ class Fused(NamedTuple):
 
 def encoder(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], Any]:
     """The kernel (quantizer, vectors) -> codes for such a nest and vectors."""
-    check_device()
     prod = _residual(quantizer)
     fused = Fused.of(quantizer if prod is None else prod[0])
     check_vectors(x, x.dtype)
@@ -127,7 +132,6 @@ def encoder(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], An
 
 def decoder(quantizer: Any, codes: Any, dtype: Any) -> Callable[[Any, Any], Any]:
     """The kernel (quantizer, codes) -> vectors for such a nest and codes."""
-    check_device()
     fused = Fused.of(quantizer)
     check_vectors(jax.ShapeDtypeStruct((*codes[1].shape[:-1], quantizer.dim), jnp.float32), dtype)
     _check_stages(inverse_stages, fused.rotation)
@@ -136,7 +140,6 @@ def decoder(quantizer: Any, codes: Any, dtype: Any) -> Callable[[Any, Any], Any]
 
 def roundtripper(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], Any]:
     """The kernel (quantizer, vectors) -> decoded vectors, for rotors."""
-    check_device()
     fused = Fused.of(quantizer)
     check_vectors(x, x.dtype)
     if fused.mode is not None:
@@ -244,6 +247,7 @@ def autotune(quantizer: Any, x: Shaped[Array, "*n d"], *, repeats: int = 20) -> 
     Raises:
       Unsupported: there is no kernel for the quantizer, the vectors or the device; the message says why.
     """
+    check_device()
     launch, n, dim = kernel("launch"), math.prod(x.shape[:-1]), x.shape[-1]
     codes = encoder(quantizer, x)(quantizer, x)
     found = {}
