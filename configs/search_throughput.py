@@ -26,6 +26,8 @@ def get_config() -> ConfigDict:
                     "turboquant_trellis",
                     "klt_trellis",
                     "faiss_tqmse",
+                    "faiss_rabitq",
+                    "faiss_pq",
                     "turbovec",
                 ),
             },

@@ -19,7 +19,9 @@ import operator
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-from jaxtyping import Array, Integer, UInt8, UInt32
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int, Integer, UInt8, UInt32
 
 from rqjax.lanes import fit, planes, stored
 from rqjax.quantizer import check_int
@@ -81,6 +83,23 @@ def unpack_lanes(words: UInt32[Array, "*n words"], bits: int, lanes: int) -> UIn
     else:
         words = jnp.concatenate([(words >> (8 * bits * k)) & mask for k in range(4 // bits)], axis=-1)
     return _materialise(words[..., :lanes])
+
+
+def unpack_octets(words: UInt32[Array, "*n words"], bits: int) -> UInt8[Array, "*n d"]:
+    """The indices of `pack` in the order of `octet_order`, as they lie in the words, of 1, 2 or 4 bits.
+
+    A CPU unpacks four bytes in the time that `unpack` takes for a word.
+    """
+    octets = lax.bitcast_convert_type(words, jnp.uint8).reshape(*words.shape[:-1], -1)
+    return jnp.concatenate([(octets >> bits * k) & (2**bits - 1) for k in range(8 // bits)], axis=-1)
+
+
+def octet_order(dim: int, bits: int) -> Int[np.ndarray, "d"] | None:
+    """The coordinate of each index of `unpack_octets`; None where some lie across bytes, or words are padded."""
+    if bits not in (1, 2, 4) or dim % 8 or dim * bits % 32:
+        return None
+    bytes_of_lanes = np.arange(dim).reshape(bits, 8 // bits, 4 // bits, -1)  # by byte, field, group of lanes, word
+    return bytes_of_lanes.transpose(1, 3, 2, 0).ravel()
 
 
 def pack_stream(indices: Integer[Array, "*n d"], bits: int) -> UInt32[Array, "*n words"]:

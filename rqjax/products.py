@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int8, Int32, Shaped, UInt8
 
-from rqjax import mlx, ops, platforms, tiles
+from rqjax import mlx, ops, packing, platforms, tiles
 from rqjax.affine import Affine
 from rqjax.combinators import Centered, Normalized, Residual, Rotated, Scaled, Split
 from rqjax.lanes import as_float32
@@ -81,7 +81,7 @@ def scores(quantizer: Quantizer, prepared: Any, codes: Codes) -> Float[Array, "b
         case Split():
             return functools.reduce(operator.add, map(scores, quantizer.parts, prepared, codes))
         case Sign():
-            products = _products(prepared, _key_levels(quantizer, codes))
+            products = _key_products(quantizer, prepared, codes)
             return products * (quantizer.gain * as_float32(codes[0]))[:, :, None]
         case Affine() if mlx.takes(quantizer):
             return mlx.products(quantizer, prepared, codes, transpose=True)
@@ -91,7 +91,7 @@ def scores(quantizer: Quantizer, prepared: Any, codes: Codes) -> Float[Array, "b
             products = products.reshape(*prepared[1].shape, -1) * scale + prepared[1][..., None] * bias
             return functools.reduce(operator.add, [products[:, :, g] for g in range(products.shape[2])])  # no reduction
         case Scalar() if tiles.has_indices(quantizer):
-            return _products(prepared, _key_levels(quantizer, codes)) * quantizer.step
+            return _key_products(quantizer, prepared, codes) * quantizer.step
         case Trellis() if quantizer.table.whole:
             return _products(prepared, quantizer.table(quantizer.states(codes))) * quantizer.table.step
     return jax.vmap(jax.vmap(quantizer.dot))(prepared, codes)
@@ -231,6 +231,16 @@ def _sums(w: Weights, levels: Int8[Array, "b h d t"]) -> Float[Array, "b h r d"]
     parts, unit = limbs(w.values, w.bound, WEIGHT_LIMBS)
     sums = jnp.einsum("bhdt,bhrt->bhdr", levels, parts, preferred_element_type=jnp.int32)  # faster than into bhrd
     return _joined(jnp.swapaxes(sums, 2, 3), unit, WEIGHT_LIMBS)
+
+
+def _key_products(quantizer: Scalar | Sign, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+    """Queries times levels. Whole words are unpacked in the order in which indices lie in their bytes."""
+    words, bits = (codes[1], 1) if isinstance(quantizer, Sign) else (codes, quantizer.bits)
+    order = packing.octet_order(quantizer.dim, bits)
+    if isinstance(words, tuple) or order is None:
+        return _products(prepared, _key_levels(quantizer, codes))
+    y = (prepared[0][..., order], prepared[1]) if isinstance(prepared, tuple) else prepared[..., order]
+    return _products(y, _levels(quantizer, packing.unpack_octets(words, bits)))
 
 
 def _key_levels(quantizer: Any, codes: Codes) -> Int8[Array, "b h t d"]:

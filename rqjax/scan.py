@@ -12,8 +12,8 @@ from rqjax.quantizer import Codes, Quantizer
 
 QUERIES = 1024
 """That scan the codes together."""
-SCORES, COORDINATES = 2**22, 2**19
-"""Of a block of codes, at most: 16 MiB of scores, 512 KiB of levels in int8."""
+SCORES, COORDINATES = 2**22, 2**21
+"""Of a block of codes, at most: 16 MiB of scores, 2 MiB of levels in int8."""
 GROUP = 16
 """Scores for which their maximum stands while the best are looked for."""
 

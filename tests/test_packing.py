@@ -37,6 +37,18 @@ def test_bits_cost_what_they_say(bits):
         assert 32 * packing.words_per_vector(dim, bits) == dim * bits
 
 
+@pytest.mark.parametrize(("dim", "bits"), [(32, 1), (96, 1), (16, 2), (80, 2), (8, 4), (200, 4)])
+def test_octets_are_in_their_order(dim, bits):
+    indices = np.random.default_rng(dim).integers(0, 2**bits, (3, dim))
+    octets = packing.unpack_octets(packing.pack(jnp.asarray(indices), bits), bits)
+    np.testing.assert_array_equal(octets, indices[:, packing.octet_order(dim, bits)])
+
+
+@pytest.mark.parametrize(("dim", "bits"), [(128, 3), (40, 1), (8, 2), (12, 4), (128, 8)])
+def test_some_have_no_octets(dim, bits):
+    assert packing.octet_order(dim, bits) is None
+
+
 def test_layout_of_planes():
     """Index k L + j is field k of lane j; at 3 bits the last quarter of the lanes fills the high bytes."""
     indices = np.random.default_rng(0).integers(0, 8, 128)
