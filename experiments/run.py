@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import app, flags
 from ml_collections import config_flags
 
@@ -20,6 +21,7 @@ import experiments
 from experiments import table
 from experiments.environment import environment
 from experiments.rows import Rows
+from rqjax import platforms
 from rqjax.quantizer import unknown_name
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with the config; see configs/.", lock_config=True)
@@ -112,6 +114,8 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
+    if platforms.platform() == "METAL":
+        jax.random.key = jax.random.PRNGKey  # typed ones are lowered with a custom call (jax issue 16287)
     try:
         config = CONFIG.value.to_dict()
         workdir = Path(WORKDIR.value or _default_workdir(config, name))

@@ -107,12 +107,28 @@ def test_methods_are_the_same_as_on_a_cpu(name):
 def test_random_matrices_are_made_on_the_host(device):
     made = Dense.haar(jax.random.key(0), 16)
     np.testing.assert_allclose(made.matrix @ made.matrix.T, jnp.eye(16), atol=1e-5)
-    with pytest.raises(ValueError, match=rf"on {device} call Dense.haar outside jit and vmap: it runs on the host"):
-        jax.jit(lambda key: Dense.haar(key, 16))(jax.random.key(0))
+    with apple.at("cpu"):
+        np.testing.assert_array_equal(made.matrix, Dense.haar(jax.random.key(0), 16).matrix)
+    with pytest.raises(ValueError, match=rf"on {device} there are no eigenvectors under jit or vmap: fit outside"):
+        jax.jit(Dense.klt)(X)
     x = X.reshape(-1, 8)
     fitted = rqjax.FITTED["opq"](jax.random.key(0), x, 4)
     assert platforms.platform() == device
     assert float(jnp.mean((fitted.decode(fitted.encode(x)) - x) ** 2)) < 0.1
+
+
+@pytest.mark.parametrize("block", [None, 16])
+def test_rotations_under_jit_are_made_on_the_device(device, block):
+    """In plain operations, and the same up to rounding."""
+    key = jax.random.key_data(jax.random.key(0))
+    make = jax.jit(lambda key: Dense.haar(key, 128, block).matrix)
+    made = make(key)
+    with apple.at("cpu"):
+        np.testing.assert_allclose(made, Dense.haar(key, 128, block).matrix, atol=2e-5)
+    np.testing.assert_allclose(made @ made.T, jnp.eye(128), atol=2e-6)
+    assert not apple.violations(make.trace(key).lower(lowering_platforms=(device,)))
+    shapes = jax.eval_shape(lambda key: rqjax.METHODS["turboquant"](key, 16, 3), key)
+    assert shapes.bits_per_vector == 64 + 16
 
 
 def test_a_host_is_needed(device, monkeypatch):

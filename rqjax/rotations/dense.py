@@ -53,16 +53,40 @@ class Dense:
 # Batched, two such factorisations in one program can wait for each other's CPU threads for ever: hence one by one.
 @jax.custom_batching.sequential_vmap
 def _orthonormal(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    if platforms.on_apple():
+        return _gram_schmidt(matrix)
     q, r = jnp.linalg.qr(matrix)
     return q * jnp.where(jnp.diagonal(r) < 0, -1.0, 1.0)
 
 
+def _gram_schmidt(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """The same of a regular matrix, in plain operations: each column minus its part along those before, twice, as once
+    leaves too much of it."""
+
+    def column(j: Array, q: Float[Array, "d d"]) -> Float[Array, "d d"]:
+        v = lax.dynamic_slice_in_dim(q, j, 1, axis=1)
+        for _ in range(2):
+            along = jnp.matmul(q.T, v, precision=lax.Precision.HIGHEST)
+            along = jnp.where(jnp.arange(len(q))[:, None] < j, along, 0)
+            v = v - jnp.matmul(q, along, precision=lax.Precision.HIGHEST)
+        return lax.dynamic_update_slice_in_dim(q, v / jnp.sqrt(jnp.sum(v**2)), j, axis=1)
+
+    return lax.fori_loop(0, len(matrix), column, matrix)
+
+
+def _check_host(what: str) -> None:
+    if platforms.on_apple():
+        raise ValueError(f"on {platforms.platform()} there are no {what} under jit or vmap: fit outside, on the host")
+
+
 @jax.custom_batching.sequential_vmap
 def _axes(covariance: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    _check_host("eigenvectors")
     return jnp.linalg.eigh(covariance)[1]
 
 
 @jax.custom_batching.sequential_vmap
 def _polar(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    _check_host("singular vectors")
     u, _, vt = jnp.linalg.svd(matrix)
     return jnp.matmul(u, vt, precision=lax.Precision.HIGHEST)
