@@ -7,7 +7,7 @@ often and as many of the ten nearest, on all data sets; `turboquant` finds what 
 
 All vectors are unit vectors; `bytes` are those of codes, factors and norms, without ids. ":tight" gives as many bits
 less as the scale takes, ":unit" stores no scale. Needs the extra `bench`. Half of its hour is FAISS's PQ; OPQ, which
-takes ten times as long, is in `--config.grid.codec="('faiss_opq',)"`.
+takes ten times as long, is in `configs/recall_opq.py`.
 """
 
 from ml_collections import ConfigDict

@@ -53,7 +53,7 @@ def check(point: dict[str, Any]) -> None:
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """One case. If it fails its row says why, and the others still run."""
     values = _parse(point["case"])
-    point = {**point, **values, **({name: SMALL[name] for name in SMALL} if point["rehearse"] else {})}
+    point = {**point, **values, **(SMALL if point["rehearse"] else {})}
     try:
         return {**values, **(_generate if "strategy" in values else _quantize)(point, values)}
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError) as error:

@@ -99,16 +99,13 @@ def scores(quantizer: Quantizer, prepared: Any, codes: Codes) -> Float[Array, "b
 
 def has_rule(quantizer: Quantizer) -> bool:
     """Whether products with the codes of a quantizer are taken with its levels or its grid, without decoding."""
-    match quantizer:
-        case PerHead() | Normalized() | Scaled() | Rotated() | Centered():
-            return has_rule(quantizer.inner)
-        case Residual():
-            return has_rule(quantizer.first) and has_rule(quantizer.second)
-        case Split():
-            return all(map(has_rule, quantizer.parts))
-        case Trellis():
-            return quantizer.table.whole
-    return isinstance(quantizer, Affine) or tiles.has_indices(quantizer)
+
+    def one(inner: Quantizer) -> bool:
+        if isinstance(inner, Trellis):
+            return inner.table.whole
+        return isinstance(inner, Affine) or tiles.has_indices(inner)
+
+    return tiles.every(quantizer, one)
 
 
 class Weights(NamedTuple):

@@ -16,6 +16,7 @@ rows.
 import dataclasses
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -102,14 +103,19 @@ def has_indices(quantizer: Quantizer) -> bool:
 
 def has_tiles(quantizer: Quantizer) -> bool:
     """Whether all codes of a quantizer are stored as tiles."""
+    return every(quantizer, has_indices)
+
+
+def every(quantizer: Quantizer, holds: Callable[[Quantizer], bool]) -> bool:
+    """Whether something holds for each quantizer within the combinators of a nest."""
     match quantizer:
         case Normalized() | Scaled() | Rotated() | Centered() | PerHead():
-            return has_tiles(quantizer.inner)
+            return every(quantizer.inner, holds)
         case Residual():
-            return has_tiles(quantizer.first) and has_tiles(quantizer.second)
+            return every(quantizer.first, holds) and every(quantizer.second, holds)
         case Split():
-            return all(map(has_tiles, quantizer.parts))
-    return has_indices(quantizer)
+            return all(every(part, holds) for part in quantizer.parts)
+    return holds(quantizer)
 
 
 def lay_out(quantizer: Quantizer, codes: Codes, *, transposed: bool) -> Codes:
