@@ -1,38 +1,45 @@
-# make tables: the main job. make test: the test suite. Both make their environment in .venv first.
+# make tables: the main job. make test: the core of the test suite; make test-full: all of it. Each makes its environment
+# in .venv first.
 PYTHON ?= python3
 # Python 3.12 or newer, for the newest jax: the first that is on the path or in pyenv.
 NEWEST ?= $(shell for p in python3.13 python3.12 $$HOME/.pyenv/versions/3.1[2-9].*/bin/python3; do \
 	$$p -c "" 2> /dev/null && echo $$p && break; done)
 VENV ?= .venv
 RUN := $(VENV)/bin/python
+# Quiet about what can be had, and about editable installations.
+PIP := PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --disable-pip-version-check
 WORKDIR ?= runs
 # As in the extra `metal` of pyproject.toml, which is for macOS only.
 METAL := jax==0.5.0 jaxlib==0.5.0 'numpy<2.3' 'optax<0.2.6' 'flax<0.11'
-TABLES := parameters cache_size kv_memory fractional inner_product rotation_mixing distortion qet_theory
-MODEL_TABLES := perplexity attention_fidelity needle_model
+MODEL_TABLES := perplexity attention_fidelity needle_model qet_theory
 
-.PHONY: env gpu-compile-env tables models test test-newest test-metal goldens lint bench clean
+.PHONY: env gpu-compile-env tables models test test-full test-newest test-metal goldens lint bench clean
 
-env: $(VENV)/.test
+env: $(VENV)/.test-full
 
 gpu-compile-env: $(VENV)/.gpu-compile
 
 $(VENV)/.made: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \
+		echo "expected Python 3.11 or newer, got $$($(PYTHON) --version 2>&1): make PYTHON=python3.12, say"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --upgrade pip
 	touch $@
 
 $(VENV)/.tables: $(VENV)/.made
-	$(RUN) -m pip install --quiet --editable '.[experiments]'
+	$(PIP) --editable '.[experiments]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.made
-	$(RUN) -m pip install --quiet --editable '.[test,bench]'
+	$(PIP) --editable '.[test]'
+	touch $@
+
+$(VENV)/.test-full: $(VENV)/.made
+	$(PIP) --editable '.[test-full]'
 	touch $@
 
 # The compiler for NVIDIA GPUs, 250 MB, in a folder of its own: a jax that finds its CUDA plugin complains without a GPU.
 # Nothing is installed where the kernels do not exist: an older jax, or a platform without these wheels.
-$(VENV)/.gpu-compile: $(VENV)/.test tests/hopper.py
+$(VENV)/.gpu-compile: $(VENV)/.test-full tests/hopper.py
 	@wheels="$$($(RUN) tests/hopper.py --wheels)" && \
 		if [ -n "$$wheels" ]; then \
 			rm -rf $(VENV)/gpu-compile && \
@@ -41,17 +48,22 @@ $(VENV)/.gpu-compile: $(VENV)/.test tests/hopper.py
 	touch $@
 
 tables: $(VENV)/.tables
-	@for name in $(TABLES); do \
-		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
-	done
+	@$(RUN) -m experiments.tables --into=$(WORKDIR)
 
 models: env
 	@for name in $(MODEL_TABLES); do \
 		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
 	done
 
-test: env gpu-compile-env
-	$(RUN) -m pytest -n 2 --dist=worksteal tests
+# A worker takes whole files, so that what their tests share is made once.
+PYTEST := -m pytest -n 2 --dist=loadfile
+
+test: $(VENV)/.test
+	$(RUN) $(PYTEST) -m "not full" tests
+
+test-full: env gpu-compile-env
+	$(RUN) $(PYTEST) --core-seconds=600 tests
+	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" $(addprefix tests/test_, laws.py cache.py index.py decoder.py)
 
 # Every kernel lowers for CUDA on the newest jax too; nothing to do where there is no Python for it.
 test-newest:
@@ -65,8 +77,8 @@ test-newest:
 test-metal:
 	$(PYTHON) -m venv $(VENV)-metal
 	$(VENV)-metal/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)-metal/bin/python -m pip install --quiet --editable '.[test,bench]' $(METAL)
-	$(VENV)-metal/bin/python -m pytest -n 2 --dist=worksteal tests
+	$(VENV)-metal/bin/python -m pip install --quiet --editable '.[test-full]' $(METAL)
+	$(VENV)-metal/bin/python $(PYTEST) tests
 
 goldens: env gpu-compile-env
 	$(RUN) tests/hopper.py --goldens

@@ -3,6 +3,9 @@
 Claim: mse-optimal quantizers shrink inner products by 1 - D, sketched residuals by nothing; an orthogonal sketch has
 two thirds of the Gaussian one's error, and EDEN's unbiased scale beats both with no sketch at all.
 
+To see: the slope, the factor on every inner product, is 1 within one percent for all `_prod` and `_unbiased`; the
+others shrink, at 3 bits to 0.93 to 0.98. Of those that do not, `turboquant_trellis_unbiased` has the smallest RMSE.
+
     python -m experiments.run --config=configs/inner_product.py
 
 Expected at 3 and 4 bits: RMSE .037 and .020, correlation .918 and .974 for turboquant_prod; .048 and .031, .878 and

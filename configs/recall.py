@@ -1,11 +1,13 @@
 """Recall of nearest neighbours by inner product at 2 and 4 bits (TurboQuant, Figure 5): this library and its peers.
 
-Claim: with the bytes of any codec of FAISS's or turbovec's, or fewer, trellis codes find the nearest vector at least as
-often and as many of the ten nearest, on all data sets; `turboquant` finds what FAISS's TurboQuant, `faiss_tqmse`, does.
+Claim: with the bytes of any other codec here, or fewer, trellis codes find the nearest vector at least as often and as
+many of the ten nearest, on all data sets; `turboquant` finds what FAISS's TurboQuant, `faiss_tqmse`, does. FAISS's
+residual quantizer finds more: `configs/recall_prq.py`.
 
     python -m experiments.run --config=configs/recall.py
 
-All vectors are unit vectors; `bytes` are those of codes, factors and norms, without ids. ":tight" gives as many bits
+All vectors are unit vectors; `bytes` are those of codes, factors and norms of a vector, without ids, `shared_bytes`
+those of all centroids, rotations and tables. ":tight" gives as many bits
 less as the scale takes, ":unit" stores no scale. Needs the extra `bench`. Half of its hour is FAISS's PQ; OPQ, which
 takes ten times as long, is in `configs/recall_opq.py`.
 """
@@ -21,7 +23,13 @@ def get_config() -> ConfigDict:
             "queries": 1000,
             "seeds": 5,
             "grid": {
-                "set": (("words", 200), ("clustered", 128), ("sphere", 128), ("clustered", 768), ("clustered", 1536)),
+                "vectors": (
+                    "words, d = 200",
+                    "clustered, d = 128",
+                    "sphere, d = 128",
+                    "clustered, d = 768",
+                    "clustered, d = 1536",
+                ),
                 "bits": (2, 4),
                 "codec": (
                     "turboquant",

@@ -15,5 +15,5 @@ from configs import recall
 def get_config() -> ConfigDict:
     config = recall.get_config()
     codecs = ("turboquant_trellis:unit", "klt_trellis:tight", "faiss_rabitq", "faiss_pq", "faiss_opq")
-    config.update({"grid": {"set": (("clustered", 128),), "codec": codecs}})
+    config.update({"grid": {"vectors": ("clustered, d = 128",), "codec": codecs}})
     return config

@@ -7,6 +7,8 @@ less; on isotropic data nothing helps and nothing hurts.
     python -m experiments.run --config=configs/train_rotor.py
     python -m experiments.run --config=configs/train_rotor.py --config.grid.data="('file:kv.safetensors#layers.0.k',)"
 
+A quarter of the vectors is held out; of `kv`, windows of text of their own.
+
 `seconds` is a fit of all seeds side by side, with compilation where a shape is new; the committed ones were measured
 beside other work. Four hours on two cores.
 """

@@ -1,8 +1,28 @@
 """Experiments: a config is a grid, a point is a row, a table and plots are derived. `python -m experiments.run`."""
 
+import logging
 import sys
+from types import TracebackType
 
 from absl import flags
+
+from rqjax import extras
+
+
+def _one_line_for_missing_extras(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Of a command, whichever of its imports fails."""
+    try:
+        with extras.explained():
+            raise error
+    except extras.MissingExtra as missing:
+        print(f"error: {missing}", file=sys.stderr)
+    except BaseException:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _one_line_for_missing_extras
+logging.getLogger("jax").setLevel(logging.WARNING)  # not a line for each kind of device that is not there
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # nor for its cache, the first time
 
 
 def flags_parser(argv: list[str]) -> list[str]:

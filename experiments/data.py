@@ -1,6 +1,8 @@
 """Vectors to quantize: isotropic, structured, words of Python's own library, and the user's files."""
 
 import functools
+import hashlib
+import lzma
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -13,10 +15,13 @@ from scipy import sparse
 from scipy.sparse import linalg
 
 from experiments.cache import cached
+from rqjax import extras
 from rqjax.quantizer import Registry, unknown_name
 from rqjax.rotations import Dense
 
 Sampler = Callable[[jax.Array, int, int], jax.Array]
+HELD_OUT = 4
+"""One row in so many is held out from what is fitted."""
 
 
 def gaussian(key, n, dim):
@@ -73,14 +78,30 @@ def words(key, n, dim):
 
 
 def kv(key, n, dim):
-    """Keys and values of all layers and heads of the model in `results/models` whose head dimension is `dim`."""
-    from experiments.models import BY_DIM, captured  # which needs flax
+    """Keys and values of all layers and heads of the model in `results/models` whose head dimension is `dim`.
+
+    The rows that `split` holds out come from windows of text of their own: the seed chooses two of eight.
+    """
+    order_key, train_key, test_key = jax.random.split(key, 3)
+    windows = _kv_windows(dim)
+    order = np.asarray(jax.random.permutation(order_key, len(windows)))
+    held = len(windows) // HELD_OUT
+    train = _rows(windows[order[held:]].reshape(-1, dim), train_key, n - n // HELD_OUT, dim, "kv")
+    test = _rows(windows[order[:held]].reshape(-1, dim), test_key, n // HELD_OUT, dim, "kv")
+    return jnp.concatenate([train, test])
+
+
+@functools.lru_cache(maxsize=1)
+def _kv_windows(dim: int) -> np.ndarray:
+    """Keys and values (windows, vectors, dim) of eight windows of 512 tokens of held-out text."""
+    with extras.explained():
+        from experiments import text
+        from experiments.models import BY_DIM, calibration
 
     if dim not in BY_DIM:
         raise ValueError(f"kv has vectors of {', '.join(map(str, BY_DIM))} dimensions, got dim = {dim}")
-    _, arrays = captured(BY_DIM[dim], "", 2048)
-    vectors = [np.asarray(x).reshape(-1, dim) for name, x in arrays.items() if not name.endswith("q")]
-    return _rows(np.concatenate(vectors), key, n, dim, "kv")
+    arrays = calibration(BY_DIM[dim], "", 512, 8, text.held_out)
+    return np.concatenate([np.asarray(x).reshape(8, -1, dim) for name, x in arrays.items() if name[-1] != "q"], axis=1)
 
 
 DATA: Registry = Registry(
@@ -103,6 +124,13 @@ DATA: Registry = Registry(
 )
 
 
+def check(name: str) -> None:
+    """Raises for a data set that there is not, or for which a package is missing."""
+    if not name.startswith("file:") and DATA[name] is kv:
+        with extras.explained():
+            from experiments import models as models
+
+
 @functools.lru_cache(maxsize=2)
 def sample(name: str, seeds: int, n: int, dim: int) -> jax.Array:
     """(seeds, n, dim) vectors of a data set, or of `file:PATH[#ARRAY]`; the seeds are 0, 1, ..., seeds - 1."""
@@ -113,6 +141,12 @@ def sample(name: str, seeds: int, n: int, dim: int) -> jax.Array:
     else:
         sampler = DATA[name]
     return jnp.stack([sampler(jax.random.key(1000 + seed), n, dim) for seed in range(seeds)])
+
+
+def split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The rows (seeds, n, dim) of `sample` to fit on, and those held out."""
+    held = x.shape[1] // HELD_OUT
+    return x[:, :-held], x[:, -held:]
 
 
 def _rows(vectors: np.ndarray, key: jax.Array, n: int, dim: int, name: str) -> jax.Array:
@@ -165,8 +199,8 @@ def _array(name: str, array: str) -> np.ndarray:
         return readers[path.suffix](path)
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
-    except ImportError as error:
-        raise ValueError(f"{path} takes the extra bench of rqjax to read: {error}") from None
+    except extras.MissingExtra:
+        raise
     except Exception as error:
         raise ValueError(f"{path} is not a readable {path.suffix} file: {error}") from None
 
@@ -202,7 +236,8 @@ def _read_vecs(path: Path) -> np.ndarray:
 
 def _read_hdf5(path: Path, array: str) -> np.ndarray:
     """In the layout of ann-benchmarks: "train", "test", "neighbors", "distances"."""
-    import h5py
+    with extras.explained():
+        import h5py
 
     with h5py.File(path) as file:
         datasets = {name: part for name, part in file.items() if isinstance(part, h5py.Dataset)}
@@ -210,36 +245,42 @@ def _read_hdf5(path: Path, array: str) -> np.ndarray:
 
 
 WORD_DIMS, WORD_COUNT, WINDOW = 300, 15_000, 5
+PINNED = Path(__file__).parent / "corpus"
+"""Text of Python 3.11.7's standard library, as `pin` has written it."""
+PINNED_WORDS = PINNED / "words.xz"
 
 
 @functools.cache
 def _words() -> np.ndarray:
     """Word vectors (words, 300): truncated SVD of positive pointwise mutual information (Levy & Goldberg, 2014).
 
-    The corpus is the source text of the standard library of the running Python.
+    The corpus is `PINNED_WORDS`, so that the vectors do not depend on the running Python.
     """
-    return cached(f"words-{corpus_version()}.npy", lambda: word_vectors(corpus())[0])
+    version = hashlib.sha256(PINNED_WORDS.read_bytes()).hexdigest()[:16]
+    return cached(f"words-{version}-{WORD_COUNT}x{WORD_DIMS}.npy", lambda: word_vectors(pinned_words())[0])
 
 
-def corpus_version() -> str:
-    """Which Python the corpus comes from."""
-    import platform
-
-    return f"python{platform.python_version()}-{WORD_COUNT}x{WORD_DIMS}"
+def pinned_words() -> list[str]:
+    """The words of each file of Python 3.11.7's standard library."""
+    return lzma.decompress(PINNED_WORDS.read_bytes()).decode().split("\n")
 
 
-def corpus() -> list[str]:
-    """The source files of Python's standard library, in a fixed order."""
+def corpus() -> dict[str, str]:
+    """The source files of the running Python's standard library by their paths in it, in a fixed order."""
     import sysconfig
 
     root = Path(sysconfig.get_path("stdlib"))
     files = sorted(p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts)
-    return [p.read_text(encoding="utf-8", errors="ignore") for p in files]
+    return {p.relative_to(root).as_posix(): p.read_text(encoding="utf-8", errors="ignore") for p in files}
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[a-z]{2,}", text.lower())
 
 
 def word_vectors(texts: list[str]) -> tuple[np.ndarray, dict[str, int]]:
     """Vectors of the most frequent words (WORD_COUNT, WORD_DIMS), and the row of each word."""
-    documents = [re.findall(r"[a-z]{2,}", text.lower()) for text in texts]
+    documents = [words_of(text) for text in texts]
     counts = Counter(word for document in documents for word in document)
     index = {word: i for i, (word, _) in enumerate(counts.most_common(WORD_COUNT))}
     gap = [-1] * WINDOW  # no window reaches from one file into the next

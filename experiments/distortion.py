@@ -27,8 +27,7 @@ TABLES = (
 def check(point: dict[str, Any]) -> None:
     """Fails on a point that cannot run, before the first one does."""
     jax.eval_shape(lambda key: rqjax.METHODS[point["method"]](key, point["dim"], point["bits"]), jax.random.key(0))
-    if not point["data"].startswith("file:"):
-        _ = data.DATA[point["data"]]
+    data.check(point["data"])
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:

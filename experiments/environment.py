@@ -6,13 +6,16 @@ from pathlib import Path
 
 import jax
 
+from experiments import sources
+
+
+def environment(experiment: str) -> dict[str, str]:
+    """Git revision, the hash of the experiment's code, jax version and device kind."""
+    device = jax.devices()[0].device_kind
+    return {"revision": _revision(), "code": sources.code(experiment), "jax": jax.__version__, "device": device}
+
 
 @functools.cache
-def environment() -> dict[str, str]:
-    """Git revision, jax version and device kind."""
-    return {"revision": _revision(), "jax": jax.__version__, "device": jax.devices()[0].device_kind}
-
-
 def _revision() -> str:
     def git(*args: str) -> str:
         result = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)

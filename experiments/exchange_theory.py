@@ -21,6 +21,10 @@ TABLES = (
 )
 
 
+def check(point: dict[str, Any]) -> None:
+    data.check(point["data"])
+
+
 def run(point: dict[str, Any]) -> dict[str, Any]:
     x = data.sample(point["data"], point["seeds"], point["n"], point["dim"])
     levels = point["levels"]

@@ -6,7 +6,6 @@ A case is one row: "tests", "copy", "<operation> <method> <by> <vectors>" or
 
 import contextlib
 import functools
-import logging
 import math
 import os
 import re
@@ -28,7 +27,6 @@ from experiments import gpu_attention, gpu_clock, gpu_codes, published
 from experiments.table import Table
 from rqjax import kernels
 
-logging.getLogger("jax").setLevel(logging.WARNING)  # not a line for each kind of device that is not there
 ROOT = Path(__file__).parent.parent
 STARTED = time.monotonic()
 TABLES = (

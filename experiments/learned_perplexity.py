@@ -24,7 +24,7 @@ from rqjax.quantizer import UnknownName, unknown_name
 TABLES = (
     Table(
         "Random and learned quantizers: change of the perplexity in %, KL of the next-token distribution (nats), how"
-        " often the first token is the same, seconds to fit all layers and heads",
+        " often the first token is the same, ± over windows of held-out text; seconds to fit all layers and heads",
         rows=("bits", "strategy"),
         columns=(),
         values=("perplexity", "change", "kl", "top1", "seconds"),
@@ -36,6 +36,7 @@ TABLES = (
 
 def check(point: dict[str, Any]) -> None:
     keep(point["keep"])
+    perplexity.check_windows(point)
     if fitted(point["strategy"]) is None:
         try:
             rqjax.strategy(point["strategy"], jax.random.key(0), 64)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import data
+from rqjax import extras
 from rqjax.quantizer import Registry, check_int
 
 OUTLIERS = 1e-4
@@ -36,7 +37,8 @@ def _cache(kind: str) -> Callable[[jax.Array, int], jax.Array]:
     """Keys or values of all layers and heads of a trained model, a row for each token."""
 
     def sample(key: jax.Array, scale: int) -> jax.Array:
-        from experiments.models import captured  # which needs flax
+        with extras.explained():
+            from experiments.models import captured
 
         _, arrays = captured("llama-d128", "", 2048)
         rows = [np.asarray(x).reshape(len(x), -1) for name, x in sorted(arrays.items()) if name.endswith(kind)]

@@ -1,11 +1,13 @@
 """Small decoders of three families, and decoders by name: trained here, in a folder, or on Hugging Face."""
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from tokenizers import Tokenizer
 
 from experiments import text
@@ -99,10 +101,12 @@ def captured(name: str, corpus: str, tokens: int) -> tuple[Decoder, dict[str, ja
 
 
 @functools.lru_cache(maxsize=1)
-def calibration(name: str, corpus: str, context: int, count: int) -> dict[str, jax.Array]:
-    """`capture` of windows of training text, one after the other along time."""
+def calibration(
+    name: str, corpus: str, context: int, count: int, part: Callable[[str, Tokenizer], np.ndarray] = text.seen
+) -> dict[str, jax.Array]:
+    """`capture` of windows of text, one after the other along time; of training text, if `part` is not another."""
     decoder, tokenizer = load(name)
-    windows = jnp.asarray(text.windows(text.seen(corpus, tokenizer), context, count)[:, :-1])
+    windows = jnp.asarray(text.windows(part(corpus, tokenizer), context, count)[:, :-1])
     arrays = jax.lax.map(lambda tokens: capture(decoder, tokens), windows)
     return {name: x.reshape(-1, *x.shape[2:]) for name, x in arrays.items()}
 

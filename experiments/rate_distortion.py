@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from experiments import plot as plots
+from experiments import data, plot as plots
 from experiments.distortion import distortion
 from experiments.table import Row, Table
 from rqjax import codebooks, turboquant_mixed
@@ -56,6 +56,7 @@ def check(point: dict[str, Any]) -> None:
     recipe = CODES[point["code"]]
     if recipe:
         jax.eval_shape(lambda key: recipe(key, point["dim"], point["bits"]), jax.random.key(0))
+    data.check(point["data"])
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import plot as plots, search
+from experiments import data, plot as plots, search
 from experiments.rows import mean_and_deviation
 from experiments.table import Table
 from rqjax import metrics
@@ -18,7 +18,7 @@ TABLES = (
         " (10@10); bytes of a vector's codes",
         rows=("codec", "bits"),
         columns=(),
-        values=("bytes", "1@1", "1@4", "1@16", "1@64", "10@10"),
+        values=("bytes", "shared_bytes", "1@1", "1@4", "1@16", "1@64", "10@10"),
         each=("vectors",),
     ),
 )
@@ -26,19 +26,28 @@ TABLES = (
 
 def check(point: dict[str, Any]) -> None:
     search.check(point["codec"])
+    data.check(_set(point["vectors"])[0])
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """One codec on one data set; each seed draws vectors, queries, rotation and centroids."""
-    (name, dim), found, size = point["set"], [], 0.0
+    (name, dim), found, sizes = _set(point["vectors"]), [], {}
     for seed, (x, queries) in enumerate(search.sets(name, point["seeds"], point["n"], point["queries"], dim)):
         true = search.neighbours(x, queries, 10)
         codec = search.build(point["codec"], x, point["bits"], seed)
-        ids, size = codec.search(queries, max(KS))[1], codec.bytes_per_vector
+        sizes = {"bytes": codec.bytes_per_vector, "shared_bytes": codec.shared_bytes}
+        ids = codec.search(queries, max(KS))[1]
         nearest = {f"1@{k}": metrics.recall(ids[:, :k], true[:, :1]) for k in KS}
         found.append({**nearest, "10@10": metrics.recall(ids[:, :10], true)})
     recalls = mean_and_deviation({name: np.array([one[name] for one in found]) for name in found[0]})
-    return {"vectors": f"{name}, d = {dim}", "bytes": size, **recalls}
+    return {**sizes, **recalls}
+
+
+def _set(vectors: str) -> tuple[str, int]:
+    name, _, dim = vectors.rpartition(", d = ")
+    if not (name and dim.isdigit()):
+        raise ValueError(f"expected vectors like 'words, d = 200', got {vectors!r}")
+    return name, int(dim)
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:

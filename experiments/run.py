@@ -2,26 +2,29 @@
 
     python -m experiments.run --config=configs/distortion.py --config.grid.bits='(2,3)' --workdir=runs/distortion
 
-Rows are appended to `rows.jsonl` as they finish. A run that was stopped, however rudely, goes on where it was.
+Rows are appended to `rows.jsonl` as they finish. A run that was stopped, however rudely, goes on where it was. A row
+knows the code that made it; --fresh repeats the rows that today's code did not make.
 """
 
+import ast
 import importlib
 import itertools
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from absl import app, flags
 from ml_collections import config_flags
 
 import experiments
-from experiments import table
+from experiments import sources, table
 from experiments.environment import environment
 from experiments.rows import Rows
-from rqjax import platforms
+from rqjax import extras, platforms
 from rqjax.quantizer import unknown_name
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with the config; see configs/.", lock_config=True)
@@ -59,7 +62,19 @@ EXPERIMENTS = (
     "trellis_tables",
     "trellis_throughput",
 )
+FRESH = flags.DEFINE_bool("fresh", False, "Repeat the rows that were made by other code than today's.")
 TRACEBACK = flags.DEFINE_bool("traceback", False, "Show where an error comes from.")
+TO_SEE = "To see: "
+"""How the paragraph of a config's docstring begins that says what its table shows."""
+
+
+class Made(NamedTuple):
+    """What a run has made."""
+
+    markdown: str
+    shown: str
+    """The table for a terminal."""
+    files: list[Path]
 
 
 def points(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -74,26 +89,43 @@ def load(name: str) -> Any:
     """The module of an experiment."""
     if name not in EXPERIMENTS:
         raise unknown_name("experiment", name, EXPERIMENTS)
-    return importlib.import_module(f"experiments.{name}")
+    with extras.explained():
+        return importlib.import_module(f"experiments.{name}")
 
 
-def run(config: Mapping[str, Any], workdir: Path) -> str:
-    """Runs what is missing of the grid, writes table.md, rows.csv and plots to `workdir`; returns the table."""
+def run(config: Mapping[str, Any], workdir: Path, fresh: bool = False) -> Made:
+    """Runs what is missing of the grid, and if `fresh` what other code made; writes table.md, rows.csv and plots."""
+    if platforms.platform() == "METAL":
+        jax.random.key = jax.random.PRNGKey  # typed ones are lowered with a custom call (jax issue 16287)
     experiment, todo = load(config["experiment"]), list(points(config))
     for point in todo if hasattr(experiment, "check") else []:
         experiment.check(point)
     rows = Rows(workdir / "rows.jsonl")
+    sources.code(config["experiment"])  # reads what has been imported, whatever is edited from here on
     for point in _with_bar(todo, config["experiment"]):
-        if rows.find(point) is None:
+        row = rows.find(point)
+        if row is None or (fresh and not sources.is_current(table.flat(row))):
             start = time.perf_counter()
             metrics = experiment.run(point)
-            rows.append(point, metrics, {**environment(), "seconds": round(time.perf_counter() - start, 3)})
+            seconds = round(time.perf_counter() - start, 3)
+            rows.append(point, metrics, {**environment(config["experiment"]), "seconds": seconds})
     done = [row for point in todo if (row := rows.find(point))]
-    text = table.render(done, experiment.TABLES)
-    (workdir / "table.md").write_text(text)
-    table.write_csv(done, workdir / "rows.csv")
-    plots = experiment.plot(done, workdir) if hasattr(experiment, "plot") else []
-    return text + "".join(f"\nplot: {path}" for path in plots)
+    markdown, shown = (make(done, experiment.TABLES, sources.is_current) for make in (table.render, table.show))
+    files = [workdir / "table.md", workdir / "rows.csv"]
+    files[0].write_text(markdown)
+    table.write_csv(done, files[1])
+    return Made(markdown, shown, files + (experiment.plot(done, workdir) if hasattr(experiment, "plot") else []))
+
+
+def to_see(path: Path) -> str:
+    """The sentence in a config's docstring that says what its table shows; "" if there is none."""
+    paragraphs = (ast.get_docstring(ast.parse(path.read_bytes())) or "").split("\n\n")
+    return next((" ".join(part.split()) for part in paragraphs if part.startswith(TO_SEE)), "")
+
+
+def shown(made: Made, sentence: str) -> str:
+    """The table for a terminal, and below it what to see."""
+    return "\n".join(filter(None, [made.shown, textwrap.fill(sentence, table.width())]))
 
 
 def _with_bar(todo: list[dict[str, Any]], name: str) -> Iterable[dict[str, Any]]:
@@ -113,18 +145,20 @@ def _default_workdir(config: Mapping[str, Any], name: str) -> str:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
-    name = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
-    if platforms.platform() == "METAL":
-        jax.random.key = jax.random.PRNGKey  # typed ones are lowered with a custom call (jax issue 16287)
+    path = Path(config_flags.get_config_filename(flags.FLAGS["config"]))
     try:
         config = CONFIG.value.to_dict()
-        workdir = Path(WORKDIR.value or _default_workdir(config, name))
-        print(run(config, workdir))
+        workdir = Path(WORKDIR.value or _default_workdir(config, path.stem))
+        made = run(config, workdir, FRESH.value)
     except (ValueError, TypeError, LookupError, OSError) as error:
         if TRACEBACK.value:
             raise
         sys.exit(f"error: {experiments.one_line(error)}")
-    print(f"\nrows: {workdir / 'rows.jsonl'}, {workdir / 'rows.csv'}\ntable: {workdir / 'table.md'}")
+    # What a config says of its table need not be true of another grid.
+    sentence = "" if config_flags.get_override_values(flags.FLAGS["config"]) else to_see(path)
+    print(shown(made, sentence))
+    files = ", ".join(path.name for path in made.files)
+    print(f"\nMade in {workdir}: {files}. A run goes on from the rows in rows.jsonl.")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 
 import rqjax
 from experiments import data
-from experiments.peers import PEERS, Peer
+from experiments.peers import PEERS, Peer, library
 from rqjax.quantizer import unknown_name
 
 BLOCK = 2**24
@@ -63,7 +63,7 @@ def build(codec: str, x: np.ndarray, bits: int, seed: int) -> Peer:
         scores, ids = index.search(queries, k)
         return np.asarray(scores), np.asarray(ids)
 
-    return Peer(code.bits_per_vector / 8, search)
+    return Peer(code.bits_per_vector / 8, rqjax.nbytes(code), search)
 
 
 def check(codec: str) -> None:
@@ -72,3 +72,5 @@ def check(codec: str) -> None:
     names = [*rqjax.METHODS, *rqjax.FITTED, *PEERS]
     if name not in names or suffix not in ("", "tight", "unit"):
         raise unknown_name("codec", codec, names)
+    if name in PEERS:
+        library(name.partition("_")[0])

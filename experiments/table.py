@@ -1,7 +1,9 @@
 """Tables in markdown and CSV, derived from rows."""
 
 import csv
-from collections.abc import Sequence
+import itertools
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,16 +34,43 @@ def flat(row: Row) -> Row:
     return {name: value for name, value in merged.items() if not isinstance(value, list | dict)}
 
 
-def render(rows: Sequence[Row], tables: Sequence[Table]) -> str:
-    """The tables in markdown."""
-    parts = []
+def render(rows: Sequence[Row], tables: Sequence[Table], is_current: Callable[[Row], bool] = lambda row: True) -> str:
+    """The tables in markdown; below each is said how many rows are not of today's code."""
+    return "\n".join(_markdown(part) + _stale(part, is_current) for part in _parts(rows, tables))
+
+
+def show(rows: Sequence[Row], tables: Sequence[Table], is_current: Callable[[Row], bool] = lambda row: True) -> str:
+    """The same for a terminal: groups of columns that do not fit beside each other stand below each other."""
+    return "\n".join(_plain(part, width()) + _stale(part, is_current) for part in _parts(rows, tables))
+
+
+class _Part(NamedTuple):
+    """One table as text: each column after those of `Table.rows` has a place, which is its group's, and a name."""
+
+    title: str
+    heads: list[str]
+    places: list[str]
+    names: list[str]
+    body: list[list[str]]
+    rows: list[Row]
+
+
+def _parts(rows: Sequence[Row], tables: Sequence[Table]) -> Iterator[_Part]:
     for table in tables:
         records = [row for row in map(flat, rows) if table.having is None or row.get(table.having) is not None]
         for place in dict.fromkeys(_pick(record, table.each) for record in records):
             part = [record for record in records if _pick(record, table.each) == place]
             title = ": ".join(filter(None, [table.title, _place(table.each, place)]))
-            parts.append(_render(part, table._replace(title=title)))
-    return "\n".join(parts)
+            yield _part(part, table._replace(title=title))
+
+
+def _stale(part: _Part, is_current: Callable[[Row], bool]) -> str:
+    count = sum(not is_current(row) for row in part.rows)
+    return (
+        f"\n{count} of {len(part.rows)} rows are of other code than today's; --fresh makes them anew.\n"
+        if count
+        else ""
+    )
 
 
 def _pick(row: Row, names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -54,7 +83,7 @@ def _place(names: tuple[str, ...], values: tuple[Any, ...]) -> str:
     return ", ".join(v if isinstance(v, str) else f"{_text(v)} {name}" for name, v in pairs)
 
 
-def _render(rows: list[Row], table: Table) -> str:
+def _part(rows: list[Row], table: Table) -> _Part:
     lines = list(dict.fromkeys(_pick(row, table.rows) for row in rows))
     groups = list(dict.fromkeys(_pick(row, table.columns) for row in rows))
     cells = {(_pick(row, table.rows), _pick(row, table.columns)): row for row in rows}
@@ -64,10 +93,6 @@ def _render(rows: list[Row], table: Table) -> str:
 
     columns = [(group, value) for group in groups for value in table.values if used(group, value)]
 
-    def title(group: tuple[Any, ...], value: str) -> str:
-        place = _place(table.columns, group)
-        return ", ".join(filter(None, [place, value if len(table.values) > 1 or not place else ""])).replace("_", " ")
-
     body = [[*map(_text, line), *(_cell(cells.get((line, g)), v) for g, v in columns)] for line in lines]
     for footer in table.footers:
         some = {
@@ -76,9 +101,65 @@ def _render(rows: list[Row], table: Table) -> str:
         }
         shown = [_cell(some[g], footer) if v == table.values[0] else "" for g, v in columns]
         body.append([f"*{footer.replace('_', ' ')}*", *[""] * (len(table.rows) - 1), *shown])
-    head = [*(name.replace("_", " ") for name in table.rows), *(title(*column) for column in columns)]
-    rule = [*["---"] * len(table.rows), *["---:"] * len(columns)]
-    return f"### {table.title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in [head, rule, *body])
+    places = [_place(table.columns, group).replace("_", " ") for group, _ in columns]
+    named = len(table.values) > 1 or not table.columns
+    return _Part(
+        table.title,
+        [name.replace("_", " ") for name in table.rows],
+        places,
+        [value.replace("_", " ") if named else "" for _, value in columns],
+        body,
+        rows,
+    )
+
+
+def _markdown(part: _Part) -> str:
+    titles = [", ".join(filter(None, pair)) for pair in zip(part.places, part.names, strict=True)]
+    rule = [*["---"] * len(part.heads), *["---:"] * len(titles)]
+    lines = [[*part.heads, *titles], rule, *part.body]
+    return f"### {part.title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def width() -> int:
+    """Columns of the terminal; 120 where there is none."""
+    return shutil.get_terminal_size((120, 24)).columns
+
+
+def _plain(part: _Part, limit: int) -> str:
+    first = len(part.heads)
+    texts = list(zip(*([*part.heads, *part.names], *part.body), strict=True))  # by column
+    widths = [max(map(len, column)) for column in texts]
+    blocks: list[list[int]] = [[]]  # of columns that stand beside each other
+    for place, group in _groups(part, range(first, len(texts))):
+        widths[group[-1]] += max(0, len(place) - _width(widths, group))
+        whole = _width(widths, [*range(first), *group]) <= limit
+        for columns in [group] if whole else [[i] for i in group]:
+            if blocks[-1] and _width(widths, [*range(first), *blocks[-1], *columns]) > limit:
+                blocks.append([])
+            blocks[-1] += columns
+    return f"{part.title}\n" + "".join("\n" + _block(part, texts, widths, block) for block in blocks)
+
+
+def _groups(part: _Part, columns: Iterable[int]) -> list[tuple[str, list[int]]]:
+    """Neighbours that have the same place."""
+    grouped = itertools.groupby(columns, lambda i: part.places[i - len(part.heads)])
+    return [(place, list(group)) for place, group in grouped]
+
+
+def _width(widths: list[int], columns: Sequence[int]) -> int:
+    """Of columns with two spaces between them."""
+    return sum(widths[i] + 2 for i in columns) - 2
+
+
+def _block(part: _Part, texts: list[tuple[str, ...]], widths: list[int], columns: list[int]) -> str:
+    heads = range(len(part.heads))
+    places = [f"{place:>{_width(widths, group)}}" for place, group in _groups(part, columns)]
+    lines = ["  ".join([" " * _width(widths, heads), *places])]
+    for row in range(len(texts[0])):
+        left = [f"{texts[i][row]:<{widths[i]}}" for i in heads]
+        lines.append("  ".join([*left, *(f"{texts[i][row]:>{widths[i]}}" for i in columns)]))
+    lines.insert(2, "-" * len(lines[0]))
+    return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
 
 
 def _cell(row: Row | None, name: str) -> str:

@@ -1,7 +1,9 @@
 """Text as tokens: the corpus, its split, and vocabularies of bytes or of byte pairs."""
 
+import functools
 import hashlib
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,38 +24,70 @@ class Text(NamedTuple):
     tokenizer: Tokenizer
     train: np.ndarray
     valid: np.ndarray
+    trained_on: list[str]
+    """The digest of each training file."""
 
 
-def corpus(folder: str) -> list[str]:
+def corpus(folder: str) -> dict[str, str]:
     """The texts of a folder's files (or of one file); of Python's standard library, if `folder` is empty."""
     if not folder:
         return data.corpus()
     root = Path(folder)
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
-    texts = [text for p in files if (text := p.read_text(encoding="utf-8", errors="ignore"))]
+    texts = {str(p): text for p in files if (text := p.read_text(encoding="utf-8", errors="ignore"))}
     if not texts:
         raise ValueError(f"expected text in {folder}, found none")
     return texts
 
 
+def documents(folder: str, part: str) -> dict[str, str]:
+    """The files of a corpus that are held out, or as many training files: `part` is "held_out" or "seen".
+
+    Those of Python's standard library are of Python 3.11.7, whichever is running: the models of `results/models` were
+    trained on its other files.
+    """
+    if not folder:
+        return _pinned(part)
+    texts = list(corpus(folder).items())
+    return dict(texts[::HELD_OUT] if part == "held_out" else texts[1::HELD_OUT] or texts)
+
+
+@functools.cache
+def _pinned(part: str) -> dict[str, str]:
+    with tarfile.open(data.PINNED / "text.tar.xz") as tar:
+        files = {member.name: tar.extractfile(member) for member in tar if member.name.startswith(f"{part}/")}
+        return {name.removeprefix(f"{part}/"): file.read().decode() for name, file in files.items() if file}
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def training(folder: str) -> list[str]:
+    """The files that share neither name nor content with one that is held out; of a single file, itself."""
+    held, texts = documents(folder, "held_out"), corpus(folder)
+    contents = set(map(digest, held.values()))
+    kept = [text for name, text in texts.items() if name not in held and digest(text) not in contents]
+    return kept or list(texts.values())
+
+
 def load(folder: str, vocabulary: int) -> Text:
     """The corpus in tokens, split into training and validation files."""
-    texts = corpus(folder)
-    kept = [text for i, text in enumerate(texts) if i % HELD_OUT or len(texts) == 1]
+    kept = training(folder)
     tokenizer = make_tokenizer(kept, vocabulary)
     version = hashlib.sha256("\0".join(kept).encode()).hexdigest()[:16]
     train = cached(f"tokens-{version}-{vocabulary}.npy", lambda: encode(tokenizer, kept))
-    return Text(tokenizer, train, held_out(folder, tokenizer))
+    return Text(tokenizer, train, held_out(folder, tokenizer), list(map(digest, kept)))
 
 
 def held_out(folder: str, tokenizer: Tokenizer) -> np.ndarray:
     """The corpus's validation files in tokens."""
-    return encode(tokenizer, corpus(folder)[::HELD_OUT])
+    return encode(tokenizer, documents(folder, "held_out").values())
 
 
 def seen(folder: str, tokenizer: Tokenizer) -> np.ndarray:
     """Training files in tokens, as many as are held out: to fit quantizers on."""
-    return encode(tokenizer, corpus(folder)[1::HELD_OUT])
+    return encode(tokenizer, documents(folder, "seen").values())
 
 
 def windows(tokens: np.ndarray, context: int, count: int) -> np.ndarray:
@@ -77,7 +111,7 @@ def make_tokenizer(texts: Sequence[str], vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> np.ndarray:
+def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
     """All texts one after the other, each with `END` behind it."""
     end = [tokenizer.token_to_id(END)]
-    return np.concatenate([np.asarray(part.ids + end, np.uint16) for part in tokenizer.encode_batch_fast(texts)])
+    return np.concatenate([np.asarray(part.ids + end, np.uint16) for part in tokenizer.encode_batch_fast(list(texts))])

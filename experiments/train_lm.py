@@ -33,7 +33,10 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """Trains one model and writes it to `folder`/<model>; a training that was stopped goes on."""
+    """Trains one model and writes it to `folder`/<model>; a training that was stopped goes on.
+
+    `folder`/trained_on.txt has the digest of each file that it was trained on.
+    """
     folder, name = Path(point["folder"]) / point["model"], point["model"]
     data = text.load(point["corpus"], point["vocabulary"])
     size = data.tokenizer.get_vocab_size()
@@ -56,6 +59,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     model, curve = train(model, batches, evaluate, Plan(steps, point["learning_rate"], point["every"]), folder)
     save_decoder(model, fields, folder)
     data.tokenizer.save(str(folder / "tokenizer.json"))
+    (folder.parent / "trained_on.txt").write_text("\n".join(data.trained_on) + "\n")
     with replacing(folder / "curve.json") as file:
         file.write_text(json.dumps(curve) + "\n")
     bytes_per_token = np.mean([len(data.tokenizer.decode(w).encode()) / len(w) for w in held_out])

@@ -82,15 +82,12 @@ def check(point: dict[str, Any]) -> None:
     name = point["parametrisation"]
     if name not in rqjax.FITTED and name.removesuffix(":learned") not in ROTATIONS:
         raise unknown_name("parametrisation", name, [*ROTATIONS, *rqjax.FITTED])
-    if not point["data"].startswith("file:"):
-        _ = data.DATA[point["data"]]
+    data.check(point["data"])
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
     dim, bits, name = point["dim"], point["bits"], point["parametrisation"]
-    x = data.sample(point["data"], point["seeds"], point["n"], dim)
-    held = x.shape[1] // 4
-    train, test = x[:, :-held], x[:, -held:]
+    train, test = data.split(data.sample(point["data"], point["seeds"], point["n"], dim))
     start = time.perf_counter()
     quantizers, curve = jax.block_until_ready(_make(name, train, bits))
     seconds = time.perf_counter() - start
@@ -150,9 +147,8 @@ def _errors(quantizer: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 @functools.cache
 def _reference(name: str, source: str, seeds: int, n: int, dim: int, bits: int) -> tuple[jax.Array, jax.Array]:
     """Errors of a random rotation, for each seed."""
-    x = data.sample(source, seeds, n, dim)
-    held = x.shape[1] // 4
-    return _errors(_make(name, x[:, :-held], bits)[0], x[:, -held:])
+    train, test = data.split(data.sample(source, seeds, n, dim))
+    return _errors(_make(name, train, bits)[0], test)
 
 
 def plot(rows: list[Row], folder: Path) -> list[Path]:

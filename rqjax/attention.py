@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from rqjax import fused, kernels, mlx, products, tiles
 from rqjax.cache import KVCache, Tokens, append
 from rqjax.lanes import as_float32, stored
-from rqjax.quantizer import Implementation, is_traced
+from rqjax.quantizer import Implementation, check_int, is_traced
 
 BLOCK = 2**23
 """Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32. The rest of a
@@ -58,7 +58,8 @@ def attend(
 
     Raises:
       TypeError: q is not of floating-point numbers.
-      ValueError: a shape does not fit the cache, or `sliding_window` or `softcap` is not positive.
+      ValueError: a shape does not fit the cache, or `sliding_window` or `softcap` is not positive or
+        the window not a whole number that is known under jit.
       Unsupported: there is no such kernel for this; the message says why.
     """
     q = jnp.asarray(q)
@@ -67,10 +68,13 @@ def attend(
         raise ValueError(f"expected q of shape ({batch}, time, a multiple of {kv_heads}, {dim}), got {q.shape}")
     if not jnp.issubdtype(q.dtype, jnp.floating):
         raise TypeError(f"expected q of a floating-point dtype, got {q.dtype}")
-    for name, value in (("sliding_window", sliding_window), ("softcap", softcap)):
-        if value is not None and not value > 0:
-            raise ValueError(f"expected {name} to be positive, got {value}")
+    if sliding_window is not None:
+        sliding_window = check_int("sliding_window", sliding_window, 1, 2**30)
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"expected softcap to be positive, got {softcap}")
     time, q_heads = q.shape[1:3]
+    if time == 0:
+        return q
     if mask is not None:
         shape = (batch, q_heads, time, cache.max_len)
         mask = jnp.asarray(mask)
@@ -211,12 +215,13 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> _Sums:
     batch, kv_heads, count, dim = y.shape
     widest = max(1 if tiles.has_tiles(q) else 4 for q in (cache.key_quantizer, cache.value_quantizer))
     large = max(BLOCK // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.BLOCK)
+    large = min(large, products.TOKENS)
     large = min(cache.capacity, 1 << large.bit_length() - 1)
     small = min(large, max(large // 8 // tiles.BLOCK, 1) * tiles.BLOCK)
     prepared = products.prepare(cache.key_quantizer, y)
     shift = 0 if cache.key_mean is None else jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)[..., None]
     coded = cache.coded
-    never, one = (coded < 0).any(), jnp.ones((1, 1, 1, 1))
+    never = (coded < 0).any()
     allowed = mask if mask is None else _padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
 
     def block(first, size, before):
@@ -229,7 +234,7 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> _Sums:
             return jax.tree.map(lambda x: x ^ zero if x.dtype == jnp.uint8 else stored(x, never), arrays)
 
         def weigh(w):
-            return products.weighted(cache.value_quantizer, products.Weights(w, one), read(cache.values, w))
+            return products.weighted(cache.value_quantizer, w, read(cache.values, w))
 
         t = start + jnp.arange(size)
         present = (t >= first) & (t < coded[:, None])

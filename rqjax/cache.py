@@ -153,7 +153,9 @@ class KVCache:
 
     def check(self) -> None:
         """Raises a ValueError if an `append` under jit went past `max_len`."""
-        if bool(self.overflow.any()):
+        with jax.ensure_compile_time_eval():  # under jit too, of a cache that is a constant there
+            full = bool(self.overflow.any())
+        if full:
             which = np.flatnonzero(np.asarray(self.overflow)).tolist()
             raise ValueError(
                 f"sequences {which} were appended to past max_len = {self.max_len}; they kept what they had"
@@ -186,6 +188,8 @@ def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarra
     if k.shape != v.shape or k.dtype != v.dtype:
         raise ValueError(f"expected k and v of one shape and dtype, got {k.shape} {k.dtype} and {v.shape} {v.dtype}")
     time = k.shape[1]
+    if time == 0:
+        return cache
     count = jnp.full(batch, time, jnp.int32) if valid is None else jnp.asarray(valid).astype(jnp.int32)
     if count.shape != (batch,):
         raise ValueError(f"expected valid of shape ({batch},), got {count.shape}")

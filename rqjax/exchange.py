@@ -61,24 +61,24 @@ class Exchange:
 
 def exchange(x: Float[Array, "*n d"], levels: int) -> tuple[Float[Array, "*n d"], list[Bool[Array, "*n half"]]]:
     """The leaves side by side, and a map of each level: whether left < right, so that equals do not move."""
-    maps, lead = [], x.shape[:-1]
+    maps, lead, half = [], x.shape[:-1], x.shape[-1] // 2
     for level in range(levels):
-        pairs = x.reshape(*lead, 2**level, -1, 2)
+        pairs = x.reshape(*lead, 2**level, half >> level, 2)
         left, right = pairs[..., 0], pairs[..., 1]
-        maps.append((left < right).reshape(*lead, -1))
-        x = jnp.stack([jnp.minimum(left, right), jnp.maximum(left, right)], axis=-2).reshape(*lead, -1)
+        maps.append((left < right).reshape(*lead, half))
+        x = jnp.stack([jnp.minimum(left, right), jnp.maximum(left, right)], axis=-2).reshape(x.shape)
     return x, maps
 
 
 def exchange_back(y: Float[Array, "*n d"], maps: Sequence[Bool[Array, "*n half"]]) -> Float[Array, "*n d"]:
     """The inverse of `exchange`, if y is what it returned."""
-    lead = y.shape[:-1]
+    half = y.shape[-1] // 2
 
     def undo(y: Array, level: int) -> Array:
-        halves = y.reshape(*lead, 2**level, 2, -1)
+        halves = y.reshape(*y.shape[:-1], 2**level, 2, half >> level)
         less, more = halves[..., 0, :], halves[..., 1, :]
         left_first = maps[level].reshape(less.shape)
         pairs = jnp.stack([jnp.where(left_first, less, more), jnp.where(left_first, more, less)], axis=-1)
-        return pairs.reshape(*lead, -1)
+        return pairs.reshape(y.shape)
 
     return functools.reduce(undo, reversed(range(len(maps))), y)

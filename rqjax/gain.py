@@ -16,7 +16,9 @@ class Gain:
     """Divides vectors by a gain, the root of sum_i weights[i] x[i]^2 on a scale of eighths of octaves around 1.
 
     With the weights 1 / (d variance[i]) the loud coordinates of a spectrum do not rule the gain, which is 1 for a
-    typical vector. Codes: (gains (*n,) as uint8, inner codes).
+    typical vector. A vector that is loud where typical ones are quiet has a gain far too large: if twice the best one
+    for its codes is less, the best one is stored. The least gain is stored as 0, so no vector decodes to one that is
+    much farther from it than 0. Codes: (gains (*n,) as uint8, inner codes).
     """
 
     weights: Float[Array, "d"]
@@ -33,20 +35,32 @@ class Gain:
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))
         gains = nearest_gains(x, self.weights)
-        return gains, self.inner.encode(x / gain_of(gains)[..., None])
+        codes = self.inner.encode(x / gain_of(gains)[..., None])
+        decoded = self.inner.decode(codes)
+        product, square = jnp.sum(x * decoded, axis=-1), jnp.sum(decoded**2, axis=-1)
+        best = _nearest((jnp.maximum(product, 0) / jnp.where(square > 0, square, 1)) ** 2)
+        return jnp.where(gains > best.astype(jnp.int32) + STEPS, best, gains), codes
 
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
-        return gain_of(codes[0])[..., None] * self.inner.decode(codes[1])
+        return _stored_gain(codes)[..., None] * self.inner.decode(codes[1])
 
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        return self.inner.dot(y, codes[1]) * gain_of(codes[0])
+        return self.inner.dot(y, codes[1]) * _stored_gain(codes)
 
 
 def nearest_gains(x: Float[Array, "*n d"], weights: Float[Array, "d"]) -> UInt8[Array, "*n"]:
     """The index of the gain of each vector; of zero vectors the least."""
-    size = jnp.sum(weights * x**2, axis=-1)
-    return jnp.clip(jnp.round(STEPS / 2 * jnp.log2(size) + 128), 0, 255).astype(jnp.uint8)
+    return _nearest(jnp.sum(weights * x**2, axis=-1))
 
 
 def gain_of(index: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
     return jnp.exp2((as_float32(index) - 128) / STEPS)
+
+
+def _nearest(square: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
+    """The index of the gain nearest to a root."""
+    return jnp.clip(jnp.round(STEPS / 2 * jnp.log2(square) + 128), 0, 255).astype(jnp.uint8)
+
+
+def _stored_gain(codes: Codes) -> Float[Array, "*n"]:
+    return jnp.where(codes[0] > 0, gain_of(codes[0]), 0)

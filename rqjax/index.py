@@ -48,7 +48,8 @@ class Index:
         return nbytes(self)
 
     def __len__(self) -> int:
-        return int(jnp.sum(self.rows.ids != FREE))
+        with jax.ensure_compile_time_eval():  # under jit too, of an index that is a constant there
+            return int(jnp.sum(self.rows.ids != FREE))
 
     @classmethod
     def build(
@@ -75,7 +76,7 @@ class Index:
         Raises:
           TypeError: x does not hold floating-point numbers, or ids are not whole.
           ValueError: shapes do not agree, x is not finite, ids are not different or out of range, or there is no such
-            metric.
+            metric; or the codes of a vector overflow, as those beyond 65,504 in float16 do.
         """
         if metric not in ("ip", "l2", "cosine"):
             raise ValueError(f"expected metric 'ip', 'l2' or 'cosine', got {metric!r}")
@@ -141,8 +142,11 @@ class Index:
         """
         y = check_vectors(queries, self.dim)
         self._check_counts(k, rerank)
-        if not is_traced(y) and not bool(jnp.isfinite(y).all()):
-            raise ValueError(f"expected finite queries, got {int((~jnp.isfinite(y)).sum())} NaN or Inf")
+        if not is_traced(y):
+            with jax.ensure_compile_time_eval():
+                bad = int((~jnp.isfinite(y)).sum())
+            if bad:
+                raise ValueError(f"expected finite queries, got {bad} NaN or Inf")
         return _search(self, np.asarray(y) if self.sharding and not is_traced(y) else y, int(k), rerank)
 
     def shard(self, mesh: Mesh, axis: str) -> "Index":

@@ -54,15 +54,22 @@ def mix(matrices: Float[Array, "k k lanes"], parts: list[Float[Array, "*n lanes"
     return [functools.reduce(operator.add, [m * part for m, part in zip(row, parts, strict=True)]) for row in matrices]
 
 
-def stored(x: Shaped[Array, "..."], never: Bool[Array, ""]) -> Shaped[Array, "..."]:
+def stored(x: Shaped[Array, "..."], never: Bool[Array, ""] | None = None) -> Shaped[Array, "..."]:
     """`x`, computed before its consumers: on the CPU XLA may fuse it into each of them and lose their vectorisation.
 
     An optimization barrier does not stop fusion there; a loop does whose zero trips only the run can know. `never` is
-    a value of the run that is False, as the caller knows and the compiler does not.
+    a value of the run that is False, as the caller knows and the compiler does not; by default `never_true(x)`.
     """
     if not platforms.on_cpu():
         return x
-    return lax.fori_loop(0, never.astype(jnp.int32), lambda _, value: value + value, x)
+    trips = (never_true(x) if never is None else never).astype(jnp.int32)
+    return lax.fori_loop(0, trips, lambda _, value: value + value, x)
+
+
+def never_true(x: Shaped[Array, "..."]) -> Bool[Array, ""]:
+    """False for all data, NaN included, but known only when `x` is: the compiler does not know that a number of 32 bits
+    has at most 32 that are 1. jax-metal cannot count them."""
+    return (lax.population_count(as_bits(x.ravel()[:1])) > 8 * x.dtype.itemsize).any()
 
 
 def as_bits(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:

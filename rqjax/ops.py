@@ -84,7 +84,7 @@ def norm(x: Shaped[Array, "*n d"]) -> Float[Array, "*n 1"]:
         return jnp.sqrt(jnp.sum((as_float32(x) * scale) ** 2, axis=-1, keepdims=True)) / scale
 
     def rescaled(x):
-        return size(x, jnp.where(usual >= HUGE, 2.0**-80, jnp.where(usual <= TINY, 2.0**80, 1)))
+        return size(x, _unit(usual))
 
     # The squares of huge and of tiny numbers leave float32. Such vectors are rare; on a CPU the others are read only
     # once. Elsewhere a condition would make the device wait for the host.
@@ -94,10 +94,20 @@ def norm(x: Shaped[Array, "*n d"]) -> Float[Array, "*n 1"]:
     return lax.cond(jnp.all((usual > TINY) & (usual < HUGE)), lambda x: usual, rescaled, x)
 
 
-def direction(x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
-    """Vectors over their norms, 0 where that is 0."""
-    size = norm(x)
-    return as_float32(x) / jnp.where(size > 0, size, 1)
+def _unit(norm: Float[Array, "*n 1"]) -> Float[Array, "*n 1"]:
+    """A power of two that makes huge and tiny norms usual ones; 1 for the others."""
+    return jnp.where(norm >= HUGE, 2.0**-80, jnp.where(norm <= TINY, 2.0**80, jnp.ones_like(norm)))
+
+
+def direction(x: Shaped[Array, "*n d"], size: Float[Array, "*n 1"] | None = None) -> Float[Array, "*n d"]:
+    """Vectors over their norms, or over `size`, 0 where that is 0.
+
+    XLA divides by a number of each row by multiplying with its reciprocal, which above 8.5e37 is subnormal, and those
+    are zero on a CPU: hence the units.
+    """
+    size = norm(x) if size is None else size
+    unit = _unit(size)
+    return as_float32(x) * unit / jnp.where(size > 0, size * unit, 1)
 
 
 def encode_direction(inner: Any, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
@@ -110,7 +120,7 @@ def encode_direction(inner: Any, x: Shaped[Array, "*n d"], norm: Float[Array, "*
         case scalar.Scalar():
             return encode_levels(x, inner.values, inner.bits, norm, symmetric=inner.symmetric)
         case _:
-            return inner.encode(as_float32(x) / jnp.where(norm > 0, norm, 1))
+            return inner.encode(direction(x, norm))
 
 
 def in_blocks(function: Callable[..., Codes], *arrays: Shaped[Array, "..."], rows: int | None = None) -> Codes:
@@ -181,7 +191,7 @@ def inner_in_blocks(
 
     def block(codes: Array) -> Array:
         x = decode(codes)
-        return inner(stored(x, ~jnp.isfinite(x[:1, 0]).all()), queries)
+        return inner(stored(x), queries)
 
     products = in_blocks(block, codes, rows=max(1, BLOCK // y.shape[-1]))
     return jnp.moveaxis(products, -1, 0).reshape(*y.shape[:-1], *codes.shape[:-1])

@@ -49,7 +49,7 @@ def pack_planes(fields: list[UInt32[Array, "*n lanes"]], bits: int) -> UInt32[Ar
         lanes = lanes | (fields[k] << (bits * k))
     if bits == 4:
         return lanes
-    lanes = _materialise(lanes)
+    lanes = stored(lanes)  # on a CPU packing 32 MiB takes 3 ms so, and 24 ms where this is fused into what follows
     size = -(-lanes.shape[-1] * bits // 4)
     words, rest = lanes[..., :size], lanes[..., size:]
     if bits == 3:  # three bytes of each lane that is left over go to three words
@@ -82,7 +82,7 @@ def unpack_lanes(words: UInt32[Array, "*n words"], bits: int, lanes: int) -> UIn
         words = jnp.concatenate([words & mask, extra], axis=-1)
     else:
         words = jnp.concatenate([(words >> (8 * bits * k)) & mask for k in range(4 // bits)], axis=-1)
-    return _materialise(words[..., :lanes])
+    return stored(words[..., :lanes])
 
 
 def unpack_octets(words: UInt32[Array, "*n words"], bits: int) -> UInt8[Array, "*n d"]:
@@ -141,8 +141,3 @@ def unpack_bytes(codes: UInt8[Array, "*n bytes"], counts: Sequence[int], dim: in
         plane = fit(bits[..., start : start + count], dim).astype(jnp.uint32)
         total, start = total | (plane << bit), start + count
     return total
-
-
-def _materialise(x: UInt32[Array, "*n d"]) -> UInt32[Array, "*n d"]:
-    """`stored` (on the CPU: 3 ms instead of 24 ms for packing 32 MiB); `x` never uses its highest bit."""
-    return stored(x, x.reshape(-1)[:1].max() >> 31 != 0) if x.size else x

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from typing import Any
 
 import jax
@@ -49,26 +50,33 @@ def encode(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Any, i
         return jax.tree.map(lambda a: a[start - low :], coded) if start > low else coded
 
     parts = list(map(part, range(0, max(1, len(x)), size)))
-    finite, *coded = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
-    if not is_traced(finite) and not bool(finite.all()):
-        bad = np.flatnonzero(~np.asarray(finite))
-        raise ValueError(f"expected finite vectors, got {len(bad)} with NaN or Inf, the first is vector {bad[0]}")
+    (finite, held), *coded = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+    for good, what, bad in (
+        (finite, "finite vectors", "with NaN or Inf"),
+        (held, "vectors", "too large for the codes"),
+    ):
+        if not is_traced(good) and not bool(good.all()):
+            where = np.flatnonzero(~np.asarray(good))
+            raise ValueError(f"expected {what}, got {len(where)} {bad}, the first is vector {where[0]}")
     return Rows(coded[0], jnp.asarray(ids), *coded[1:])
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _encoded(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Shaped[Array, "n d"]) -> Any:
-    """Whether vectors are finite, codes, energies, codes of the store."""
+    """Whether vectors and all numbers that are stored of them are finite; codes, energies, codes of the store."""
     finite = jnp.isfinite(x).all(axis=-1)
     x = ops.direction(x) if metric == "cosine" else as_float32(x)
     codes = quantizer.encode(x)
-    energies = jnp.sum(x * quantizer.decode(codes), axis=-1) if metric == "l2" else None
-    return finite, codes, energies, None if store is None else store.encode(x)
+    energies = jnp.sum(x * quantizer.decode(codes), axis=-1).astype(jnp.float32) if metric == "l2" else None
+    made = codes, energies, None if store is None else store.encode(x)
+    floats = [leaf for leaf in jax.tree.leaves(made) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    held = [jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim))) for leaf in floats]
+    return (finite, functools.reduce(operator.and_, held, finite)), *made
 
 
 def check_ids(ids: Any, count: int) -> Int32[np.ndarray, "n"]:
-    """`count` different ids, or a TypeError or ValueError."""
-    ids = np.asarray(ids)
+    """`count` different ids, or a TypeError or ValueError; one may be a scalar."""
+    ids = np.atleast_1d(ids)
     if ids.size and ids.dtype.kind not in "iu":
         raise TypeError(f"expected ids that are whole numbers, got {ids.dtype}")
     if ids.shape != (count,):

@@ -47,7 +47,7 @@ def scan(
         def part(array: Shaped[Array, "n ..."]) -> Shaped[Array, "size ..."]:
             return lax.dynamic_slice_in_dim(array, start, size)
 
-        row = start + jnp.arange(size)
+        row = (start + jnp.arange(size)).astype(jnp.int32)
         scores = products.scores(quantizer, prepared, jax.tree.map(lambda a: part(a)[None, None], codes))[0, 0]
         scores = scores + jnp.where(row >= i * size, part(bias), -jnp.inf)
         best, place = top_k(scores, k)

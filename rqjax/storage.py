@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +60,7 @@ def load(path: str | os.PathLike[str], like: Any = None) -> Any:
       ValueError: the file is torn, not of this library, or has other fields than `like`; the first difference is named.
     """
     metadata, arrays = _read(path)
-    fields = json.loads(metadata["fields"])
+    fields, arrays = _Parts(path, json.loads(metadata.get("fields", "{}"))), _Parts(path, arrays)
     if like is None:
         _check_recipe(metadata.get("recipe"))
         return _build("", fields, arrays)
@@ -111,6 +112,17 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.nd
     return metadata, arrays
 
 
+class _Parts(dict[str, Any]):
+    """What a file holds by name; what it does not hold is an error that says so."""
+
+    def __init__(self, path: str | os.PathLike[str], entries: dict[str, Any]):
+        self.path = path
+        dict.__init__(self, entries)
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"{self.path} is incomplete: it does not say what {name or 'the whole'} is")
+
+
 def _check_recipe(name: str | None) -> None:
     from rqjax.fitted import FITTED
     from rqjax.methods import METHODS
@@ -122,7 +134,7 @@ def _check_recipe(name: str | None) -> None:
 def _build(name: str, fields: dict[str, str], arrays: dict[str, np.ndarray]) -> Any:
     """The part of a nest that has this name."""
     text = fields[name]
-    if name in arrays:
+    if name in arrays or re.fullmatch(r"\w+ \(.*\)", text):
         return jnp.asarray(arrays[name].view(jnp.dtype(text.split()[0])))
     if text in ("tuple", "list"):
         parts = []

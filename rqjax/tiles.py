@@ -71,7 +71,7 @@ class Timed:
         """With `new` from token `start[b]` on in each sequence b (axis 0) that is active."""
 
         def one(old, new, start, active):
-            at = [0] * old.ndim
+            at = [jnp.zeros_like(start)] * old.ndim
             at[self.axis - 1] = start // self.per
             kept = lax.dynamic_slice(old, at, new.shape)
             return lax.dynamic_update_slice(old, jnp.where(active, new, kept), at)

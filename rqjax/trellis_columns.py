@@ -68,7 +68,8 @@ class TrellisColumns:
         return [(b, slice(start, start + count)) for b, start, count in starts]
 
     def _encode(self, x: Float[Array, "n d"]) -> UInt8[Array, "n bytes"]:
-        z, weights = (a.astype(jnp.float32) for a in (((x - self.mean) / self.deviation).T, self.deviation**2))
+        unit = jnp.where(self.deviation > 0, self.deviation, 1)  # constant coordinates weigh nothing
+        z, weights = (a.astype(jnp.float32) for a in (((x - self.mean) / unit).T, self.deviation**2))
         segments = [
             viterbi.Segment(z[part], table(jnp.arange(2**table.state_bits)) * table.step, b, weights[part])
             for table, (b, part) in zip(self.tables, self._classes, strict=True)

@@ -1,13 +1,17 @@
-"""How the tests run: the compiler's effort, and which files are collected.
+"""How the tests run: the compiler's effort, which files are collected, and what the tests cost.
 
 The tests compile more than they compute, so LLVM does not optimise: what XLA fuses, stores and divides by is decided
 before and stays the same, figures of memory included. This is set before anything imports jax; processes that tests
 start inherit it. Files on kernels are collected only where jax can express them; jax-mps has those of MLX from 0.10 on.
 """
 
+import collections
+import importlib.util
 import os
+import resource
 
 import hopper
+import pytest
 
 # Workers of pytest-xdist have a core each: two of them on two cores, each with threads for both, would wait for each
 # other half of the time.
@@ -24,7 +28,54 @@ if LEVEL not in FLAGS:
 collect_ignore = (
     [] if hopper.has_kernels() else ["test_lowering.py", "test_kernels.py", "test_decode_attention.py", "test_mps.py"]
 )
+if importlib.util.find_spec("mlx") is None:  # with faiss and h5py in the environment of the full suite only
+    collect_ignore += ["test_affine.py", "test_mps.py", "test_faiss.py", "test_vector_files.py"]
 if not hopper.wheels():
     collect_ignore.append("test_compile.py")
 elif hopper.folder().exists():
     collect_ignore.append("test_lowering.py")  # compiling begins with it
+
+SLOWEST = 25
+COSTS: dict[tuple[bool, str], float] = collections.defaultdict(float)
+"""Seconds of a processor that each test took: (whether it is of the core, its name)."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--core-seconds", type=float, help="fail if the core's tests take more seconds of a processor")
+
+
+def spent() -> float:
+    """Seconds of this process and of those that it started, whatever else the machine does."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    item.config.spent = spent()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    before, item.config.spent = item.config.spent, spent()
+    report.cost = item.config.spent - before
+    return report
+
+
+def pytest_runtest_logreport(report):
+    COSTS["full" not in report.keywords, report.nodeid] += getattr(report, "cost", 0)  # a dead worker reports none
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    core, rest = (sum(cost for (of_core, _), cost in COSTS.items() if of_core == wanted) for wanted in (True, False))
+    terminalreporter.section(f"seconds of a processor: core {core:.0f}, the rest {rest:.0f}; the slowest")
+    for (of_core, name), cost in sorted(COSTS.items(), key=lambda item: -item[1])[:SLOWEST]:
+        terminalreporter.line(f"{cost:6.1f} {'core' if of_core else 'full'} {name}")
+
+
+def pytest_sessionfinish(session):
+    limit = session.config.getoption("--core-seconds")
+    if limit is not None and sum(cost for (of_core, _), cost in COSTS.items() if of_core) > limit:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -8,6 +8,8 @@ import pytest
 
 from rqjax import Affine
 
+pytestmark = pytest.mark.full
+
 GRIDS = [(bits, group_size) for bits in (2, 3, 4, 5, 6, 8) for group_size in (32, 64, 128)]
 DTYPES = ("float32", "bfloat16", "float16")
 CASES = [(*grid, DTYPES[(i + i // 3) % 3]) for i, grid in enumerate(GRIDS)]

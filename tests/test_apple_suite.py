@@ -29,11 +29,12 @@ def test_published_times_have_the_published_ratios():
     assert [round(d / r, 1) for d, r in zip(dense, rotor, strict=True)] == [1.6, 9.3, 19.6, 31.3]
 
 
+@pytest.mark.full
 def test_rehearsal(tmp_path, monkeypatch):
     """A row of each kind; what fails says so, and the others run."""
     monkeypatch.setitem(apple_suite.SMALL, "dim", 64)
     cases = ("quantize 4096", "generate v2_lean 8192")
-    text = run.run({**CONFIG, "grid": {"case": cases}}, tmp_path)
+    text = run.run({**CONFIG, "grid": {"case": cases}}, tmp_path).markdown
     quantized, generated = (json.loads(line)["metrics"] for line in (tmp_path / "rows.jsonl").read_text().splitlines())
     assert quantized["speedup"] == pytest.approx(quantized["dense_ms"] / quantized["rotor_ms"])
     assert quantized["published_rotor_ms"] == 0.65
@@ -53,6 +54,7 @@ def test_wrong_cases_are_refused(case):
         apple_suite.check({**POINT, "case": case})
 
 
+@pytest.mark.full
 def test_elsewhere_it_is_one_line():
     line = [sys.executable, "-m", "experiments.run", "--config=configs/apple_suite.py"]
     done = subprocess.run(

@@ -1,5 +1,7 @@
 """The cache against a plain one; its codes, bytes and errors."""
 
+import dataclasses
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -7,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from suites import some
 
 import rqjax
 from rqjax.attention import BLOCK
-from tests.plain import PlainCache, error
+from tests.plain import PlainCache, error, recoded
 
 BATCH, HEADS, DIM, LONG = 2, 1, 32, 60
 RNG = np.random.default_rng(0)
@@ -93,11 +96,12 @@ class Schedule(RuleBasedStateMachine):
             assert self.cache.lengths.tolist() == [len(keys) for keys in self.plain.keys]
 
 
-def test_a_thousand_schedules(tmp_path):
+@pytest.mark.parametrize("examples", some((50, 1000), [50]))
+def test_many_schedules(examples, tmp_path):
     Schedule.path = tmp_path / "cache.safetensors"
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     options = settings(
-        max_examples=1000, stateful_step_count=6, deadline=None, suppress_health_check=checks, database=None
+        max_examples=examples, stateful_step_count=6, deadline=None, suppress_health_check=checks, database=None
     )
     run_state_machine_as_test(Schedule, settings=options)
 
@@ -113,7 +117,10 @@ def leaves(cache):
     )
 
 
-@pytest.mark.parametrize("name", ["v3_2.5", "v2_rotated_qjl", "rotor_chain_3+centered", "turboquant_trellis_3"])
+CHUNKED = ("v3_2.5", "v2_rotated_qjl", "rotor_chain_3+centered", "turboquant_trellis_3")
+
+
+@pytest.mark.parametrize("name", some(CHUNKED, ["rotor_chain_3+centered"]))
 def test_any_split_into_chunks_gives_the_same_bits(name):
     k, v = random(1, 1, 200, 2, 64) + BIAS[None, :, 0, :, 0], random(2, 1, 200, 2, 64)
 
@@ -128,6 +135,7 @@ def test_any_split_into_chunks_gives_the_same_bits(name):
         np.testing.assert_array_equal(whole, parts)
 
 
+@pytest.mark.full
 def test_ragged_batches_are_their_sequences_one_by_one():
     """Lengths below the sinks, within the window and far beyond, in one batch with left padding and alone."""
     lengths = [1, 2, 17, 34, 100, 190]
@@ -141,17 +149,78 @@ def test_ragged_batches_are_their_sequences_one_by_one():
     assert not np.isnan(found).any()
 
 
+@pytest.mark.parametrize("time", some([18, 40], [18]))
+def test_no_query_looks_ahead(time):
+    """Queries of one token more than all see the same codes, and of tokens in codes; each place in a unit of 16."""
+    lengths, name = np.arange(50, 66), "rotorquant_3"
+    k, v, q = random(1, 16, 65, 1, 32), random(2, 16, 65, 1, 32), random(3, 16, time, 1, 32)
+
+    def appended(k, v):
+        return append(empty(name, batch=16), k, v, valid=jnp.asarray(lengths))
+
+    cache, plain = appended(k, v), PlainCache(empty(name, batch=16))
+    assert set(np.asarray(lengths - cache.coded)) == set(range(18, 34))
+    plain.append(k, v, lengths)
+    found = attend(cache, q)
+    assert error(found, plain.attend(q)) < 1e-4
+    for last in (0, 1, time // 2):  # the query after which all tokens are others
+        later = [np.concatenate([x[:, : 65 - time + last + 1], 9 * x[:, : time - last - 1]], 1) for x in (k, v)]
+        changed = attend(appended(*later), q)
+        np.testing.assert_allclose(changed[:, : last + 1], found[:, : last + 1], atol=1e-5)
+        assert error(changed[:, last + 1 :], found[:, last + 1 :]) > 0.1
+
+
+@pytest.mark.parametrize("name", some(["v3_4", "v2_lean"], ["v2_lean"]))
+def test_a_value_that_nobody_looks_at_costs_the_others_nothing(name):
+    k, v, q = random(1, 1, 180, 1, 64), random(2, 1, 180, 1, 64), random(3, 1, 1, 1, 64)
+    v[:, 50] *= 1e6
+    cache, plain = (make(empty(name, batch=1, dim=64)) for make in (lambda cache: append(cache, k, v), PlainCache))
+    plain.append(k, v)
+    mask = np.arange(192) != 50
+    assert error(attend(cache, q, mask=mask), plain.attend(q, mask=mask)) < 1e-4
+
+
+def test_sums_of_many_tokens_stay_within_their_integers():
+    """Equal weights of values with the largest level, as many as took one block."""
+    time = 140_000
+    value = np.zeros((1, time, 1, 32), np.float32)
+    value[..., 0] = 1
+    cache = append(empty("rtn_8", batch=1, max_len=time), np.zeros_like(value), value)
+    found = attend(cache, value[:, :1])
+    np.testing.assert_allclose(found, recoded(cache.value_quantizer, value[:, :1]), atol=1e-3)
+
+
+def test_no_tokens_at_all():
+    cache, none = append(copied(EMPTY), KV, KV), KV[:, :0]
+    assert rqjax.append(cache, none, none).lengths.tolist() == [3, 3]
+    assert append(copied(cache), none, none, valid=jnp.zeros(2, int)).lengths.tolist() == [3, 3]
+    for run in (attend, rqjax.attend):
+        assert run(cache, none.repeat(3, 2)).shape == (2, 0, 3, 32)
+
+
+def test_a_cache_may_be_a_constant_of_a_jitted_function():
+    cache = append(copied(EMPTY), KV, KV)
+    more = jax.jit(lambda k: rqjax.append(cache, k, k))(KV)
+    assert more.lengths.tolist() == [6, 6]
+    np.testing.assert_array_equal(jax.jit(lambda q: rqjax.attend(more, q))(KV), attend(more, KV))
+    full = dataclasses.replace(more, overflow=jnp.ones(2, bool))
+    with pytest.raises(ValueError, match=r"sequences \[0, 1\] were appended to past max_len"):
+        jax.jit(lambda q: rqjax.attend(full, q))(KV)
+
+
 OPTIONS = [
-    {},
-    {"scale": 0.3, "softcap": 2.0},
-    {"sliding_window": 20},
-    {"sliding_window": 150, "softcap": 5.0},
+    (1, {}),
+    (3, {"scale": 0.3, "softcap": 2.0}),
+    (3, {"sliding_window": 20}),
+    (1, {"sliding_window": 150, "softcap": 5.0}),
 ]
+"""Query heads of a KV head, and options of `attend`."""
 
 
-@pytest.mark.parametrize(("groups", "options"), list(zip([1, 3, 3, 1], OPTIONS, strict=True)), ids=str)
-def test_attention_is_that_on_decoded_tokens(groups, options):
+@pytest.mark.parametrize("options", some(range(4), [1]))
+def test_attention_is_that_on_decoded_tokens(options):
     """Causal prefill of more queries than one block, grouped; then one token."""
+    groups, options = OPTIONS[options]
     k, v, q = random(1, 2, 180, 2, 32), random(2, 2, 180, 2, 32), random(3, 2, 150, 2 * groups, 32)
     cache, plain = append(empty(heads=2), k, v), PlainCache(empty(heads=2))
     plain.append(k, v)
@@ -160,6 +229,7 @@ def test_attention_is_that_on_decoded_tokens(groups, options):
     assert error(attend(cache, q[:, -1:], **options), plain.attend(q[:, -1:], **options)) < 1e-4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shape", [(192,), (1, 4, 5, 192)])
 def test_masks_are_by_token(shape):
     k, v, q = random(1, 2, 180, 2, 32), random(2, 2, 180, 2, 32), random(3, 2, 5, 4, 32)
@@ -170,6 +240,7 @@ def test_masks_are_by_token(shape):
     assert (attend(cache, q, mask=jnp.zeros(192, bool)) == 0).all()
 
 
+@pytest.mark.full
 def test_mask_of_a_long_prefill():
     k, v, q = random(1, 1, 180, 1, 32), random(2, 1, 180, 1, 32), random(3, 1, 140, 1, 32)
     mask = np.random.default_rng(4).random((1, 1, 140, 192)) < 0.5
@@ -178,14 +249,18 @@ def test_mask_of_a_long_prefill():
     assert error(attend(cache, q, mask=jnp.asarray(mask)), plain.attend(q, mask=mask)) < 1e-4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "dim", "dtype"),
-    [
-        ("rotorquant", 80, jnp.bfloat16),
-        ("v3_3.5", 96, jnp.float16),
-        ("v2_lean", 576, jnp.bfloat16),
-        ("rotor_chain_3", 36, jnp.float16),
-    ],
+    some(
+        [
+            ("rotorquant", 80, jnp.bfloat16),
+            ("v3_3.5", 96, jnp.float16),
+            ("v2_lean", 576, jnp.bfloat16),
+            ("rotor_chain_3", 36, jnp.float16),
+        ],
+        [("v3_3.5", 96, jnp.float16)],
+    ),
 )
 def test_head_dimensions_and_dtypes(name, dim, dtype):
     k, v, q = (jnp.asarray(random(i, 1, 90, 2, dim), dtype) for i in range(3))
@@ -225,7 +300,8 @@ def test_scan_appends_and_attends_as_calls_do():
 BOUNDS = {"v3_4": 3.6, "v3_3.5": 4.1, "v3_3": 4.7, "v3_2.5": 5.5, "v3_2": 6.5, "rotorquant": 3.6, "rotor_chain_3": 4.7}
 
 
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="rotations have 8 bytes a number, and are in these bytes")
+@pytest.mark.parametrize("name", some(BOUNDS, ["v3_3.5", "rotorquant"]))
 def test_compression_in_bytes(name):
     """At T = 8192, d = 128, 8 heads: codes, norms, window, sinks, lengths and the quantizer itself."""
     cache = rqjax.strategy(name, jax.random.key(0), 128).cache(1, 8, 8192)
@@ -241,6 +317,7 @@ def test_codes_take_their_bits_and_no_more():
     assert 8 * rqjax.nbytes((cache.keys, cache.values)) == 2 * 4 * 1024 * bits
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["rotorquant_3", "bfloat16"])
 def test_memory_beside_the_codes_does_not_grow_with_the_history(name):
     """What the compiler sets aside to append and attend with one token and with 512, at 64k and at 512k tokens."""
@@ -298,6 +375,7 @@ def test_quantizer_belongs_to_the_cache():
     assert quantizer.encode(k)[0].shape == (1, 3, 1)
 
 
+@pytest.mark.full
 def test_a_cache_too_small_for_codes():
     cache = empty(max_len=10)
     assert cache.capacity == 0
@@ -347,7 +425,7 @@ WRONG = [
         r"expected a boolean mask broadcastable to \(2, 1, 3, 192\)",
     ),
     (lambda c: rqjax.attend(c, KV, mask=np.ones(192)), "expected a boolean mask"),
-    (lambda c: rqjax.attend(c, KV, sliding_window=0), "expected sliding_window to be positive, got 0"),
+    (lambda c: rqjax.attend(c, KV, sliding_window=0), "expected sliding_window to be a whole number from 1 to"),
     (lambda c: rqjax.attend(c, KV, softcap=-1.0), "expected softcap to be positive, got -1.0"),
     (lambda c: rqjax.grow(c, 100), "expected max_len to be a whole number from 192 to"),
     (lambda c: empty(max_len=0), "expected max_len to be a whole number from 1 to"),

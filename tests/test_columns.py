@@ -13,30 +13,31 @@ from rqjax.columns import Columns, allocate
 from tests.test_cache import append, attend
 
 BITS = (6, 6, 4, 3, 3, 3, 1, 1, 0, 0, 0)
-X = jax.random.normal(jax.random.key(0), (2, 300, len(BITS))) * 2.0 ** jnp.asarray(BITS)
-DEVIATION = 2.0 ** jnp.asarray(BITS)
+DEVIATION = np.exp2(BITS).astype(np.float32)
+X = np.random.default_rng(0).standard_normal((2, 300, len(BITS))).astype(np.float32) * DEVIATION
 trip = jax.jit(lambda q, x: q.decode(q.encode(x)))
 lloyd = jax.jit(Columns.lloyd, static_argnums=(1, 2))
 
 
 def test_each_coordinate_has_its_nearest_level():
-    columns = Columns.gaussian(jnp.ones(len(BITS)), DEVIATION, BITS)
+    columns = Columns.gaussian(jnp.ones(len(BITS)), jnp.asarray(DEVIATION), BITS)
     decoded = np.asarray(trip(columns, X))
     assert columns.dim == len(BITS)
     levels = [np.asarray(part)[:, i] for part in columns.levels for i in range(part.shape[1])]
     for i, own in enumerate(levels):
         assert len(own) == 2 ** BITS[i]
-        nearest = own[np.abs(np.asarray(X)[..., i, None] - own).argmin(-1)]
+        nearest = own[np.abs(X[..., i, None] - own).argmin(-1)]
         np.testing.assert_array_equal(decoded[..., i], nearest)
 
 
 @pytest.mark.parametrize("bits", [BITS, (3,) * 16, (8, 5, 1), (0, 0)])
 def test_codes_take_the_bits_that_there_are(bits):
     columns = Columns.gaussian(jnp.zeros(len(bits)), jnp.ones(len(bits)), bits)
-    codes = columns.encode(X[..., :1].repeat(len(bits), -1))
+    x = jnp.asarray(X[..., :1].repeat(len(bits), -1))
+    codes = columns.encode(x)
     assert codes.dtype == jnp.uint8
     assert 8 * codes[0, 0].nbytes == columns.bits_per_vector == -(-sum(bits) // 8) * 8
-    np.testing.assert_array_equal(columns.indices(codes), columns.nearest(X[..., :1].repeat(len(bits), -1)))
+    np.testing.assert_array_equal(columns.indices(codes), columns.nearest(x))
 
 
 def test_learned_levels_suit_the_samples():
@@ -81,8 +82,9 @@ def test_levels_that_are_none(shapes, message):
 
 def test_gains_follow_sizes_over_the_whole_range():
     """Loud coordinates do not rule the gain; 8 bits reach from 1e-4 to 1e4."""
-    weights = 1 / (len(BITS) * DEVIATION**2)
-    gain = rqjax.Gain(weights, Columns.gaussian(jnp.zeros(len(BITS)), DEVIATION, BITS))
+    deviation = jnp.asarray(DEVIATION)
+    columns = Columns.gaussian(jnp.zeros(len(BITS)), deviation, BITS)
+    gain = rqjax.Gain(1 / (len(BITS) * deviation**2), columns)
     assert gain.bits_per_vector == 8 + 32
     usual = rqjax.metrics.relative_mse(X, trip(gain, X))
     for scale in (1e-4, 1e4):

@@ -11,6 +11,8 @@ import example_kernel
 import hopper
 import pytest
 
+pytestmark = pytest.mark.full
+
 NAMES = [*hopper.configurations()]
 
 

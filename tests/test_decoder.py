@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from suites import some
 
 import rqjax
 from rqjax.nn import Decoder, DecoderConfig, load_decoder
@@ -19,7 +20,7 @@ FORWARD = jax.jit(lambda model, tokens: model(tokens)[0])
 STEP = jax.jit(lambda model, tokens, caches, valid=None: model(tokens, caches, valid=valid), donate_argnums=2)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=some(FAMILIES, ["gemma3_text"]))
 def checkpoint(request):
     folder = CHECKPOINTS / request.param
     expected = np.load(folder / "logits.npz")
@@ -47,11 +48,15 @@ def test_logits_through_the_float_cache(checkpoint):
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.full
 def test_logits_through_eight_bits(checkpoint):
-    """Root mean square of the error; the logits' own is 1. All but four sinks and what fills no unit is in codes."""
+    """Root mean square of the error; the logits' own is 1. All but four sinks and what fills no unit is in codes.
+
+    Six rotations give mistral 0.0096 to 0.0113.
+    """
     model, tokens, expected = checkpoint
     logits = through_caches(model, tokens, "turboquant_8", [46, 47], window=0, sinks=4)
-    assert 1e-4 < np.sqrt(np.mean((logits - expected) ** 2)) < 1e-2
+    assert 1e-4 < np.sqrt(np.mean((logits - expected) ** 2)) < 1.2e-2
 
 
 def test_ragged_prompts():
@@ -88,6 +93,17 @@ def test_narrow_weights_are_widened_one_at_a_time():
     assert compiled.memory_analysis().temp_size_in_bytes < 20e6
 
 
+def test_a_sequence_of_nan_spoils_itself_alone():
+    """NaN at the first coordinate of the first sequence, in a decoder on narrow weights."""
+    model = Decoder(DecoderConfig.parse(fields()), rngs=nnx.Rngs(0), dtype=jnp.bfloat16)
+    weight = model.embed_tokens.weight
+    weight.value = weight[...].at[3, 0].set(jnp.nan)
+    spoiled, clean = (FORWARD(model, np.array([[first, 1], [1, 2]])) for first in (3, 4))
+    assert jnp.isnan(spoiled[0]).all()
+    np.testing.assert_array_equal(spoiled[1], clean[1])
+    assert jnp.isfinite(clean).all()
+
+
 def test_calls_that_do_not_fit():
     model = Decoder(DecoderConfig.parse(fields()), rngs=nnx.Rngs(0))
     caches = model.caches("v3_4", jax.random.key(0), 1, 64)
@@ -99,7 +115,9 @@ def test_calls_that_do_not_fit():
         model(np.zeros((1, 3), int), valid=np.array([2]))
 
 
-@pytest.mark.parametrize(("time", "window", "softcap"), [(300, None, None), (300, 40, 5.0), (2100, 150, None)])
+@pytest.mark.parametrize(
+    ("time", "window", "softcap"), some([(300, None, None), (300, 40, 5.0), (2100, 150, None)], [(300, 40, 5.0)])
+)
 def test_exact_attention_in_blocks(time, window, softcap):
     q = jax.random.normal(jax.random.key(0), (1, time, 4, 8))
     k, v = (jax.random.normal(jax.random.key(i), (1, time, 2, 8)) for i in (1, 2))

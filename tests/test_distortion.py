@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from suites import some
 
 import rqjax
 from experiments import data
@@ -44,7 +45,7 @@ GOLDEN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "golden", "within"), GOLDEN, ids=[row[0] for row in GOLDEN])
+@pytest.mark.parametrize(("name", "golden", "within"), some(GOLDEN, [GOLDEN[1], GOLDEN[6]]))
 def test_golden_on_the_sphere(name, golden, within):
     bits = (1, 2, 3, 4)
     measured = distortion(METHODS[name], *bits)
@@ -70,18 +71,20 @@ STRUCTURED = {
 }
 
 
-@pytest.mark.parametrize(("rotation", "name"), STRUCTURED)
+@pytest.mark.parametrize(("rotation", "name"), some(STRUCTURED, [("rotor", "one_hot"), ("hadamard_rotor", "one_hot")]))
 def test_structured_data(rotation, name):
     measured = distortion(RECIPES[rotation], 3, name=name, seeds=20)
     assert abs(measured / STRUCTURED[rotation, name] - 1) < 0.10
 
 
+@pytest.mark.full
 def test_lognormal_channels_keep_the_order_of_the_rows():
     order = ["hadamard", "dense", "rotor_10", "rotor_5", "rotor", "identity"]
     found = [distortion(RECIPES[name], 3, name="lognormal_channels", seeds=20)[0] for name in order]
     assert found == sorted(found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in data.DATA if name != "words"])
 def test_rotor_chain_is_haar_or_better(name):
     chain, haar = (distortion(METHODS[method], 3, name=name) for method in ("rotor_chain", "turboquant"))
@@ -92,7 +95,7 @@ MSE_OPTIMAL = ("turboquant", "rotorquant")
 UNBIASED = ("turboquant_prod", "rotorquant_prod", "turboquant_prod_orthogonal", "eden_unbiased")
 
 
-@pytest.mark.parametrize("name", MSE_OPTIMAL + UNBIASED)
+@pytest.mark.parametrize("name", some(MSE_OPTIMAL + UNBIASED, ["turboquant", "turboquant_prod"]))
 def test_shrinkage_of_inner_products(name):
     """<x, x~> is 1 - D for mse-optimal quantizers and 1 for unbiased ones, within three standard errors over seeds."""
 
@@ -120,6 +123,7 @@ def inner_products(name, bits, seeds=10):
     return [np.asarray(v) for v in jax.jit(jax.vmap(one))(keys, x[:, :3000], x[:, 3000:])]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "bits", "rmse", "correlation", "within"),
     [
@@ -136,15 +140,16 @@ def test_table_5(name, bits, rmse, correlation, within):
     assert abs(bias.mean()) < 0.001  # as published
 
 
+@pytest.mark.full
 def test_orthogonal_sketch_beats_the_gaussian_one():
     gaussian, orthogonal = (inner_products(f"turboquant_prod{kind}", 3)[1].mean() for kind in ("", "_orthogonal"))
     assert orthogonal < 0.65 * gaussian
 
 
-@pytest.mark.parametrize("make", [rqjax.Sign.gaussian, rqjax.Sign.orthogonal, rqjax.Sign.hadamard])
-def test_sketches_are_unbiased(make):
+@pytest.mark.parametrize("kind", some(["gaussian", "orthogonal", "hadamard"], ["gaussian"]))
+def test_sketches_are_unbiased(kind):
     def one(key, x):
-        sketch = make(key, DIM)
+        sketch = getattr(rqjax.Sign, kind)(key, DIM)
         return jnp.mean(jnp.sum(x * sketch.decode(sketch.encode(x)), axis=-1))
 
     seeds = 20

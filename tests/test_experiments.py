@@ -1,12 +1,7 @@
-"""Runs survive kills and resume; flags, files and rows that are wrong are one clear line."""
+"""What experiments measure; files and points that are wrong are one clear line."""
 
-import json
+import hashlib
 import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,138 +19,10 @@ from experiments import (
     matrix_budget,
     needle,
     rate_distortion,
-    run,
-    table,
     train_rotor,
     trellis_tables,
     trellis_throughput,
 )
-from experiments.rows import Rows
-
-ROOT = Path(__file__).parent.parent
-POINT = {
-    "experiment": "distortion",
-    "method": "rotorquant",
-    "dim": 32,
-    "bits": 2,
-    "data": "sphere",
-    "n": 64,
-    "seeds": 2,
-}
-CONFIG = {
-    "experiment": "distortion",
-    "n": 32,
-    "seeds": 2,
-    "grid": {"dim": (16,), "bits": (1, 2), "method": ("identity",), "data": ("sphere", "one_hot")},
-}
-
-
-def command(*flags, **options):
-    line = [sys.executable, "-m", "experiments.run", *flags]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, **options)
-
-
-def test_smoke_by_flags(tmp_path):
-    done = command("--config=configs/smoke.py", "--config.grid.bits=(1, 3)", f"--workdir={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [row["point"]["bits"] for row in rows] == [1, 1, 1, 1, 3, 3, 3, 3]
-    assert set(rows[0]["environment"]) == {"revision", "jax", "device", "seconds"}
-    assert (tmp_path / "table.md").read_text() in done.stdout
-    assert "### Relative mean squared error: one_hot, 32 dim\n\n| method | 1 bits, mse | 1 bits, stored" in done.stdout
-    assert (tmp_path / "mse.png").stat().st_size > 5000
-    header, *lines = (tmp_path / "rows.csv").read_text().splitlines()
-    assert {"mse", "mse_sd", "lower_bound", "revision"} <= set(header.split(","))
-    assert len(lines) == 8
-    assert command("--config=configs/smoke.py", "--config.grid.bits=(1, 3)", f"--workdir={tmp_path}").returncode == 0
-    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 8  # nothing ran twice
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--config.grid.bitz=(2,)", 'Did you mean "bits" instead of "bitz"?'),
-        ("--config.sedes=3", 'Did you mean "seeds" instead of "sedes"?'),
-        ("--wrkdir=x", "Unknown command line flag 'wrkdir'. Did you mean: workdir ?"),
-        ("--config.seeds=two", "invalid literal for int() with base 10: 'two'"),
-        ("--config=configs/nothere.py", "No such file or directory: 'configs/nothere.py'"),
-        ("--config.grid.method=('rotorqant',)", "unknown method 'rotorqant'; did you mean 'rotorquant'"),
-        ("--config.grid.data=('spher',)", "unknown data set 'spher'; did you mean 'sphere'"),
-        ("--config.grid.bits=(9,)", "expected bits to be a whole number from 1 to 8, got 9"),
-        ("--config.grid.data=('file:/nope.npy',)", "there is no file /nope.npy"),
-        ("--config.experiment=distorton", "unknown experiment 'distorton'; did you mean 'distortion'"),
-    ],
-)
-def test_wrong_flags_are_one_line(flag, message, tmp_path):
-    done = command("--config=configs/smoke.py", flag, f"--workdir={tmp_path}")
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: ")
-    assert message in last
-    assert "Traceback" not in done.stderr
-
-
-def test_kill_loses_at_most_the_row_in_flight(tmp_path):
-    """SIGKILL in the middle of a run; the next run repeats no row and finishes the grid."""
-    flags = ["--config=configs/smoke.py", "--config.grid.bits=(1, 2, 3)", f"--workdir={tmp_path}"]
-    process = subprocess.Popen([sys.executable, "-m", "experiments.run", *flags], cwd=ROOT, stderr=subprocess.DEVNULL)
-    rows, deadline = tmp_path / "rows.jsonl", time.monotonic() + 120
-    while not (rows.exists() and rows.read_bytes().count(b"\n") >= 3) and time.monotonic() < deadline:
-        with pytest.raises(subprocess.TimeoutExpired):  # it runs on
-            process.wait(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    before = rows.read_bytes()
-    assert before.count(b"\n") >= 3
-    assert command(*flags).returncode == 0
-    after = rows.read_bytes()
-    assert after.startswith(before[: before.rfind(b"\n") + 1])
-    points = [json.dumps(json.loads(line)["point"]) for line in after.splitlines()]
-    assert len(points) == len(set(points)) == 12
-
-
-def test_torn_last_line_is_repaired(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    rows = Rows(path)
-    rows.append({"a": 1}, {"m": 2.0}, {})
-    rows.append({"a": 2}, {"m": 3.0}, {})
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-7])
-    mended = Rows(path)
-    assert mended.find({"a": 1})["metrics"] == {"m": 2.0}
-    assert mended.find({"a": 2}) is None
-    mended.append({"a": 2}, {"m": 3.0}, {})
-    assert path.read_bytes() == whole
-
-
-def test_foreign_rows_are_refused(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"point": {"a": 1}, "metrics": {}}\n[1, 2]\n')
-    with pytest.raises(ValueError, match=r"rows.jsonl, line 2, is not a row of an experiment: b'\[1, 2\]'"):
-        Rows(path)
-
-
-def test_another_config_makes_new_rows(tmp_path):
-    run.run(CONFIG, tmp_path)
-    run.run({**CONFIG, "n": 33}, tmp_path)
-    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 8
-    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 5  # the table is of the last config
-
-
-def test_table_shows_deviations_blanks_and_footers():
-    rows = [
-        {"point": {"m": "a", "b": 1}, "metrics": {"e": 0.5, "e_sd": 0.01, "p": None, "low": 0.25}, "environment": {}},
-        {"point": {"m": "a", "b": 2}, "metrics": {"e": 1e-7, "e_sd": None, "p": 3, "low": 0.0625}, "environment": {}},
-        {"point": {"m": "b_c", "b": 2}, "metrics": {"e": 123456.0, "p": None, "low": 0.0625}, "environment": {}},
-    ]
-    assert table.render(rows, (table.Table("T", ("m",), ("b",), ("e", "p"), ("low",)),)) == (
-        "### T\n\n"
-        "| m | 1 b, e | 2 b, e | 2 b, p |\n"
-        "| --- | ---: | ---: | ---: |\n"
-        "| a | 0.5 ± 0.01 | 1e-07 | 3 |\n"
-        "| b_c |  | 123,456 |  |\n"
-        "| *low* | 0.25 | 0.0625 |  |\n"
-    )
 
 
 def vectors():
@@ -218,10 +85,18 @@ def test_cached_arrays_are_made_once_and_mended(tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "cache") == ["a.npy"]
 
 
+@pytest.mark.full
 def test_words_are_real_vectors(monkeypatch):
-    """From a tenth of the corpus, so that it takes seconds: related words are near."""
-    texts = data.corpus()
-    assert len(texts) > 500
+    """From a tenth of the corpus, so that it takes seconds: related words are near. Which Python runs plays no part."""
+    monkeypatch.setattr(data, "corpus", lambda: pytest.fail("the running Python's library was read"))
+    texts = data.pinned_words()
+    whole = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+    assert whole == "aac3302bff6959bd72f713e31e2620ba02d515e1d796e3d007748155f087f64f"
+    assert len(texts) == 1790
+    with monkeypatch.context() as patched:
+        patched.setattr(data, "cached", lambda name, make: make())
+        patched.setattr(data, "word_vectors", lambda texts: (texts, {}))
+        assert data._words.__wrapped__() == texts
     monkeypatch.setattr(data, "WORD_COUNT", 2000)
     monkeypatch.setattr(data, "WORD_DIMS", 50)
     array, index = data.word_vectors(texts[::10])
@@ -231,6 +106,30 @@ def test_words_are_real_vectors(monkeypatch):
     words = list(index)
     near = {words[i] for i in np.argsort(-unit @ unit[index["true"]])[:10]}
     assert "false" in near
+
+
+def test_nothing_is_trained_on_what_is_held_out(monkeypatch):
+    """Of `train_rotor`: a quarter of the rows is measured, on the point's parametrisation and both references."""
+    made, measured, make = [], [], train_rotor._make
+
+    def errors(quantizers, x):
+        measured.append(np.asarray(x))
+        return jnp.ones(2), jnp.ones(2)
+
+    monkeypatch.setattr(
+        train_rotor, "_make", lambda name, x, bits: (made.append(np.asarray(x)), make(name, x, bits))[1]
+    )
+    monkeypatch.setattr(train_rotor, "_errors", errors)
+    monkeypatch.setattr(train_rotor, "_reference", train_rotor._reference.__wrapped__)
+    train_rotor.run({"data": "gaussian", "seeds": 2, "n": 64, "dim": 16, "bits": 2, "parametrisation": "identity"})
+    sample = np.asarray(data.sample("gaussian", 2, 64, 16))
+    assert len(made) == len(measured) == 3
+    for train, test in zip(made, measured, strict=True):
+        assert train.shape == (2, 48, 16)
+        assert test.shape == (2, 16, 16)
+        for seed in range(2):
+            rows = {tuple(row) for row in np.concatenate([train[seed], test[seed]])}
+            assert rows == {tuple(row) for row in sample[seed]}  # so none is on both sides
 
 
 def test_structured_data_are_what_they_say():
@@ -253,6 +152,7 @@ def test_splits():
         fractional.parse("64x3")
 
 
+@pytest.mark.full
 def test_the_published_cache_of_969_mb():
     point = {"model": "Llama 3.2 3B", "context": 8192}
     assert round(kv_memory.run({**point, "strategy": "float16"})["mb"]) == 969
@@ -294,10 +194,14 @@ def test_needles_are_found():
         (matrix_budget, {"method": "l3w8c10", "data": "synthetic_4"}, "unknown matrix 'synthetic_4'; did you mean"),
         (
             rate_distortion,
-            {"code": "trelis_8", "dim": 128, "bits": 2.0},
+            {"code": "trelis_8", "dim": 128, "bits": 2.0, "data": "sphere"},
             "unknown code 'trelis_8'; did you mean 'trellis_8'",
         ),
-        (rate_distortion, {"code": "trellis_10", "dim": 128, "bits": 4.5}, "expected state_bits to be a whole number"),
+        (
+            rate_distortion,
+            {"code": "trellis_10", "dim": 128, "bits": 4.5, "data": "sphere"},
+            "expected state_bits to be a whole number",
+        ),
         (attention_error, {"data": "gausian"}, "unknown data set 'gausian'; did you mean 'gaussian'"),
         (
             attention_error,
@@ -311,6 +215,7 @@ def test_points_are_checked_before_anything_runs(module, point, message):
         module.check(point)
 
 
+@pytest.mark.full
 def test_learned_rotations_in_a_table():
     """Held-out error relative to random rotations, with what they cost."""
     point = {"dim": 32, "bits": 3, "data": "outlier_channels", "n": 800, "seeds": 2}
@@ -324,6 +229,7 @@ def test_learned_rotations_in_a_table():
     assert row["curve"][-1]["validation"] < row["curve"][0]["validation"]
 
 
+@pytest.mark.full
 def test_matrices_under_a_budget_in_a_table(tmp_path):
     """Errors relative to PQ, what the paper has, and what does not fit."""
     weight = jax.random.normal(jax.random.key(0), (256, 130))
@@ -339,6 +245,7 @@ def test_matrices_under_a_budget_in_a_table(tmp_path):
     assert published["published_vs_pq"] == 36.53
 
 
+@pytest.mark.full
 def test_trellis_codes_in_tables(tmp_path):
     """Fractional bits, the curve of entropy-coded scalars, speeds, and the file of tables."""
     point = {"dim": 64, "bits": 1.5, "data": "sphere", "n": 500, "seeds": 2}
@@ -357,17 +264,17 @@ def test_trellis_codes_in_tables(tmp_path):
     assert trained["shannon"] < trained["mse"] < trained["lloyd_max"]
 
 
+@pytest.mark.full
 def test_search_in_tables(tmp_path):
     """Recall rises with k and with bits, and is above that of FAISS's RaBitQ, which takes 20 bytes more."""
     from experiments import indexing_time, recall, search_throughput
 
-    point = {"set": ("clustered", 32), "n": 1000, "queries": 100, "seeds": 2, "codec": "klt_trellis:tight"}
+    point = {"vectors": "clustered, d = 32", "n": 1000, "queries": 100, "seeds": 2, "codec": "klt_trellis:tight"}
     rows = [{"point": {**point, "bits": bits}, "metrics": recall.run({**point, "bits": bits})} for bits in (2, 4)]
     few, many = (row["metrics"] for row in rows)
     assert (few["bytes"], many["bytes"]) == (8, 16)
     assert few["1@1"] < few["1@4"] <= few["1@64"]
     assert few["10@10"] + 0.1 < many["10@10"]
-    assert few["vectors"] == "clustered, d = 32"
     assert all(path.exists() for path in recall.plot(rows, tmp_path))
     faiss = recall.run({**point, "codec": "faiss_rabitq", "bits": 2})
     assert faiss["bytes"] == 28
@@ -377,4 +284,4 @@ def test_search_in_tables(tmp_path):
     speed = search_throughput.run({"n": 500, "dim": 32, "bits": 4, "batch": 2, "codec": "turboquant", "rounds": 1})
     assert speed["bytes"] == 18
     with pytest.raises(LookupError, match="unknown codec 'turboquant:loose'"):
-        recall.check({"codec": "turboquant:loose"})
+        recall.check({"codec": "turboquant:loose", "vectors": "words, d = 200"})

@@ -33,11 +33,12 @@ def test_all_cases_are_cases():
     assert {name for name in gpu_codes.RECIPES} >= {case["method"] for case in cases if "method" in case}
 
 
+@pytest.mark.full
 def test_rehearsal(tmp_path, monkeypatch):
     """One row of each kind; what is not there is a row that says so."""
     monkeypatch.setattr(gpu_suite, "STARTED", time.monotonic())  # other tests have taken their time
     cases = ("copy", "encode rotor xla 1024", "encode rotor nothing 1024", "roundtrip dense published 1024")
-    text = run.run({**CONFIG, "grid": {"case": cases}}, tmp_path)
+    text = run.run({**CONFIG, "grid": {"case": cases}}, tmp_path).markdown
     lines = (tmp_path / "rows.jsonl").read_text().splitlines()
     copied, encoded, missing, _ = (json.loads(line)["metrics"] for line in lines)
     assert encoded["vectors"] == 32
@@ -50,6 +51,7 @@ def test_rehearsal(tmp_path, monkeypatch):
     assert f"| {missing['note']} | encode rotor nothing 1024 |" in text
 
 
+@pytest.mark.full
 def test_without_a_gpu_it_is_one_line():
     line = [sys.executable, "-m", "experiments.run", "--config=configs/gpu_suite.py"]
     done = subprocess.run(
@@ -61,6 +63,7 @@ def test_without_a_gpu_it_is_one_line():
     assert last.startswith("error: the GPU suite needs an NVIDIA GPU, Hopper or newer, and finds 'cpu'")
 
 
+@pytest.mark.full
 def test_tests_are_run_and_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_suite, "ROOT", tmp_path)
     text = "import os\ndef test_a(): assert os.environ['JAX_PLATFORMS'] == 'cuda,cpu'\ndef test_b(): assert 0\n"
@@ -142,6 +145,7 @@ def test_bytes_that_are_counted_are_those_of_the_arrays(method):
     assert gpu_codes.moved("roundtrip", method, 64, POINT) == (vectors, 2 * vectors)
 
 
+@pytest.mark.full
 def test_a_repeated_cache_is_the_cache_of_repeated_tokens():
     shape = gpu_attention.Shape(batch=2, tokens=2 * gpu_attention.SAMPLE, groups=2, heads=2, dim=32)
     made = gpu_attention.filled("v3_4", shape)

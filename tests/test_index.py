@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from suites import some
 
 import rqjax
 from experiments import data
-from rqjax import Index, metrics, scan
+from rqjax import Index, metrics, rows as stored_rows, scan
 
 DIM = 64
 
@@ -26,7 +27,8 @@ def vectors(count=1000, seed=0):
 
 
 def quantizer(name="eden_unbiased", bits=4):
-    return rqjax.METHODS[name](jax.random.key(1), DIM, bits)
+    """Its key is that of no vectors: random numbers that both share would not be independent."""
+    return rqjax.METHODS[name](jax.random.key(100), DIM, bits)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,13 @@ def test_exact_codes_find_what_brute_force_finds(metric):
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "metric"), [*((name, "ip") for name in rqjax.METHODS), ("turboquant_prod", "l2")])
+SCORED = [*((name, "ip") for name in rqjax.METHODS), ("turboquant_prod", "l2")]
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    some(SCORED, [("turboquant_prod", "l2"), ("affine", "ip")]),
+)
 def test_scores_are_those_of_the_decoded_vectors(name, metric):
     """Queries have 15 bits of their largest coordinate where levels are whole numbers."""
     x, queries, code = vectors(200), vectors(5, seed=1), quantizer(name)
@@ -103,9 +111,7 @@ def test_biased_scales_keep_the_order_of_distances():
     def recall(code):
         return metrics.recall(np.asarray(Index.build(code, x, metric="l2").search(queries, 10)[1]), exact)
 
-    assert recall(rqjax.eden(jax.random.key(1), DIM, 2)) == pytest.approx(
-        recall(rqjax.eden_unbiased(jax.random.key(1), DIM, 2)), abs=0.02
-    )
+    assert recall(quantizer("eden", 2)) == pytest.approx(recall(quantizer("eden_unbiased", 2)), abs=0.02)
     assert recall(half) > 0.8
 
 
@@ -121,8 +127,31 @@ def test_reranking_finds_what_the_store_finds(index):
     assert bytes_of_store == len(x) * DIM * 2
 
 
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_reranked_scores_are_those_of_the_store(metric):
+    """Where the store is exact and all are candidates, what brute force finds; lengths differ, so that |x|^2 counts."""
+    x, queries = vectors(100) * np.linspace(0.5, 2, 100, dtype=np.float32)[:, None], vectors(5, seed=1)
+    built = Index.build(quantizer(bits=2), x, metric=metric, store=rqjax.Exact(DIM, "float32"))
+    scores, ids = built.search(queries, 20, rerank=100)
+    expected, rows = brute_force(x, queries, metric, 20)
+    np.testing.assert_array_equal(ids, rows)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_parts_of_vectors_are_encoded_to_the_rows_of_all(monkeypatch):
+    """Three parts, the last of which overlaps the second."""
+    monkeypatch.setattr(stored_rows, "ENCODED", 40 * DIM)
+    x = vectors(100)
+    built = Index.build(rqjax.Exact(DIM, "float32"), x, metric="l2", store=rqjax.Exact(DIM, "float16"))
+    np.testing.assert_array_equal(built.rows.codes, x.astype(np.float32))
+    np.testing.assert_array_equal(built.rows.stored, x.astype(np.float16))
+    np.testing.assert_allclose(built.rows.energies, np.sum(x**2, axis=1), rtol=1e-5)
+
+
 def test_search_is_a_part_of_a_jitted_function(index):
     queries = vectors(6, seed=1)
+    for function, arguments in ((lambda y: index.search(y, 3), (queries,)), (lambda: index.search(queries, 3), ())):
+        np.testing.assert_array_equal(jax.jit(function)(*arguments)[1], index.search(queries, 3)[1])
     scores, ids = jax.jit(lambda index, y: index.search(2 * y, 3))(index, queries.reshape(2, 3, DIM))
     assert scores.shape == ids.shape == (2, 3, 3)
     expected = index.search(queries, 3)
@@ -154,6 +183,7 @@ def test_vectors_are_added_and_removed():
     assert again.nbytes == whole.nbytes  # the free rows are taken
     np.testing.assert_array_equal(again.search(queries, 5)[1], whole.search(queries, 5)[1])
     assert len(whole) == 1000
+    np.testing.assert_array_equal(whole.remove(3).rows.ids, np.where(np.arange(1000) == 3, -1, np.arange(1000)))
     one = whole.remove(np.arange(999)).add(x[:1])  # ids follow the largest
     assert one.search(queries, 2)[1].max() == 1000
 
@@ -186,6 +216,10 @@ def test_rows_grow_by_an_eighth_at_least():
         (lambda i: i.add(vectors(2), ids=[2000]), "expected 2 ids, got shape \\(1,\\)"),
         (lambda i: i.add(vectors(2)[:, :63]), "expected vectors \\(n, 64\\), got shape \\(2, 63\\)"),
         (lambda i: i.add(vectors(2) * np.inf), "expected finite vectors, got 2 with NaN or Inf, the first is vector 0"),
+        (
+            lambda i: i.add(vectors(3) + np.array([[0], [7e4], [0]], np.float32)),
+            "expected vectors, got 1 too large for the codes, the first is vector 1",
+        ),
         (lambda i: Index.build(quantizer(), vectors(), metric="dot"), "expected metric 'ip', 'l2' or 'cosine'"),
         (
             lambda i: Index.build(quantizer(), vectors(), store=rqjax.Exact(8)),
@@ -236,6 +270,7 @@ def test_files_that_hold_no_index_are_refused(index, tmp_path):
         Index.load(path)
 
 
+@pytest.mark.full
 def test_a_kill_while_saving_leaves_a_whole_file(tmp_path):
     path = tmp_path / "a.safetensors"
     script = f"""
@@ -256,6 +291,7 @@ while True:
     assert len(Index.load(path)) == 20_000
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_mesh_finds_the_same(processes):
     """8 devices, in one process and in two that talk over the loopback device."""
@@ -280,6 +316,7 @@ def test_a_mesh_finds_the_same(processes):
         assert "the same" in out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["turboquant", "turboquant_trellis"])
 def test_a_search_takes_memory_for_one_block(name):
     """Of what a compiled search allocates, 8 bytes a vector at most grow with the index, and 64 MiB do not."""

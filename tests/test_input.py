@@ -1,5 +1,6 @@
 """Bad input is one clear line; extreme input spoils nothing but itself."""
 
+import os
 import subprocess
 import sys
 
@@ -30,6 +31,19 @@ MESSAGES = [
     ("rqjax.turboquant_mixed(key, 128, 8.5)", "ValueError: expected bits to be a whole number from 1 to 8, got 9"),
     ("rqjax.rtn(key, 128, 0)", "ValueError: expected bits to be a whole number from 1 to 8, got 0"),
     ("rqjax.identity(key, 1, 3)", "ValueError: expected dim to be a whole number from 2 to 2147483648, got 1"),
+    (
+        "rqjax.attend(cache, k, sliding_window=3.5)",
+        "ValueError: expected sliding_window to be a whole number from 1 to",
+    ),
+    (
+        "jax.jit(lambda n: rqjax.attend(cache, k, sliding_window=n))(3)",
+        "ValueError: expected sliding_window to be a whole number from 1 to",
+    ),
+    (
+        "rqjax.Index.build(q, 7e4 * x, store=rqjax.Exact(128, 'float16'))",
+        "ValueError: expected vectors, got 1 too large for the codes, the first is vector 1",
+    ),
+    ("index.remove(3)", "ValueError: 1 ids are not in the index, the first is 3"),
     ("rqjax.METHODS['rotorqant']", "UnknownName: unknown method 'rotorqant'; did you mean 'rotorquant'"),
 ]
 
@@ -40,7 +54,9 @@ def test_messages_without_runtime_type_checks():
 import jax, jax.numpy as jnp, rqjax
 key = jax.random.key(0)
 q = rqjax.rotorquant(key, 128, 3)
-codes = q.encode(jnp.ones((2, 128)))
+x = jnp.eye(2, 128, k=-1)
+codes, index, k = q.encode(x), rqjax.Index.build(q, x), jnp.ones((1, 1, 1, 128))
+cache = rqjax.KVCache.init(1, 1, 9, q, q)
 for call in {[call for call, _ in MESSAGES]!r}:
     try:
         eval(call)
@@ -50,7 +66,7 @@ for call in {[call for call, _ in MESSAGES]!r}:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
-    assert len(lines) == len(MESSAGES)
+    assert len(lines) == len(MESSAGES), lines
     for line, (call, message) in zip(lines, MESSAGES, strict=True):
         assert line.startswith(message), call
 
@@ -65,64 +81,15 @@ def test_names_and_numbers():
         rqjax.Scalar(jnp.arange(3.0), jnp.float32(1), 8)
 
 
-@pytest.fixture(params=METHODS, scope="module")
-def quantizer(request):
-    return METHODS[request.param](jax.random.key(0), 64, 3)
-
-
 @jax.jit
 def round_trip(quantizer, x):
     return quantizer.decode(quantizer.encode(x))
 
 
-@jax.jit
-def through(quantizer, x, y):
-    """Decoded vectors and their products with a query."""
-    codes = quantizer.encode(x)
-    return quantizer.decode(codes), quantizer.dot(y, codes)
-
-
-X, Y = jax.random.normal(jax.random.key(1), (50, 64)), jnp.ones(64)
-"""All that goes `through` is of these shapes, so that it is compiled once for a method."""
-
-
-def test_zero_decodes_to_zero(quantizer):
-    for result in through(quantizer, jnp.zeros_like(X), Y):
-        np.testing.assert_array_equal(result, 0)
-
-
-def test_a_bad_row_spoils_itself_alone(quantizer):
-    clean, rest = np.asarray(through(quantizer, X, Y)[0]), np.delete(np.arange(len(X)), 1)
-    for bad in (np.nan, -np.inf):
-        spoiled, products = map(np.asarray, through(quantizer, X.at[1, 5].set(bad), Y))
-        assert not np.isfinite(spoiled[1]).all()
-        # not equal to the bit: one row out of the usual range changes how the norms of all are taken
-        error = np.linalg.norm(spoiled[rest] - clean[rest], axis=-1) / np.linalg.norm(clean[rest], axis=-1)
-        assert (error < 0.02).all()
-        assert np.isfinite(products[rest]).all()
-
-
-@pytest.mark.parametrize("scale", [1e30, 1e-30])
-def test_huge_and_tiny_vectors_keep_their_shape(quantizer, scale):
-    usual, extreme = (rqjax.metrics.relative_mse(X, through(quantizer, X * s, Y)[0] / s) for s in (1, scale))
-    if scale < 1 and isinstance(quantizer, rqjax.Affine | rqjax.Residual | rqjax.Rotated):
-        # MLX's layout has no step below 1e-7: what is smaller becomes zero, exactly as there
-        limit = 1.7 if isinstance(quantizer, rqjax.Residual) else 1.001  # a sketch of what is left, all of it
-        assert extreme <= limit
-    else:
-        np.testing.assert_allclose(extreme, usual, rtol=0.05)
-
-
-def test_subnormal_vectors_survive(quantizer):
-    decoded = through(quantizer, jnp.full_like(X, 1e-41), Y)[0]
-    assert jnp.isfinite(decoded).all()
-    assert jnp.abs(decoded).max() < 1e-6
-
-
-def test_norms_beyond_float16(quantizer):
+def test_norms_beyond_float16():
     """Coordinates that float16 holds, norms that it does not."""
     x = jnp.full((2, 64), 60_000, jnp.float16) * jax.random.rademacher(jax.random.key(0), (2, 64), jnp.float16)
-    decoded = round_trip(quantizer, x)
+    decoded = round_trip(rqjax.rotorquant(jax.random.key(0), 64, 3), x)
     assert jnp.isfinite(decoded).all()
     assert (jnp.linalg.norm(decoded, axis=-1) > 100_000).all()
 
@@ -139,13 +106,7 @@ def test_norm_is_right_over_the_whole_range(size):
     np.testing.assert_allclose(measured, expected, rtol=1e-6)
 
 
-def test_no_vectors_at_all(quantizer):
-    assert rqjax.nbytes(jax.eval_shape(quantizer.encode, X[:0])) == 0
-    decoded, products = through(quantizer, X[:0], X[:3])
-    assert decoded.shape == (0, 64)
-    assert products.shape == (3, 0)
-
-
+@pytest.mark.full
 def test_float64_under_x64():
     script = """
 import jax, jax.numpy as jnp, rqjax
@@ -161,7 +122,32 @@ for name in ("rotorquant", "turboquant_prod", "turboquant_mixed", "rotorquant_pa
     assert mse < (2e-3 if name == "rotorquant_paper" else 1e-3), name
     assert difference < 1e-4, name
 """
-    subprocess.run([sys.executable, "-c", script], check=True, env={**__import__("os").environ, "JAX_ENABLE_X64": "1"})
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "JAX_ENABLE_X64": "1"})
+
+
+def test_the_cache_and_the_index_under_x64():
+    """Of float64 tokens, vectors and queries; what is found is what the decoded ones give."""
+    script = """
+import jax, numpy as np, rqjax
+rng = np.random.default_rng(0)
+x, y = rng.standard_normal((50, 64)), rng.standard_normal((3, 64))
+k = x[None, :, None]
+cache = rqjax.strategy("rotorquant_3/v2_lean+centered", jax.random.key(0), 64).cache(1, 1, 64, window=8, sinks=2)
+cache = jax.jit(rqjax.append)(cache, k, k)
+out = jax.jit(rqjax.attend)(cache, y[None, :, None])
+seen = np.arange(50) <= np.arange(47, 50)[:, None]
+weights = np.exp(y @ x.T / 8) * seen
+expected = weights @ x / weights.sum(1, keepdims=True)
+assert out.dtype == np.float64 and cache.lengths.tolist() == [50] and cache.coded.tolist() == [32]
+assert np.linalg.norm(out[0, :, 0] - expected) < 0.3 * np.linalg.norm(expected)
+for metric in ("ip", "l2", "cosine"):
+    index = rqjax.Index.build(rqjax.eden(jax.random.key(0), 64, 3), x, metric=metric, store=rqjax.Exact(64, "float32"))
+    scores, ids = index.search(y, 4, rerank=50)
+    norms = np.linalg.norm(x, axis=1)
+    exact = {"ip": -y @ x.T, "l2": ((y[:, None] - x) ** 2).sum(2), "cosine": -y @ x.T / norms}[metric]
+    assert (ids == np.argsort(exact, axis=1)[:, :4]).all() and ids.dtype == np.int32
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "JAX_ENABLE_X64": "1"})
 
 
 def test_blocks_overlap_when_rows_do_not_come_out_even():

@@ -7,6 +7,8 @@ import hopper
 import jax
 import pytest
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("name", hopper.configurations())
 def test_lowers_for_cuda(name):

@@ -12,8 +12,11 @@ import pytest
 import rqjax
 from rqjax import kernels, mlx, products
 
+pytestmark = pytest.mark.full
+
 X = jax.random.normal(jax.random.key(0), (64, 128))
 TOKENS = jax.random.normal(jax.random.key(1), (2, 300, 2, 128))
+"""Of jax, not numpy: where the process has one core a callback would wait for ever for their copies."""
 AFFINE = [(bits, group, dtype) for bits in mlx.BITS for group in mlx.GROUPS for dtype in ("float32", "bfloat16")]
 
 

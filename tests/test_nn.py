@@ -10,6 +10,7 @@ from rqjax.nn import CachedAttention, older
 from tests.plain import error
 
 
+@pytest.mark.full
 def test_multi_head_attention_with_a_compressed_cache():
     """Prefill, then tokens, under nnx.jit: exactly full attention with exact codes, and near it with 6 bits."""
     x = jax.random.normal(jax.random.key(1), (2, 60, 64))
@@ -27,6 +28,7 @@ def test_multi_head_attention_with_a_compressed_cache():
         assert older.value(attention.cache).lengths.tolist() == [60, 60]
 
 
+@pytest.mark.full
 def test_no_bias_and_no_dropout():
     cache = rqjax.strategy("v3_4", jax.random.key(0), 32).cache(1, 1, 64)
     x = jnp.ones((1, 1, 1, 32))

@@ -2,9 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import rqjax
+from rqjax import lanes, ops
 
 MIB = 2**20
 SQUARES = 0 if jax.__version_info__ >= (0, 10) else 33
@@ -34,3 +36,25 @@ def test_bfloat16_is_not_widened_as_a_whole():
 @pytest.mark.parametrize("dim", [128, 1024])
 def test_rotated_copies_are_made_in_blocks(method, dim):
     assert temporaries(method, jnp.float32, dim=dim) < 32 + SQUARES
+
+
+@pytest.mark.parametrize("x", [np.float32("nan"), np.float32("-inf"), np.uint32(2**32 - 1), np.uint8(255)])
+def test_stored_changes_nothing_and_stays(x):
+    """Whatever the numbers, its loop makes no trip; the compiler does not know."""
+    compiled = jax.jit(lanes.stored).lower(x := np.full((2, 3), x)).compile()
+    assert " while(" in str(compiled.as_text())
+    np.testing.assert_array_equal(compiled(x), x)
+
+
+def test_a_vector_of_nan_leaves_the_products_of_others():
+    x, y = jax.random.normal(jax.random.key(0), (4, 8)), jnp.ones((2, 8))
+    products = jax.jit(lambda y, x: ops.inner_in_blocks(y, lambda codes: codes, x))
+    np.testing.assert_array_equal(products(y, x.at[0, 0].set(jnp.nan))[:, 1:], products(y, x)[:, 1:])
+
+
+def test_rounding_the_norm_costs_nothing():
+    """Directions are relative to the norm as stored: relative to the norm itself the error would be 1e-6."""
+    x = jax.random.normal(jax.random.key(0), (50, 8))
+    quantizer = rqjax.Normalized(rqjax.Uniform(jnp.float32(-1.5), jnp.float32(3 / 2**16), 16, 8))
+    trip = jax.jit(lambda q, x: rqjax.metrics.relative_mse(x, q.decode(q.encode(x))))
+    assert trip(quantizer, x) < 1e-8

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from suites import some
 
 from experiments import readme
 from rqjax import METHODS
@@ -11,12 +12,12 @@ TEXT = (readme.ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+@pytest.mark.parametrize("example", some(range(len(EXAMPLES)), [0]))
 def test_examples_run(example, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").symlink_to(readme.ROOT / "results")
     before = dict(METHODS)
-    exec(compile(example, "README.md", "exec"), {})
+    exec(compile(EXAMPLES[example], "README.md", "exec"), {})
     for name in set(METHODS) - set(before):  # one example adds a method
         del METHODS[name]
 

@@ -135,6 +135,7 @@ def test_what_is_wrong_is_one_line(name, options, message, index, folder, monkey
     assert not Path("a").exists()
 
 
+@pytest.mark.full
 def test_the_command_line_ends_with_status_1():
     line = [sys.executable, "-m", "experiments.search_cli", "info", "--index=none.safetensors"]
     done = subprocess.run(line, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False)

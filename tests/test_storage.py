@@ -1,5 +1,6 @@
 """Caches on disk: whole or refused."""
 
+import json
 import os
 
 import jax
@@ -57,6 +58,29 @@ def test_a_flipped_bit_is_noticed(saved):
     path.write_bytes(bytes(content))
     with pytest.raises(ValueError, match="is damaged: it does not have the checksum"):
         rqjax.load(path, full)
+
+
+@pytest.mark.parametrize("missing", ["", ".inner", ".inner.rotation.signs"])
+def test_a_file_without_a_field_is_refused(tmp_path, missing):
+    path = tmp_path / "q.safetensors"
+    rqjax.save(rqjax.hadamard(jax.random.key(0), 64, 3), path)
+    metadata, arrays = storage._read(path)
+    fields = json.loads(metadata["fields"])
+    del fields[missing]
+    metadata["fields"] = json.dumps(fields)
+    save_file(arrays, path, metadata | {"sha256": storage._checksum(metadata, arrays)})
+    with pytest.raises(ValueError, match=rf"q\.safetensors is incomplete: .* what {missing or 'the whole'} is"):
+        rqjax.load(path)
+
+
+def test_a_file_without_an_array_is_refused(tmp_path):
+    path = tmp_path / "q.safetensors"
+    rqjax.save(rqjax.hadamard(jax.random.key(0), 64, 3), path)
+    metadata, arrays = storage._read(path)
+    del arrays[".inner.rotation.signs"]
+    save_file(arrays, path, metadata | {"sha256": storage._checksum(metadata, arrays)})
+    with pytest.raises(ValueError, match=r"is incomplete: .* what \.inner\.rotation\.signs is"):
+        rqjax.load(path)
 
 
 def test_foreign_files_are_refused(tmp_path):

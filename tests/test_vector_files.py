@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from experiments import data
+from rqjax.extras import MissingExtra
+
+pytestmark = pytest.mark.full
 
 X = np.random.default_rng(0).standard_normal((50, 24)).astype(np.float32)
 IDS = np.arange(150, dtype=np.int32).reshape(50, 3)
@@ -88,5 +91,5 @@ def test_damaged_files(name, content, message, tmp_path):
 
 def test_without_h5py_the_extra_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ValueError, match=r"x.hdf5 takes the extra bench of rqjax to read: .*h5py"):
+    with pytest.raises(MissingExtra, match=r"^h5py is not installed, it comes with the extra bench: pip install -e"):
         data.read(folder / "x.hdf5")

@@ -1,5 +1,10 @@
 """flax nnx modules (extra `flax`)."""
 
+from rqjax import extras
+
+with extras.explained():
+    import flax as _flax  # noqa: F401
+
 from rqjax.nn.attention import CachedAttention as CachedAttention
 from rqjax.nn.checkpoint import (
     find_checkpoint as find_checkpoint,

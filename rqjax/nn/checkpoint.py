@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from rqjax import extras
 from rqjax.nn import older
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.decoder import Decoder
@@ -33,10 +34,13 @@ def find_checkpoint(source: str | os.PathLike[str]) -> Path:
     if str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no folder {source}")
     try:
-        from huggingface_hub import snapshot_download
+        with extras.explained():
+            from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
-    except Exception as error:  # of many kinds: no package, no network, no such repository, no permission
+    except extras.MissingExtra:
+        raise
+    except Exception as error:  # of many kinds: no network, no such repository, no permission
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileNotFoundError(f"{source} is neither a folder nor can it be had from Hugging Face: {reason}") from None
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from rqjax import platforms
 from rqjax.attention import dot_product_attention
 from rqjax.cache import KVCache
+from rqjax.lanes import never_true
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.older import jittable, listed
 from rqjax.quantizer import check_int
@@ -39,8 +40,8 @@ def product(x: Float[Array, "*n inner"], weight: Float[Array, "outer inner"]) ->
 
     if not platforms.on_cpu() or weight.dtype == jnp.float32:
         return multiply(x)
-    nothing = lambda x: jnp.full((*x.shape[:-1], len(weight)), jnp.nan)  # noqa: E731
-    return jax.lax.cond(jnp.isnan(x.ravel()[0]), nothing, multiply, x)
+    nothing = lambda x: jnp.full((*x.shape[:-1], len(weight)), jnp.nan, jnp.float32)  # noqa: E731
+    return jax.lax.cond(never_true(x), nothing, multiply, x)
 
 
 class Linear(nnx.Module):

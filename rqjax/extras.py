@@ -1,0 +1,34 @@
+"""Packages that only extras of rqjax install: where one is missing, one line says how to get it."""
+
+import contextlib
+from collections.abc import Iterator
+
+EXTRAS = {
+    "experiments": ("absl", "ml_collections", "matplotlib", "tqdm"),
+    "flax": ("flax", "huggingface_hub", "tokenizers"),
+    "bench": ("faiss", "h5py", "turbovec"),
+}
+"""What is imported of what each extra installs."""
+
+
+class MissingExtra(ImportError):
+    """A package is missing that an extra of rqjax installs."""
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """For imports: where a package of an extra is missing, the error names the extra and the command that installs it.
+
+    Raises:
+      MissingExtra: in the place of ModuleNotFoundError.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        for extra, packages in EXTRAS.items():
+            if package in packages:
+                raise MissingExtra(
+                    f"{package} is not installed, it comes with the extra {extra}: pip install -e '.[{extra}]'"
+                ) from None
+        raise
