@@ -55,8 +55,9 @@ models: env
 		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
 	done
 
-# A worker takes whole files, so that what their tests share is made once.
-PYTEST := -m pytest -n 2 --dist=loadfile
+# A worker takes whole files, so that what their tests share is made once. One that dies ends the run: a new one would
+# begin its file again, eight times.
+PYTEST := -m pytest -n 2 --dist=loadfile --max-worker-restart=0
 
 test: $(VENV)/.test
 	$(RUN) $(PYTEST) -m "not full" tests
