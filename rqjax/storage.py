@@ -41,7 +41,7 @@ def save(tree: Any, path: str | os.PathLike[str], *, recipe: str | None = None) 
     if isinstance(tree, KVCache):
         tree.check()
     _check_recipe(recipe)
-    path, arrays = Path(path), {name: _plain(leaf) for name, leaf in _walk(tree) if hasattr(leaf, "shape")}
+    path, arrays = Path(path), {name: _plain(leaf) for name, leaf in _walk(tree) if _is_array(leaf)}
     metadata = {"format": FORMAT, "fields": json.dumps(_fields(tree))} | ({} if recipe is None else {"recipe": recipe})
     with replacing(path) as temporary:
         save_file(arrays, temporary, metadata | {"sha256": _checksum(metadata, arrays)})
@@ -69,7 +69,7 @@ def load(path: str | os.PathLike[str], like: Any = None) -> Any:
         if expected.get(name) != fields.get(name):
             wanted, got = expected.get(name), fields.get(name)
             raise ValueError(f"{path} does not match: expected {name} {wanted}, got {got}")
-    leaves = {name: jnp.asarray(arrays[name].view(leaf.dtype)) for name, leaf in _walk(like) if hasattr(leaf, "shape")}
+    leaves = {name: jnp.asarray(arrays[name].view(leaf.dtype)) for name, leaf in _walk(like) if _is_array(leaf)}
     places, structure = jax.tree_util.tree_flatten_with_path(like)
     return jax.tree.unflatten(structure, [leaves[jax.tree_util.keystr(place)] for place, _ in places])
 
@@ -172,12 +172,16 @@ def _fields(tree: Any) -> dict[str, str]:
     """What two trees must have in common for one's arrays to be the other's."""
 
     def text(value: Any) -> str:
-        if hasattr(value, "shape"):
+        if _is_array(value):
             return f"{np.dtype(value.dtype).name} {tuple(value.shape)}"
         nested = dataclasses.is_dataclass(value) or isinstance(value, tuple | list | dict)
         return type(value).__name__ if nested else repr(value)
 
     return {name: text(value) for name, value in _walk(tree)}
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and not dataclasses.is_dataclass(value)  # `Rounded` has a shape, too
 
 
 def _plain(leaf: Any) -> np.ndarray:

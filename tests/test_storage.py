@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 import rqjax
 from rqjax import storage
+from rqjax.product import Rounded
 from rqjax.pytree import CLASSES
 
 
@@ -133,6 +134,16 @@ def test_a_quantizer_is_rebuilt_from_its_file(tmp_path):
     (first, second), nothing = rqjax.load(path)
     assert jax.tree.structure((first, second)) == jax.tree.structure((keys, values))
     assert nothing is storage.recipe(path) is None
+
+
+def test_a_rounded_codebook_is_kept_as_integers(tmp_path):
+    path = tmp_path / "q.safetensors"
+    centroids = jax.random.normal(jax.random.key(0), (4, 5, 8))
+    quantizer = rqjax.Product(Rounded.of(centroids, 10))
+    rqjax.save(quantizer, path)
+    again = rqjax.load(path, quantizer)
+    assert jax.tree.structure(again) == jax.tree.structure(rqjax.load(path)) == jax.tree.structure(quantizer)
+    np.testing.assert_array_equal(again.centroids, quantizer.centroids)
 
 
 def test_unknown_recipes_and_parts_are_named(tmp_path, monkeypatch):
