@@ -63,7 +63,7 @@ test: $(VENV)/.test
 	$(RUN) $(PYTEST) -m "not full" tests
 
 test-full: env gpu-compile-env
-	$(RUN) $(PYTEST) --core-seconds=600 tests
+	$(RUN) $(PYTEST) --core-share=0.4 tests
 	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" $(addprefix tests/test_, laws.py cache.py index.py decoder.py)
 
 # Every kernel lowers for CUDA on the newest jax too; nothing to do where there is no Python for it.
@@ -74,12 +74,12 @@ test-newest:
 		$(VENV)-newest/bin/python -m pytest -q -o addopts= tests/test_lowering.py; \
 	fi
 
-# All tests but the kernels' on jax 0.5, the last that jax-metal runs with, and what goes with it.
+# The core of the tests, but for the kernels', on jax 0.5, the last that jax-metal runs with, and what goes with it.
 test-metal:
 	$(PYTHON) -m venv $(VENV)-metal
 	$(VENV)-metal/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)-metal/bin/python -m pip install --quiet --editable '.[test-full]' $(METAL)
-	$(VENV)-metal/bin/python $(PYTEST) tests
+	$(VENV)-metal/bin/python $(PYTEST) -m "not full" tests
 
 goldens: env gpu-compile-env
 	$(RUN) tests/hopper.py --goldens

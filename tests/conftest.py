@@ -83,14 +83,25 @@ def pytest_runtest_logreport(report):
     COSTS["full" not in report.keywords, report.nodeid] += getattr(report, "cost", 0)  # a dead worker reports none
 
 
+def core_and_rest() -> list[float]:
+    return [sum(cost for (of_core, _), cost in COSTS.items() if of_core == wanted) for wanted in (True, False)]
+
+
 def pytest_terminal_summary(terminalreporter, config):
-    core, rest = (sum(cost for (of_core, _), cost in COSTS.items() if of_core == wanted) for wanted in (True, False))
+    core, rest = core_and_rest()
     terminalreporter.section(f"seconds of a processor: core {core:.0f}, the rest {rest:.0f}; the slowest")
     for (of_core, name), cost in sorted(COSTS.items(), key=lambda item: -item[1])[:SLOWEST]:
         terminalreporter.line(f"{cost:6.1f} {'core' if of_core else 'full'} {name}")
+    if over_its_share(config):
+        terminalreporter.line(f"the core takes more than its share, {config.getoption('--core-share')} of the whole")
 
 
 def pytest_sessionfinish(session):
-    limit = session.config.getoption("--core-seconds")
-    if limit is not None and sum(cost for (of_core, _), cost in COSTS.items() if of_core) > limit:
+    if over_its_share(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def over_its_share(config) -> bool:
+    limit = config.getoption("--core-share")
+    core, rest = core_and_rest()
+    return limit is not None and core > limit * (core + rest)
