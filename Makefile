@@ -63,7 +63,7 @@ test: $(VENV)/.test
 	$(RUN) $(PYTEST) -m "not full" tests
 
 test-full: env gpu-compile-env
-	$(RUN) $(PYTEST) --core-share=0.4 tests
+	$(RUN) $(PYTEST) --core-share=0.25 tests
 	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" $(addprefix tests/test_, laws.py cache.py index.py decoder.py)
 
 # Every kernel lowers for CUDA on the newest jax too; nothing to do where there is no Python for it.
