@@ -56,7 +56,7 @@ COSTS: dict[tuple[bool, str], float] = collections.defaultdict(float)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--core-seconds", type=float, help="fail if the core's tests take more seconds of a processor")
+    parser.addoption("--core-share", type=float, help="fail if the core takes more of all seconds of a processor")
 
 
 def spent() -> float:
