@@ -11,6 +11,7 @@ import importlib.util
 import os
 import resource
 import sys
+from pathlib import Path
 
 import hopper
 import pytest
@@ -38,16 +39,21 @@ elif hopper.folder().exists():
     collect_ignore.append("test_lowering.py")  # compiling begins with it
 
 
+MOST_MAPPINGS = 30_000
+"""Of memory, after a test file. The programs of the laws alone leave 20,000; Linux grants a process 65,530
+(`vm.max_map_count`), past which LLVM dies of a segmentation fault while it compiles."""
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """Drops a file's programs after its last test.
-
-    The laws alone leave 20,000 mappings of memory; Linux grants a process 65,530 (`vm.max_map_count`), past which LLVM
-    dies of a segmentation fault while it compiles.
-    """
-    if "jax" in sys.modules and (nextitem is None or nextitem.path != item.path):
-        sys.modules["jax"].clear_caches()
-        gc.collect()
+    """Drops all programs where there are many."""
+    maps = Path("/proc/self/maps")
+    if nextitem is not None and nextitem.path != item.path and maps.exists():
+        with maps.open() as lines:
+            count = sum(1 for _ in lines)
+        if count > MOST_MAPPINGS:
+            sys.modules["jax"].clear_caches()
+            gc.collect()
 
 
 SLOWEST = 25

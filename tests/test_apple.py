@@ -109,6 +109,7 @@ def test_methods_are_the_same_as_on_a_cpu(name):
     np.testing.assert_allclose(found[1], dots, atol=1e-4)
 
 
+@pytest.mark.full
 def test_random_matrices_are_made_on_the_host(device):
     made = Dense.haar(jax.random.key(0), 16)
     np.testing.assert_allclose(made.matrix @ made.matrix.T, jnp.eye(16), atol=1e-5)

@@ -45,7 +45,7 @@ GOLDEN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "golden", "within"), some(GOLDEN, [GOLDEN[1], GOLDEN[6]]))
+@pytest.mark.parametrize(("name", "golden", "within"), some(GOLDEN, [GOLDEN[1]]))
 def test_golden_on_the_sphere(name, golden, within):
     bits = (1, 2, 3, 4)
     measured = distortion(METHODS[name], *bits)
@@ -71,7 +71,7 @@ STRUCTURED = {
 }
 
 
-@pytest.mark.parametrize(("rotation", "name"), some(STRUCTURED, [("rotor", "one_hot"), ("hadamard_rotor", "one_hot")]))
+@pytest.mark.parametrize(("rotation", "name"), some(STRUCTURED, [("rotor", "one_hot")]))
 def test_structured_data(rotation, name):
     measured = distortion(RECIPES[rotation], 3, name=name, seeds=20)
     assert abs(measured / STRUCTURED[rotation, name] - 1) < 0.10
@@ -146,7 +146,7 @@ def test_orthogonal_sketch_beats_the_gaussian_one():
     assert orthogonal < 0.65 * gaussian
 
 
-@pytest.mark.parametrize("kind", some(["gaussian", "orthogonal", "hadamard"], ["gaussian"]))
+@pytest.mark.parametrize("kind", some(["gaussian", "orthogonal", "hadamard"], []))
 def test_sketches_are_unbiased(kind):
     def one(key, x):
         sketch = getattr(rqjax.Sign, kind)(key, DIM)
@@ -159,6 +159,7 @@ def test_sketches_are_unbiased(kind):
     assert abs(slopes.mean() - 1) < 3 * slopes.std(ddof=1) / seeds**0.5 + 2e-4
 
 
+@pytest.mark.full
 def test_centring_is_free_of_the_mean():
     """A common shift that ruins a quantizer leaves a centred one as it was."""
     mean = 20 * jax.random.normal(jax.random.key(0), (DIM,))

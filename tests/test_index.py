@@ -61,7 +61,7 @@ SCORED = [*((name, "ip") for name in rqjax.METHODS), ("turboquant_prod", "l2")]
 
 @pytest.mark.parametrize(
     ("name", "metric"),
-    some(SCORED, [("turboquant_prod", "l2"), ("affine", "ip")]),
+    some(SCORED, [("turboquant_prod", "l2")]),
 )
 def test_scores_are_those_of_the_decoded_vectors(name, metric):
     """Queries have 15 bits of their largest coordinate where levels are whole numbers."""

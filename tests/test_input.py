@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from suites import some
 
 import rqjax
 from rqjax import METHODS, ops
@@ -48,6 +49,7 @@ MESSAGES = [
 ]
 
 
+@pytest.mark.full
 def test_messages_without_runtime_type_checks():
     """As users see them: the checks of the test run would speak first."""
     script = f"""
@@ -125,6 +127,7 @@ for name in ("rotorquant", "turboquant_prod", "turboquant_mixed", "rotorquant_pa
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "JAX_ENABLE_X64": "1"})
 
 
+@pytest.mark.full
 def test_the_cache_and_the_index_under_x64():
     """Of float64 tokens, vectors and queries; what is found is what the decoded ones give."""
     script = """
@@ -162,7 +165,7 @@ def test_blocks_overlap_when_rows_do_not_come_out_even():
         assert (whole[1][i] != part[1]).mean() < 1e-4
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("bits", some([1, 2, 3, 4, 6], [3, 6]))
 def test_any_codebook_finds_the_nearest_level(bits):
     """Learned levels need not be symmetric."""
     levels = jnp.sort(jax.random.normal(jax.random.key(bits), (2**bits,)))

@@ -73,15 +73,17 @@ LEARNED = (columns, trellis_columns, gain, uniform, product, product_rounded, ex
 RECIPES = {**METHODS, **{make.__name__: make for make in LEARNED}}
 CORE = (
     "identity",  # Normalized, Scalar
-    "rotorquant",  # Rotated, Rotor
-    "rotorquant_paper",  # MultivectorRotor
-    "rotor_chain",  # Chain, Hadamard
+    "rotorquant_paper",  # Rotated, MultivectorRotor, Split
+    "rotorquant_trellis",  # Scaled, Chain, Rotor, Hadamard, Trellis
     "turboquant_prod",  # Dense, Residual, Sign
-    "turboquant_mixed",  # Split
-    "eden_unbiased",  # Scaled
-    "affine",  # Affine
-    "turboquant_trellis",  # Trellis
-    *(make.__name__ for make in LEARNED),
+    "eden_unbiased",
+    "affine",
+    "trellis_columns",
+    "gain",  # Columns
+    "uniform",
+    "product_rounded",
+    "exchanged",  # Product
+    "local",
 )
 """Each part once; of every method in the full suite."""
 CASES = {f"{name}-{bits}-{dim}": (name, bits, dim) for name in RECIPES for bits, dim in SHAPES.get(name, [(3, 80)])}

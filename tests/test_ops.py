@@ -1,9 +1,12 @@
 """What the compiler promises about memory, and the norm's and packing's fast paths."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from suites import some
 
 import rqjax
 from rqjax import lanes, ops
@@ -32,8 +35,10 @@ def test_bfloat16_is_not_widened_as_a_whole():
     assert temporaries("rotorquant", jnp.bfloat16) < 21 + SQUARES
 
 
-@pytest.mark.parametrize("method", ["turboquant", "hadamard", "rotor_chain"])
-@pytest.mark.parametrize("dim", [128, 1024])
+COPIED = list(itertools.product(("turboquant", "hadamard", "rotor_chain"), (128, 1024)))
+
+
+@pytest.mark.parametrize(("method", "dim"), some(COPIED, [("turboquant", 128), ("hadamard", 1024)]))
 def test_rotated_copies_are_made_in_blocks(method, dim):
     assert temporaries(method, jnp.float32, dim=dim) < 32 + SQUARES
 

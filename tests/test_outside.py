@@ -54,7 +54,7 @@ def test_bits_of_constant_channels():
             ("klt_trellis", "many"),
             ("pq", "many"),
         ],
-        [("rotorquant_allocated", "many")],
+        [],
     ),
 )
 def test_no_vector_decodes_to_one_far_away(untrained, name, sizes):

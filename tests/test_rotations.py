@@ -198,6 +198,7 @@ def test_loud_channels_share_groups_with_quiet_ones():
     np.testing.assert_array_equal(Permutation.descending(energy)(energy), np.arange(128, 0, -1))
 
 
+@pytest.mark.full
 def test_what_rotations_cost():
     """The budget of a chain: a tenth of a dense matrix's multiply-adds, a fiftieth of its numbers."""
     chain = Chain((Rotor.random(jax.random.key(0), 128), Hadamard.random(jax.random.key(1), 128)))

@@ -78,6 +78,7 @@ def test_the_nest_and_the_free_rows_are_shown(index, folder, capsys):
         command("query", index=few, queries=folder / "x.npy", k=201)
 
 
+@pytest.mark.full
 def test_fitted_methods_learn_from_a_part_of_the_file(folder, monkeypatch):
     """Directions, where the metric is the cosine; the first and the last vectors are among those learned from."""
     seen = []
