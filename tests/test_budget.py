@@ -55,6 +55,7 @@ def test_one_exchange_shrinks_the_variance_within_leaves_as_theorem_2_says():
     np.testing.assert_allclose(variance, 1 - 1 / np.pi, rtol=0.01)
 
 
+@pytest.mark.full
 def test_kmeans_finds_clusters_and_its_error_never_rises():
     centers = 10 * jax.random.normal(KEY, (3, 16, 4))
     x = jnp.repeat(centers, 9, axis=1) + 0.01 * jax.random.normal(KEY, (3, 144, 4))

@@ -281,6 +281,7 @@ def test_full_precision_layers_are_exact():
     assert error(attend(cache, q), plain.attend(q)) < 1e-6
 
 
+@pytest.mark.full
 def test_scan_appends_and_attends_as_calls_do():
     k, v = random(1, 60, 2, 1, 1, 32), random(2, 60, 2, 1, 1, 32)
 
@@ -349,6 +350,7 @@ def divergence(name, bias):
     return (np.exp(logs[0]) * (logs[0] - logs[1])).sum(1).mean()
 
 
+@pytest.mark.full
 def test_centering_takes_a_common_bias_off():
     """The Qwen2.5 failure: a bias of ten deviations on every key ruins the scores; centred it costs nothing."""
     free = divergence("rotorquant", 0)
@@ -357,6 +359,7 @@ def test_centering_takes_a_common_bias_off():
     assert divergence("v3_4+centered", 10) < 1.2 * divergence("v3_4", 0)
 
 
+@pytest.mark.full
 def test_centering_leaves_keys_without_a_dominant_mean_as_they_are():
     """What the first keys have in common by chance, or by slow rotary angles, is not the mean of all."""
     k = random(1, 2, 300, 1, DIM) + np.array([1.5, 2.0], np.float32)[:, None, None, None]  # shares of .69 and .8

@@ -59,6 +59,7 @@ def test_logits_through_eight_bits(checkpoint):
     assert 1e-4 < np.sqrt(np.mean((logits - expected) ** 2)) < 1.2e-2
 
 
+@pytest.mark.full
 def test_ragged_prompts():
     """Prompts of different lengths, padded on the left, get the logits that each gets alone."""
     expected = np.load(CHECKPOINTS / "llama" / "logits.npz")
@@ -74,6 +75,7 @@ def test_ragged_prompts():
     assert [cache.lengths.tolist() for cache in caches] == [[31, 22]] * 2
 
 
+@pytest.mark.full
 def test_newest_logits_and_boundary_layers():
     model = Decoder(DecoderConfig.parse(fields(num_hidden_layers=4)), rngs=nnx.Rngs(0))
     caches = model.caches("v3_4", jax.random.key(0), 1, 256, boundary=1)

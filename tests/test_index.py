@@ -102,6 +102,7 @@ def test_of_equal_scores_the_first_row_comes_first():
     np.testing.assert_array_equal(ids, np.arange(150).reshape(3, 50))
 
 
+@pytest.mark.full
 def test_biased_scales_keep_the_order_of_distances():
     """A quantizer that shrinks every inner product to a half finds the nearest as one that does not."""
     x, queries = vectors(), vectors(100, seed=1)

@@ -306,6 +306,7 @@ def test_plain_and_compressed_caches_of_the_throughput_make_the_same_tokens():
     assert int(made[0, 0]) == int(other[0, 0]) == int(logits[0, -1].argmax())
 
 
+@pytest.mark.full
 def test_generation():
     """Without temperature every token is the likeliest after those before."""
     model = Decoder(DecoderConfig.parse(fields(num_hidden_layers=2)), rngs=nnx.Rngs(0))

@@ -238,6 +238,7 @@ def test_a_stopped_training_goes_on_to_the_bit(tmp_path):
         fit(start(dim=64), vectors("sphere", 800, 64), checkpoint=file)
 
 
+@pytest.mark.full
 def test_it_stops_when_held_out_vectors_fare_no_better():
     """A step that is far too long: nothing better comes, and what was best is what is returned."""
     wild = optax.sgd(1e4)

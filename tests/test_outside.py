@@ -72,6 +72,7 @@ def test_no_vector_decodes_to_one_far_away(untrained, name, sizes):
     assert (np.sum((decoded - x) ** 2, axis=1) <= 4 * np.maximum(np.sum(x**2, axis=1), least)).all()
 
 
+@pytest.mark.full
 def test_gains_of_usual_vectors_stay(untrained):
     """Only vectors that would be decoded farther away than 0 get another gain."""
     x = padded(300)

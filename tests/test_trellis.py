@@ -194,6 +194,7 @@ def test_committed_tables_are_what_training_makes():
             assert table.whole == (bits <= 4)
 
 
+@pytest.mark.full
 def test_one_ring_through_coordinates_of_many_bits():
     """What the ring takes off a transform code of the same bytes."""
     deviation = jnp.exp(-jnp.arange(64) / 16)
