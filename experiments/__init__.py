@@ -6,7 +6,7 @@ from types import TracebackType
 
 from absl import flags
 
-from rqjax import extras
+from rqjax.core import extras
 
 
 def _one_line_for_missing_extras(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -14,7 +14,7 @@ import rqjax
 from experiments import generation_throughput, published
 from experiments.table import Table
 from experiments.timing import turns
-from rqjax import platforms
+from rqjax.core import platforms
 
 TABLES = (
     Table(

@@ -11,8 +11,8 @@ import rqjax
 from experiments import plot as plots
 from experiments.rows import mean_and_deviation
 from experiments.table import Table
-from rqjax import products, tiles
-from rqjax.quantizer import unknown_name
+from rqjax.core.registry import unknown_name
+from rqjax.scoring import rules, tiles
 
 DATA = ("gaussian", "outlier_channels", "key_bias", "outlier_channels_and_key_bias")
 
@@ -77,8 +77,8 @@ def scores(cache: rqjax.KVCache, q: jax.Array) -> jax.Array:
     tokens = cache.exact_tokens()[0]
     result = jnp.zeros((*y.shape[:3], cache.max_len))
     if cache.capacity:
-        keys = jax.tree.map(lambda leaf: leaf.read(0, cache.capacity), cache.keys, is_leaf=tiles.is_timed)
-        coded = products.scores(cache.key_quantizer, products.prepare(cache.key_quantizer, y), keys)
+        keys = jax.tree.map(lambda leaf: leaf.read(0, cache.capacity), cache.keys, is_leaf=tiles.is_token_array)
+        coded = rules.scores(cache.key_quantizer, rules.prepare(cache.key_quantizer, y), keys)
         if cache.key_mean is not None:
             coded += jnp.einsum("bhtd,bhd->bht", y, cache.key_mean)[..., None]
         room = cache.max_len - cache.sinks

@@ -17,9 +17,9 @@ from experiments import attention_error, plot as plots
 from experiments.models import calibration, captured
 from experiments.rows import mean_and_deviation
 from experiments.table import Table
-from rqjax import losses
-from rqjax.fitted import with_lloyd_levels
-from rqjax.quantizer import Registry
+from rqjax.core.registry import Registry
+from rqjax.learning import losses
+from rqjax.recipes.learned import with_lloyd_levels
 from rqjax.rotations import Chain, Hadamard, Rotor
 
 TABLES = (

@@ -13,8 +13,8 @@ from absl import app, flags
 
 import experiments
 from experiments.models import captured
-from rqjax.quantizer import check_int
-from rqjax.storage import replacing
+from rqjax.core.checks import check_int
+from rqjax.core.treefile import replacing
 
 MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
 CORPUS = flags.DEFINE_string("corpus", "", "Folder or file with text; files of Python's standard library by default.")

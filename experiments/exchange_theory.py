@@ -9,7 +9,7 @@ import numpy as np
 from experiments import data
 from experiments.rows import mean_and_deviation
 from experiments.table import Table
-from rqjax.exchange import exchange
+from rqjax.quantizers.exchange import exchange
 
 TABLES = (
     Table(

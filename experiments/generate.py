@@ -13,8 +13,8 @@ from absl import app, flags
 import experiments
 import rqjax
 from experiments import models
+from rqjax.core.checks import check_int
 from rqjax.nn import generate
-from rqjax.quantizer import check_int
 
 MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
 STRATEGY = flags.DEFINE_string("strategy", "v3_4", "Of the cache, as in rqjax.strategy.")

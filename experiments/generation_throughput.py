@@ -19,10 +19,10 @@ import rqjax
 from experiments import models, plot as plots, published
 from experiments.kv_throughput import plain_attend, write
 from experiments.table import Table
-from rqjax import platforms
-from rqjax.cache import GROWTH
+from rqjax.cache.kv import GROWTH
+from rqjax.core import platforms
 from rqjax.nn import Decoder, DecoderConfig
-from rqjax.tiles import UNIT
+from rqjax.scoring.tiles import UNIT
 
 TABLES = (
     Table(

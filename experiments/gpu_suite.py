@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import experiments
 from experiments import gpu_attention, gpu_clock, gpu_codes, published
 from experiments.table import Table
-from rqjax import kernels
+from rqjax.backends import hopper
 
 ROOT = Path(__file__).parent.parent
 STARTED = time.monotonic()
@@ -102,11 +102,11 @@ def _interpreted(wanted: bool) -> Iterator[None]:
     if not wanted or jax.default_backend() == "gpu":
         yield
         return
-    token = kernels.INTERPRET.set(kernels.kernel("mosaic").interpreter(detect_races=False))
+    token = hopper.INTERPRET.set(hopper.kernel("mosaic").interpreter(detect_races=False))
     try:
         yield
     finally:
-        kernels.INTERPRET.reset(token)
+        hopper.INTERPRET.reset(token)
 
 
 def _measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:

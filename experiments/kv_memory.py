@@ -7,9 +7,9 @@ import jax
 import rqjax
 from experiments import published
 from experiments.table import Table
-from rqjax import tiles
-from rqjax.cache import GROWTH
-from rqjax.quantizer import unknown_name
+from rqjax.cache.kv import GROWTH
+from rqjax.core.registry import unknown_name
+from rqjax.scoring import tiles
 
 MODELS = {
     "Llama 3.2 3B": (28, 8, 128),
@@ -54,10 +54,10 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     if point["strategy"] == "float16":
         return {"mb": float16 / 1e6, "compression": 1.0, **result}
     cache = jax.eval_shape(lambda: rqjax.strategy(point["strategy"], jax.random.key(0), dim).cache(1, heads, tokens))
-    timed = jax.tree.leaves((cache.keys, cache.values), is_leaf=tiles.is_timed)
+    arrays = jax.tree.leaves((cache.keys, cache.values), is_leaf=tiles.is_token_array)
     parts = {
-        "codes": [leaf for leaf in timed if leaf.dtype == "uint8"],
-        "scales": [leaf for leaf in timed if leaf.dtype != "uint8"],
+        "codes": [leaf for leaf in arrays if leaf.dtype == "uint8"],
+        "scales": [leaf for leaf in arrays if leaf.dtype != "uint8"],
         "exact": [cache.exact_keys, cache.exact_values],
         "quantizers": [cache.key_quantizer, cache.own_value_quantizer],
     }

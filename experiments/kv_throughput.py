@@ -19,7 +19,7 @@ import rqjax
 from experiments import plot as plots
 from experiments.table import Table
 from experiments.timing import turns
-from rqjax.cache import GROWTH
+from rqjax.cache.kv import GROWTH
 
 TABLES = (
     Table(

@@ -14,7 +14,7 @@ from experiments import plot as plots, published
 from experiments.matrices import MATRICES, matrix, word_bits
 from experiments.rows import mean_and_deviation
 from experiments.table import Row, Table
-from rqjax.budget import method
+from rqjax.recipes.budget import method
 
 TABLES = (
     Table(

@@ -16,8 +16,8 @@ import rqjax
 from experiments.matrix_budget import decode
 from experiments.table import Table
 from experiments.timing import turns
-from rqjax.budget import method
-from rqjax.opq import fit_opq
+from rqjax.recipes.budget import method
+from rqjax.recipes.opq import fit_opq
 
 WIDTH, CENTROIDS = 8, 256
 """Of OPQ here, which FAISS has for powers of two only."""

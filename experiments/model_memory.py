@@ -15,9 +15,9 @@ from flax import nnx
 
 import rqjax
 from experiments.table import Table
-from rqjax.nn import Decoder, DecoderConfig, load_decoder, older
+from rqjax.core.registry import Registry
+from rqjax.nn import Decoder, DecoderConfig, compat, load_decoder
 from rqjax.nn.checkpoint import tensor_name
-from rqjax.quantizer import Registry
 
 SHAPES: Registry = Registry(
     "model",
@@ -82,7 +82,7 @@ def write(fields: dict[str, Any], folder: Path) -> int:
     shards: dict[str, dict[str, tuple[int, ...]]] = {}
     for path, leaf in nnx.to_flat_state(state):
         shard = f"model-{path[1] if path[0] == 'layers' else 'rest'}.safetensors"
-        shards.setdefault(shard, {})[tensor_name(path)] = older.value(leaf).shape
+        shards.setdefault(shard, {})[tensor_name(path)] = compat.value(leaf).shape
     for shard, shapes in shards.items():
         tensors = {name: jnp.asarray(np.resize(noise, shape), jnp.bfloat16) for name, shape in shapes.items()}
         save_file(tensors, folder / shard)

@@ -11,8 +11,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from experiments import text
+from rqjax.core.registry import Registry
 from rqjax.nn import Decoder, exact_attention, find_checkpoint, load_decoder
-from rqjax.quantizer import Registry
 
 TRAINED = Path(__file__).parents[1] / "results" / "models"
 """The decoders that `configs/train_lm.py` has trained."""

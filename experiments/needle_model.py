@@ -20,8 +20,8 @@ from experiments import plot as plots
 from experiments.attention_error import keep
 from experiments.table import Table
 from experiments.training import Plan, train
+from rqjax.core.checks import check_int
 from rqjax.nn import Decoder, DecoderConfig
-from rqjax.quantizer import check_int
 
 KEYS, VALUES = 128, 64
 ASK = KEYS + VALUES

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rqjax import extras
+from rqjax.core import extras
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or FAISS's idle threads spin into the next measurement
 

@@ -12,13 +12,14 @@ from experiments import data, plot as plots
 from experiments.distortion import distortion
 from experiments.table import Row, Table
 from rqjax import codebooks, turboquant_mixed
-from rqjax.combinators import Rotated, Scaled
-from rqjax.methods import mixed
-from rqjax.quantizer import Quantizer, Registry
+from rqjax.codebooks.trellis_tables import STATE_BITS
+from rqjax.core.quantizer import Quantizer
+from rqjax.core.registry import Registry
+from rqjax.quantizers.combinators import Rotated, Scaled
+from rqjax.quantizers.scalar import lloyd_max
+from rqjax.quantizers.trellis import trellis_coded
+from rqjax.recipes.methods import mixed
 from rqjax.rotations import Dense
-from rqjax.scalar import lloyd_max
-from rqjax.trellis import trellis_coded
-from rqjax.trellis_tables import STATE_BITS
 
 TABLES = (
     Table(

@@ -20,10 +20,12 @@ from absl import app, flags
 
 import experiments
 from experiments import data
-from rqjax import FITTED, METHODS, Exact, Index, metrics, nbytes, ops
-from rqjax.kernels import nest
-from rqjax.quantizer import Quantizer, Registry
-from rqjax.storage import replacing
+from rqjax import FITTED, METHODS, Exact, Index, metrics, nbytes
+from rqjax.arrays import norms
+from rqjax.backends.hopper import nest
+from rqjax.core.quantizer import Quantizer
+from rqjax.core.registry import Registry
+from rqjax.core.treefile import replacing
 
 flags.DEFINE_string("vectors", None, "build: file of the vectors, PATH or PATH#ARRAY.")
 flags.DEFINE_string("index", None, "File of the index.")
@@ -120,7 +122,7 @@ def _quantizer(method: str, key: jax.Array, x: np.ndarray, bits: float, metric: 
     if method in METHODS:
         return recipe(key, x.shape[1], rate)
     sample = jnp.asarray(x[np.linspace(0, len(x) - 1, min(len(x), LEARNED)).astype(int)], jnp.float32)
-    return recipe(key, ops.direction(sample) if metric == "cosine" else sample, rate)
+    return recipe(key, norms.direction(sample) if metric == "cosine" else sample, rate)
 
 
 def _timed(stage: str, function: Callable[[], Any], count: int = 0, unit: str = "") -> Any:

@@ -14,6 +14,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("experiments", "rqjax", "pallas_kernels")
+REGISTERING = {"rqjax.core.dispatch": "rqjax.backends"}
+"""Packages whose modules take part wherever a module does, though it does not import them."""
 PRESENTING = ("experiments.plot", "experiments.table")
 """Modules that show rows and make none."""
 NOT_FOR_ROWS = ("TABLES", "check", "plot")
@@ -46,6 +48,8 @@ def _code(root: Path, start: str, loaded: frozenset[str]) -> str:
             always = {name for name in later if name.startswith("rqjax.") and not name.startswith("rqjax.nn.")}
             taken |= (later - always) & loaded
             todo += now | always | taken
+            if module in REGISTERING:
+                todo += _modules(root, REGISTERING[module])
     lines = [f"{module} {_source(root, module)[0]}" for module in sorted(modules)]
     return "+".join([hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12], *sorted(taken)])
 
@@ -82,8 +86,13 @@ def _imports(root: Path, tree: ast.Module, node: ast.AST) -> Iterator[str]:
                 yield from _used(root, tree, alias.name, alias.asname or alias.name)
         case ast.Call(args=[ast.JoinedStr(values=[ast.Constant(value=str(prefix)), *_]), *_]) if _ours(prefix):
             # importlib.import_module(f"pallas_kernels.{module}"): any module of the package
-            folder = root.joinpath(*prefix.strip(".").split("."))
-            yield from (f"{prefix.strip('.')}.{path.stem}" for path in sorted(folder.glob("[!_]*.py")))
+            yield from _modules(root, prefix.strip("."))
+
+
+def _modules(root: Path, package: str) -> Iterator[str]:
+    """The modules in the folder of a package."""
+    folder = root.joinpath(*package.split("."))
+    yield from (f"{package}.{path.stem}" for path in sorted(folder.glob("[!_]*.py")))
 
 
 def _used(root: Path, tree: ast.Module, package: str, name: str) -> Iterator[str]:

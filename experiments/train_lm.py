@@ -13,8 +13,8 @@ from flax import nnx
 from experiments import models, plot as plots, text
 from experiments.table import Table
 from experiments.training import Plan, train
+from rqjax.core.treefile import replacing
 from rqjax.nn import Decoder, DecoderConfig, save_decoder
-from rqjax.storage import replacing
 
 TABLES = (
     Table(

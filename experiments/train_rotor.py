@@ -16,8 +16,9 @@ import rqjax
 from experiments import data, plot as plots, rotation_mixing
 from experiments.rows import mean_and_deviation
 from experiments.table import Row, Table
-from rqjax import learning, metrics, ops, rotations
-from rqjax.quantizer import Registry, unknown_name
+from rqjax import learning, metrics, rotations
+from rqjax.arrays import norms
+from rqjax.core.registry import Registry, unknown_name
 from rqjax.rotations import Chain, Dense, Permutation, Rotor
 
 TABLES = (
@@ -57,12 +58,12 @@ def _oblivious(name: str) -> Make:
 
 def _permuted(key: jax.Array, x: jax.Array) -> Chain:
     rotor = Rotor.random(key, x.shape[1])
-    return Chain((Permutation.balanced((ops.direction(x) ** 2).mean(axis=0), rotor.groups), rotor))
+    return Chain((Permutation.balanced((norms.direction(x) ** 2).mean(axis=0), rotor.groups), rotor))
 
 
 def _procrustes(key: jax.Array, x: jax.Array, bits: int, rounds: int = 20) -> Dense:
     """OPQ's alternation: codes for the rotation, then the best rotation for the codes (Ge et al., 2013)."""
-    unit, levels = ops.direction(x), rqjax.lloyd_max(x.shape[1], bits)
+    unit, levels = norms.direction(x), rqjax.lloyd_max(x.shape[1], bits)
 
     def step(_, rotation):
         y = rotation(unit)
@@ -74,7 +75,7 @@ def _procrustes(key: jax.Array, x: jax.Array, bits: int, rounds: int = 20) -> De
 ROTATIONS: Registry = Registry(
     "parametrisation",
     {name: _oblivious(name) for name in rotation_mixing.ROTATIONS}
-    | {"rotor_permuted": _permuted, "klt": lambda key, x: Dense.klt(ops.direction(x)), "procrustes": _procrustes},
+    | {"rotor_permuted": _permuted, "klt": lambda key, x: Dense.klt(norms.direction(x)), "procrustes": _procrustes},
 )
 
 

@@ -13,8 +13,8 @@ import optax
 from flax import nnx
 from tqdm import tqdm
 
+from rqjax.core.treefile import replacing
 from rqjax.nn import Decoder
-from rqjax.storage import replacing
 
 Batches = Callable[[int], tuple[np.ndarray, np.ndarray]]
 """Of a step: tokens (batch, time + 1), and which of the last `time` are to be predicted."""

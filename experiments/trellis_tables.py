@@ -12,8 +12,9 @@ from jax import lax
 from scipy import special
 
 from experiments.table import Row, Table
-from rqjax import codebooks, theory, trellis_tables
-from rqjax.trellis import Trellis, improved
+from rqjax import codebooks, theory
+from rqjax.codebooks import trellis_tables
+from rqjax.quantizers.trellis import Trellis, improved
 
 TABLES = (
     Table(

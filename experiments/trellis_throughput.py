@@ -12,7 +12,7 @@ from jax import lax
 import rqjax
 from experiments.table import Table
 from experiments.timing import turns
-from rqjax.trellis import Trellis, trellis_coded
+from rqjax.quantizers.trellis import Trellis, trellis_coded
 
 TABLES = (
     Table(

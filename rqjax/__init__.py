@@ -1,21 +1,35 @@
 """rqjax: vector quantization of key-value caches and embeddings in JAX."""
 
 from rqjax import (
-    clifford as clifford,
     codebooks as codebooks,
     learning as learning,
-    losses as losses,
     metrics as metrics,
-    packing as packing,
     rotations as rotations,
     theory as theory,
 )
-from rqjax.affine import Affine as Affine
-from rqjax.attention import attend as attend, dot_product_attention as dot_product_attention
-from rqjax.budget import BUDGETED as BUDGETED, fit_under_budget as fit_under_budget
-from rqjax.cache import KVCache as KVCache, append as append, grow as grow
-from rqjax.columns import Columns as Columns
-from rqjax.combinators import (
+from rqjax.arrays import packing as packing
+
+# Backends register for operations; this comes last, for they import all of the above.
+from rqjax.backends import hopper as kernels, hopper_attention as _hopper_attention, mlx as _mlx  # noqa: F401
+from rqjax.cache.attention import attend as attend, dot_product_attention as dot_product_attention
+from rqjax.cache.kv import KVCache as KVCache, append as append, grow as grow
+from rqjax.cache.strategies import STRATEGIES as STRATEGIES, Strategy as Strategy, strategy as strategy
+from rqjax.core import extras as extras
+from rqjax.core.dispatch import Unsupported as Unsupported
+from rqjax.core.pytree import pytree as pytree, static as static
+from rqjax.core.quantizer import (
+    Codes as Codes,
+    Quantizer as Quantizer,
+    decode as decode,
+    encode as encode,
+    nbytes as nbytes,
+    roundtrip as roundtrip,
+)
+from rqjax.core.registry import UnknownName as UnknownName
+from rqjax.learning import losses as losses
+from rqjax.learning.training import fit as fit
+from rqjax.quantizers.affine import Affine as Affine
+from rqjax.quantizers.combinators import (
     Centered as Centered,
     Normalized as Normalized,
     Residual as Residual,
@@ -23,9 +37,20 @@ from rqjax.combinators import (
     Scaled as Scaled,
     Split as Split,
 )
-from rqjax.exact import Exact as Exact
-from rqjax.exchange import Exchange as Exchange
-from rqjax.fitted import (
+from rqjax.quantizers.exact import Exact as Exact
+from rqjax.quantizers.exchange import Exchange as Exchange
+from rqjax.quantizers.gain import Gain as Gain
+from rqjax.quantizers.per_cell import Local as Local
+from rqjax.quantizers.per_coordinate import Columns as Columns
+from rqjax.quantizers.per_head import PerHead as PerHead
+from rqjax.quantizers.product import Product as Product
+from rqjax.quantizers.scalar import Scalar as Scalar, lloyd_max as lloyd_max
+from rqjax.quantizers.trellis import Trellis as Trellis, trellis_coded as trellis_coded
+from rqjax.quantizers.trellis_per_coordinate import TrellisColumns as TrellisColumns
+from rqjax.quantizers.uniform import Uniform as Uniform
+from rqjax.recipes.budget import BUDGETED as BUDGETED, fit_under_budget as fit_under_budget
+from rqjax.recipes.klt import klt_trellis as klt_trellis
+from rqjax.recipes.learned import (
     FITTED as FITTED,
     lopq as lopq,
     opq as opq,
@@ -36,12 +61,7 @@ from rqjax.fitted import (
     rotorquant_allocated_trellis as rotorquant_allocated_trellis,
     rotorquant_learned as rotorquant_learned,
 )
-from rqjax.gain import Gain as Gain
-from rqjax.index import Index as Index
-from rqjax.klt import klt_trellis as klt_trellis
-from rqjax.learning import fit as fit
-from rqjax.local import Local as Local
-from rqjax.methods import (
+from rqjax.recipes.methods import (
     METHODS as METHODS,
     affine as affine,
     affine_rotated as affine_rotated,
@@ -66,15 +86,7 @@ from rqjax.methods import (
     turboquant_trellis as turboquant_trellis,
     turboquant_trellis_unbiased as turboquant_trellis_unbiased,
 )
-from rqjax.ops import decode as decode, encode as encode, roundtrip as roundtrip
-from rqjax.per_head import PerHead as PerHead
-from rqjax.product import Product as Product
-from rqjax.pytree import pytree as pytree, static as static
-from rqjax.quantizer import Codes as Codes, Quantizer as Quantizer, nbytes as nbytes
-from rqjax.scalar import Scalar as Scalar, lloyd_max as lloyd_max
-from rqjax.sign import Sign as Sign
+from rqjax.recipes.sketches import Sign as Sign
+from rqjax.rotations import clifford as clifford
+from rqjax.search.index import Index as Index
 from rqjax.storage import load as load, save as save
-from rqjax.strategies import STRATEGIES as STRATEGIES, Strategy as Strategy, strategy as strategy
-from rqjax.trellis import Trellis as Trellis, trellis_coded as trellis_coded
-from rqjax.trellis_columns import TrellisColumns as TrellisColumns
-from rqjax.uniform import Uniform as Uniform

@@ -1,26 +1,13 @@
-"""Quantizers, caches and states of training on disk: safetensors, written whole or not at all, with a checksum."""
+"""Quantizers, caches and indexes on disk."""
 
-import ast
-import contextlib
-import dataclasses
-import hashlib
-import json
 import os
-import re
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from rqjax.cache import KVCache
-from rqjax.pytree import CLASSES
-from rqjax.quantizer import unknown_name
-
-FORMAT = "rqjax-tree-2"
+from rqjax.cache.kv import KVCache
+from rqjax.core import treefile
+from rqjax.core.registry import unknown_name
+from rqjax.recipes.learned import FITTED
+from rqjax.recipes.methods import METHODS
 
 
 def save(tree: Any, path: str | os.PathLike[str], *, recipe: str | None = None) -> None:
@@ -36,15 +23,10 @@ def save(tree: Any, path: str | os.PathLike[str], *, recipe: str | None = None) 
       UnknownName: there is no such recipe.
       ValueError: an `append` under jit went past `max_len` of a cache.
     """
-    from safetensors.numpy import save_file
-
     if isinstance(tree, KVCache):
         tree.check()
     _check_recipe(recipe)
-    path, arrays = Path(path), {name: _plain(leaf) for name, leaf in _walk(tree) if _is_array(leaf)}
-    metadata = {"format": FORMAT, "fields": json.dumps(_fields(tree))} | ({} if recipe is None else {"recipe": recipe})
-    with replacing(path) as temporary:
-        save_file(arrays, temporary, metadata | {"sha256": _checksum(metadata, arrays)})
+    treefile.save(tree, path, **({} if recipe is None else {"recipe": recipe}))
 
 
 def load(path: str | os.PathLike[str], like: Any = None) -> Any:
@@ -59,140 +41,16 @@ def load(path: str | os.PathLike[str], like: Any = None) -> Any:
       UnknownName: the file is of a recipe, or has a part, that there is not.
       ValueError: the file is torn, not of this library, or has other fields than `like`; the first difference is named.
     """
-    metadata, arrays = _read(path)
-    fields, arrays = _Parts(path, json.loads(metadata.get("fields", "{}"))), _Parts(path, arrays)
-    if like is None:
-        _check_recipe(metadata.get("recipe"))
-        return _build("", fields, arrays)
-    expected = _fields(like)
-    for name in [*expected, *fields]:
-        if expected.get(name) != fields.get(name):
-            wanted, got = expected.get(name), fields.get(name)
-            raise ValueError(f"{path} does not match: expected {name} {wanted}, got {got}")
-    leaves = {name: jnp.asarray(arrays[name].view(leaf.dtype)) for name, leaf in _walk(like) if _is_array(leaf)}
-    places, structure = jax.tree_util.tree_flatten_with_path(like)
-    return jax.tree.unflatten(structure, [leaves[jax.tree_util.keystr(place)] for place, _ in places])
+    tree, metadata = treefile.load(path, like)
+    _check_recipe(metadata.get("recipe"))
+    return tree
 
 
 def recipe(path: str | os.PathLike[str]) -> str | None:
     """The name of the recipe that a file was saved with."""
-    return _read(path)[0].get("recipe")
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name to write a file under, which takes the place of `path` once it is whole, and not if the body raises."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        temporary = Path(file.name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Metadata and arrays of a whole file."""
-    from safetensors import SafetensorError, safe_open
-
-    if not Path(path).exists():
-        raise FileNotFoundError(f"there is no file {path}")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
-    if metadata.get("format") != FORMAT:
-        raise ValueError(f"{path} was not saved here: expected format {FORMAT!r}, got {metadata.get('format')!r}")
-    if metadata.pop("sha256", None) != _checksum(metadata, arrays):
-        raise ValueError(f"{path} is damaged: it does not have the checksum that was saved with it")
-    return metadata, arrays
-
-
-class _Parts(dict[str, Any]):
-    """What a file holds by name; what it does not hold is an error that says so."""
-
-    def __init__(self, path: str | os.PathLike[str], entries: dict[str, Any]):
-        self.path = path
-        dict.__init__(self, entries)
-
-    def __missing__(self, name: str) -> Any:
-        raise ValueError(f"{self.path} is incomplete: it does not say what {name or 'the whole'} is")
+    return treefile.metadata(path).get("recipe")
 
 
 def _check_recipe(name: str | None) -> None:
-    from rqjax.fitted import FITTED
-    from rqjax.methods import METHODS
-
     if name is not None and name not in METHODS and name not in FITTED:
         raise unknown_name("recipe", name, [*METHODS, *FITTED])
-
-
-def _build(name: str, fields: dict[str, str], arrays: dict[str, np.ndarray]) -> Any:
-    """The part of a nest that has this name."""
-    text = fields[name]
-    if name in arrays or re.fullmatch(r"\w+ \(.*\)", text):
-        return jnp.asarray(arrays[name].view(jnp.dtype(text.split()[0])))
-    if text in ("tuple", "list"):
-        parts = []
-        while f"{name}[{len(parts)}]" in fields:
-            parts.append(_build(f"{name}[{len(parts)}]", fields, arrays))
-        return tuple(parts) if text == "tuple" else parts
-    if not text.isidentifier() or text in ("None", "True", "False"):
-        return ast.literal_eval(text)
-    if text not in CLASSES:
-        raise unknown_name("part", text, CLASSES)
-    tree = object.__new__(CLASSES[text])
-    for field in dataclasses.fields(tree):
-        object.__setattr__(tree, field.name, _build(f"{name}.{field.name}", fields, arrays))
-    return tree
-
-
-def _walk(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field of a nest of dataclasses, tuples, lists and dictionaries, named as jax names leaves."""
-    yield name, tree
-    if dataclasses.is_dataclass(tree):
-        for field in dataclasses.fields(tree):
-            yield from _walk(getattr(tree, field.name), f"{name}.{field.name}")
-    elif hasattr(tree, "_fields"):
-        for field in tree._fields:
-            yield from _walk(getattr(tree, field), f"{name}.{field}")
-    elif isinstance(tree, dict):
-        for key, part in tree.items():
-            yield from _walk(part, f"{name}[{key!r}]")
-    elif isinstance(tree, tuple | list):
-        for i, part in enumerate(tree):
-            yield from _walk(part, f"{name}[{i}]")
-
-
-def _fields(tree: Any) -> dict[str, str]:
-    """What two trees must have in common for one's arrays to be the other's."""
-
-    def text(value: Any) -> str:
-        if _is_array(value):
-            return f"{np.dtype(value.dtype).name} {tuple(value.shape)}"
-        nested = dataclasses.is_dataclass(value) or isinstance(value, tuple | list | dict)
-        return type(value).__name__ if nested else repr(value)
-
-    return {name: text(value) for name, value in _walk(tree)}
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and not dataclasses.is_dataclass(value)  # `Rounded` has a shape, too
-
-
-def _plain(leaf: Any) -> np.ndarray:
-    """An array; its bits where numpy itself has no such dtype."""
-    array = np.asarray(leaf)
-    return array if array.dtype.isbuiltin else array.view(f"u{array.itemsize}")
-
-
-def _checksum(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
-    for name in sorted(arrays):
-        digest.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
-        digest.update(arrays[name].tobytes())
-    return digest.hexdigest()

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from rqjax import platforms
+from rqjax.core import platforms
 
 STRATEGIES = ("v2_lean", "v2_rotated_qjl", "v3_3.5", "v3_4+centered", "turboquant_trellis_2", "eden/rtn", "bfloat16")
 
@@ -44,17 +44,9 @@ TYPES = {"i1", "i8", "i32", "i64", "ui8", "ui16", "ui32", "ui64", "f16", "bf16",
 
 @contextlib.contextmanager
 def formulated(name: str) -> Iterator[str]:
-    """For a platform that is not there; nothing that was traced for another one is used."""
-    jax.clear_caches()
-    with at(name):
-        yield name
-    jax.clear_caches()
-
-
-@contextlib.contextmanager
-def at(name: str) -> Iterator[None]:
+    """For a platform that is not there."""
     token = platforms.PLATFORM.set(name)
-    yield
+    yield name
     platforms.PLATFORM.reset(token)
 
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rqjax import tiles
-from rqjax.cache import DOMINANT
+from rqjax.cache.kv import DOMINANT
+from rqjax.scoring import tiles
 
 
 @jax.jit

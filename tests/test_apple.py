@@ -11,8 +11,8 @@ import pytest
 from suites import some
 
 import rqjax
-from rqjax import platforms
-from rqjax.learning import fit
+from rqjax.core import platforms
+from rqjax.learning.training import fit
 from rqjax.rotations import Dense
 
 RNG = np.random.default_rng(0)
@@ -99,7 +99,7 @@ def test_methods_are_the_same_as_on_a_cpu(name):
             codes = quantizer.encode(x)
             return quantizer.decode(codes), quantizer.dot(x[:4], codes)
 
-        with apple.at(platform):
+        with apple.formulated(platform):
             quantizer = method(name)
             return quantizer, *jax.jit(used)(quantizer, X)
 
@@ -113,7 +113,7 @@ def test_methods_are_the_same_as_on_a_cpu(name):
 def test_random_matrices_are_made_on_the_host(device):
     made = Dense.haar(jax.random.key(0), 16)
     np.testing.assert_allclose(made.matrix @ made.matrix.T, jnp.eye(16), atol=1e-5)
-    with apple.at("cpu"):
+    with apple.formulated("cpu"):
         np.testing.assert_array_equal(made.matrix, Dense.haar(jax.random.key(0), 16).matrix)
     with pytest.raises(ValueError, match=rf"on {device} there are no eigenvectors under jit or vmap: fit outside"):
         jax.jit(Dense.klt)(X)
@@ -129,7 +129,7 @@ def test_rotations_under_jit_are_made_on_the_device(device, block):
     key = jax.random.key_data(jax.random.key(0))
     make = jax.jit(lambda key: Dense.haar(key, 128, block).matrix)
     made = make(key)
-    with apple.at("cpu"):
+    with apple.formulated("cpu"):
         np.testing.assert_allclose(made, Dense.haar(key, 128, block).matrix, atol=2e-5)
     np.testing.assert_allclose(made @ made.T, jnp.eye(128), atol=2e-6)
     assert not apple.violations(make.trace(key).lower(lowering_platforms=(device,)))

@@ -11,10 +11,10 @@ from suites import some
 
 import rqjax
 from rqjax import BUDGETED, Exchange, Product
-from rqjax.budget import Setting, Stage
-from rqjax.exchange import exchange
-from rqjax.kmeans import kmeans, nearest
-from rqjax.product import Rounded
+from rqjax.arrays.kmeans import kmeans, nearest
+from rqjax.quantizers.exchange import exchange
+from rqjax.quantizers.product import Rounded
+from rqjax.recipes.budget import Setting, Stage
 
 KEY = jax.random.key(0)
 

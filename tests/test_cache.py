@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from suites import some
 
 import rqjax
-from rqjax.attention import BLOCK
+from rqjax.cache.attention import BLOCK
 from tests.plain import PlainCache, error, recoded
 
 BATCH, HEADS, DIM, LONG = 2, 1, 32, 60

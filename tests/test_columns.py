@@ -9,7 +9,8 @@ import pytest
 
 import rqjax
 from rqjax import codebooks
-from rqjax.columns import Columns, allocate
+from rqjax.quantizers.per_coordinate import Columns
+from rqjax.recipes.allocation import allocate
 from tests.test_cache import append, attend
 
 BITS = (6, 6, 4, 3, 3, 3, 1, 1, 0, 0, 0)

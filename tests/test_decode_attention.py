@@ -14,7 +14,9 @@ from suites import some
 import rqjax
 from pallas_kernels import mosaic, registers
 from pallas_kernels.decode_attention import Packed, decode_attention
-from rqjax import fused, kernels, tiles
+from rqjax.backends import hopper
+from rqjax.core.dispatch import Unsupported
+from rqjax.scoring import tiles
 
 TOLERANCE = 5e-4
 """Relative root mean square error of a head: queries and weights are rounded to 15 bits of their largest. Measured:
@@ -162,9 +164,9 @@ def filled(name, *, lengths, time):
 
 @pytest.fixture
 def interpreted():
-    token = kernels.INTERPRET.set(mosaic.interpret())
+    token = hopper.INTERPRET.set(mosaic.interpret())
     yield
-    kernels.INTERPRET.reset(token)
+    hopper.INTERPRET.reset(token)
 
 
 def both(cache, q, **options):
@@ -198,13 +200,15 @@ def test_attend_agrees_with_xla(name, lengths, time, options):
     assert error(found, expected) < TOLERANCE
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_says_why_there_is_no_kernel():
     def reason(name="identity_4", *, time=1, q_heads=3, mask=None, sliding_window=None, **options):
-        with pytest.raises(kernels.Unsupported) as error:
-            fused.check(empty(name, **options), time, q_heads, mask, sliding_window)
+        cache = empty(name, **options)
+        q = jnp.ones((2, time, q_heads, cache.exact_keys.shape[-1]))
+        with pytest.raises(Unsupported) as error:
+            rqjax.attend(cache, q, mask=mask, sliding_window=sliding_window, implementation="mosaic_gpu")
         return str(error.value).removeprefix("no mosaic_gpu kernel for this attention: ")
 
-    assert fused.check(empty(), 1, 3, None, None)
     assert reason(dim=32) == "head_dim is 32, not one of (64, 128, 256)"
     assert reason(q_heads=17) == "17 queries share a head of keys and values, more than 16"
     assert reason(mask=np.ones(320, bool)) == "there is a mask"
@@ -218,5 +222,5 @@ def test_says_why_there_is_no_kernel():
 
 def test_refuses_by_name(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    with pytest.raises(kernels.Unsupported, match="need a Hopper GPU"):
+    with pytest.raises(Unsupported, match="need a Hopper GPU"):
         rqjax.attend(empty(), jnp.ones((2, 1, 3, 64)), implementation="mosaic_gpu")

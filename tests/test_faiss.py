@@ -8,7 +8,7 @@ import pytest
 
 import rqjax
 from experiments import data, search
-from rqjax.opq import fit_opq
+from rqjax.recipes.opq import fit_opq
 
 pytestmark = pytest.mark.full
 

@@ -11,8 +11,9 @@ import pytest
 from suites import some
 
 import rqjax
-from rqjax import METHODS, ops
-from rqjax.quantizer import check_int
+from rqjax import METHODS
+from rqjax.arrays import blocks, norms
+from rqjax.core.checks import check_int
 
 MESSAGES = [
     (
@@ -102,7 +103,7 @@ def test_norm_is_right_over_the_whole_range(size):
     x = np.full((3, 64), size, np.float32)
     x[1] = 1
     expected = np.linalg.norm(x.astype(np.float64), axis=-1)
-    measured = np.asarray(ops.norm(jnp.asarray(x)))[:, 0]
+    measured = np.asarray(norms.norm(jnp.asarray(x)))[:, 0]
     if size < 1e-37:
         expected[[0, 2]] = measured[[0, 2]] if (measured[[0, 2]] <= 1.01 * expected[0]).all() else np.nan
     np.testing.assert_allclose(measured, expected, rtol=1e-6)
@@ -156,7 +157,7 @@ for metric in ("ip", "l2", "cosine"):
 def test_blocks_overlap_when_rows_do_not_come_out_even():
     quantizer = rqjax.hadamard(jax.random.key(0), 1024, 2)
     x = jax.random.normal(jax.random.key(1), (5, 500, 1024))
-    assert x.size > 2 * ops.BLOCK
+    assert x.size > 2 * blocks.BLOCK
     encode = jax.jit(lambda q, x: q.encode(x))
     whole = encode(quantizer, x)
     for i in (0, 2, 4):

@@ -12,7 +12,7 @@ from suites import some
 
 import rqjax
 from rqjax import METHODS
-from rqjax.product import Rounded
+from rqjax.quantizers.product import Rounded
 
 SHAPES = {
     "turboquant_prod": [(1, 128), (8, 50)],  # at one bit the sketch alone

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 import rqjax
-from rqjax import kernels, mlx, products
+from rqjax.core.dispatch import Unsupported, only_xla
+from rqjax.quantizers.affine import MLX_BITS, MLX_GROUPS
+from rqjax.scoring import rules
+from rqjax.scoring.integers import float_products
 
 pytestmark = pytest.mark.full
 
 X = jax.random.normal(jax.random.key(0), (64, 128))
 TOKENS = jax.random.normal(jax.random.key(1), (2, 300, 2, 128))
 """Of jax, not numpy: where the process has one core a callback would wait for ever for their copies."""
-AFFINE = [(bits, group, dtype) for bits in mlx.BITS for group in mlx.GROUPS for dtype in ("float32", "bfloat16")]
+AFFINE = [(bits, group, dtype) for bits in MLX_BITS for group in MLX_GROUPS for dtype in ("float32", "bfloat16")]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def test_affine_by_mlx_is_affine(mps, bits, group, dtype):
 
 def test_rotated_affine_by_mlx(mps):
     quantizer = rqjax.METHODS["affine_rotated"](jax.random.key(0), 128, 3)
-    with pytest.raises(kernels.Unsupported, match=r"for Affine of \(4, 8\) bits .* not for Rotated\(Dense, Affine\)"):
+    with pytest.raises(Unsupported, match=r"for Affine of \(4, 8\) bits .* not for Rotated\(Dense, Affine\)"):
         rqjax.encode(quantizer, X, implementation="mps")
     quantizer = rqjax.METHODS["affine_rotated"](jax.random.key(0), 128, 4)
     codes = rqjax.encode(quantizer, X, implementation="mps")
@@ -58,7 +61,7 @@ def test_kernels_have_the_derivatives_of_their_twins(mps):
     quantizer = rqjax.Affine(4, 64, 128)
     codes = quantizer.encode(X)
     by = lambda y: quantizer.dot(y, codes).sum()  # noqa: E731
-    np.testing.assert_allclose(jax.grad(by)(X[:3]), kernels.by_xla(jax.grad(by))(X[:3]), atol=1e-4)
+    np.testing.assert_allclose(jax.grad(by)(X[:3]), only_xla(jax.grad(by))(X[:3]), atol=1e-4)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
@@ -67,15 +70,15 @@ def test_products_with_codebooks_are_exact(mps, bits):
     scalar = rqjax.lloyd_max(128, bits)
     indices = jnp.arange(2**bits).repeat(128 // 2**bits)[None, None, None]
     levels = jnp.asarray(scalar.levels)[indices]
-    found = mlx.level_products(jnp.eye(128)[None, None], levels)
+    found = float_products(jnp.eye(128)[None, None], levels)
     np.testing.assert_array_equal(found[0, 0, :, 0], levels[0, 0, 0])
 
 
 def test_products_with_all_levels_are_exact(mps):
     levels = jnp.arange(-128, 128, dtype=jnp.int8)[None, None, None]
-    np.testing.assert_array_equal(mlx.level_products(jnp.eye(256)[None, None], levels)[0, 0, :, 0], levels[0, 0, 0])
+    np.testing.assert_array_equal(float_products(jnp.eye(256)[None, None], levels)[0, 0, :, 0], levels[0, 0, 0])
     odd = levels[..., :37]  # no group divides them: without a kernel
-    np.testing.assert_array_equal(mlx.level_products(jnp.eye(37)[None, None], odd)[0, 0, :, 0], odd[0, 0, 0])
+    np.testing.assert_array_equal(float_products(jnp.eye(37)[None, None], odd)[0, 0, :, 0], odd[0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -92,11 +95,11 @@ def test_attention_by_mlx_is_attention(mps, name, options):
     found = jax.jit(lambda cache, q: rqjax.attend(cache, q, **options))(cache, q)
     plain = jax.jit(lambda cache, q: rqjax.attend(cache, q, implementation="xla", **options))(cache, q)
     np.testing.assert_allclose(found, plain, atol=2e-5)
-    if all(map(products.has_rule, (cache.key_quantizer, cache.value_quantizer))):
+    if all(map(rules.in_integers, (cache.key_quantizer, cache.value_quantizer))):
         again = jax.jit(lambda cache, q: rqjax.attend(cache, q, implementation="mps", **options))(cache, q)
         np.testing.assert_array_equal(again, found)
     else:
-        with pytest.raises(kernels.Unsupported, match="no mps kernel for this attention: keys: no levels in int8 in"):
+        with pytest.raises(Unsupported, match="no mps kernel for this attention: keys: no levels in int8 in"):
             rqjax.attend(cache, q, implementation="mps")
 
 
@@ -109,7 +112,7 @@ def test_a_cache_in_mlx_layout_is_attended_to_as_one_in_tiles(mps):
         return jax.jit(run)(rqjax.strategy("v2_lean", jax.random.key(0), 128).cache(2, 2, 512, window=32), TOKENS)
 
     here, found = attended()
-    with apple.at("cpu"):
+    with apple.formulated("cpu"):
         there, plain = attended()
     assert jax.tree.structure(here) != jax.tree.structure(there)
     assert here.nbytes == there.nbytes
@@ -145,15 +148,15 @@ def test_search_by_mlx_finds_the_same(mps, name):
 
 
 def test_elsewhere_there_is_no_mps(monkeypatch):
-    with apple.at("cpu"):
+    with apple.formulated("cpu"):
         cache = rqjax.strategy("v2_lean", jax.random.key(0), 128).cache(1, 1, 512)
         for call in (
             lambda: rqjax.encode(rqjax.Affine(4, 64, 128), X, implementation="mps"),
             lambda: rqjax.attend(cache, TOKENS[:1, :1, :1], implementation="mps"),
         ):
-            with pytest.raises(kernels.Unsupported, match="mps kernels need jax-mps on an Apple GPU, this is cpu"):
+            with pytest.raises(Unsupported, match="mps kernels need jax-mps on an Apple GPU, this is cpu"):
                 call()
-    with apple.at("mps"):
+    with apple.formulated("mps"):
         monkeypatch.delitem(sys.modules, "jax_plugins.mps.ops", raising=False)
-        with pytest.raises(kernels.Unsupported, match=r"this jax-mps has no jax_plugins\.mps\.ops"):
-            rqjax.encode(rqjax.Affine(4, 64, 128), X, implementation="mps")
+        with pytest.raises(Unsupported, match=r"this jax-mps has no jax_plugins\.mps\.ops"):
+            rqjax.encode(rqjax.Affine(4, 64, 128), X[:5], implementation="mps")

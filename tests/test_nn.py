@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 import rqjax
-from rqjax.nn import CachedAttention, older
+from rqjax.nn import CachedAttention, compat
 from tests.plain import error
 
 
@@ -25,7 +25,7 @@ def test_multi_head_attention_with_a_compressed_cache():
         )
         out = [step(layer, x[:, :50]), *(step(layer, x[:, i : i + 1]) for i in range(50, 60))]
         assert error(jnp.concatenate(out, axis=1), expected) < limit
-        assert older.value(attention.cache).lengths.tolist() == [60, 60]
+        assert compat.value(attention.cache).lengths.tolist() == [60, 60]
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ import pytest
 from suites import some
 
 import rqjax
-from rqjax import lanes, ops
+from rqjax.arrays import blocks, planes
 
 MIB = 2**20
 SQUARES = 0 if jax.__version_info__ >= (0, 10) else 33
@@ -46,14 +46,14 @@ def test_rotated_copies_are_made_in_blocks(method, dim):
 @pytest.mark.parametrize("x", [np.float32("nan"), np.float32("-inf"), np.uint32(2**32 - 1), np.uint8(255)])
 def test_stored_changes_nothing_and_stays(x):
     """Whatever the numbers, its loop makes no trip; the compiler does not know."""
-    compiled = jax.jit(lanes.stored).lower(x := np.full((2, 3), x)).compile()
+    compiled = jax.jit(planes.stored).lower(x := np.full((2, 3), x)).compile()
     assert " while(" in str(compiled.as_text())
     np.testing.assert_array_equal(compiled(x), x)
 
 
 def test_a_vector_of_nan_leaves_the_products_of_others():
     x, y = jax.random.normal(jax.random.key(0), (4, 8)), jnp.ones((2, 8))
-    products = jax.jit(lambda y, x: ops.inner_in_blocks(y, lambda codes: codes, x))
+    products = jax.jit(lambda y, x: blocks.inner_in_blocks(y, lambda codes: codes, x))
     np.testing.assert_array_equal(products(y, x.at[0, 0].set(jnp.nan))[:, 1:], products(y, x)[:, 1:])
 
 

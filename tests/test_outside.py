@@ -7,7 +7,10 @@ import pytest
 from suites import some
 
 import rqjax
-from rqjax import columns, fitted, gain, ops
+from rqjax.arrays import norms
+from rqjax.quantizers import gain
+from rqjax.recipes import learned
+from rqjax.recipes.allocation import allocate
 
 DIM, ALIVE, KEY = 64, 16, jax.random.key(0)
 round_trip = jax.jit(lambda q, x: q.decode(q.encode(x)))
@@ -23,14 +26,14 @@ def padded(n):
 @pytest.fixture
 def untrained(monkeypatch):
     """What recipes train stays as it begins."""
-    monkeypatch.setattr(fitted, "fit", lambda quantizer, *_, **__: (quantizer, {}))
+    monkeypatch.setattr(learned, "fit", lambda quantizer, *_, **__: (quantizer, {}))
 
 
 def test_bits_of_constant_channels():
     """At 3 bits a channel there are more bits than 16 channels can take."""
-    x = ops.direction(padded(300))
+    x = norms.direction(padded(300))
     x = x[:, np.argsort(-x.var(axis=0))]
-    bits = columns.allocate(np.asarray(x.var(axis=0)) + 1e-30, 3 * DIM + 16)
+    bits = allocate(np.asarray(x.var(axis=0)) + 1e-30, 3 * DIM + 16)
     assert min(bits) > 0
 
     @jax.jit
@@ -60,7 +63,7 @@ def test_bits_of_constant_channels():
 def test_no_vector_decodes_to_one_far_away(untrained, name, sizes):
     """The squared error is at most 4 times the vector's own square; of codes without a norm or gain it may be 4 times
     the mean one of those that were learned from, if that is more."""
-    train = padded(300) if sizes == "many" else ops.direction(padded(300))
+    train = padded(300) if sizes == "many" else norms.direction(padded(300))
     quantizer = rqjax.FITTED[name](KEY, train, 3)
     relative = isinstance(quantizer, rqjax.Scaled) or isinstance(getattr(quantizer, "inner", None), rqjax.Gain)
     assert relative == (name != "pq" and (sizes == "many" or "allocated" not in name))

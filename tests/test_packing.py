@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rqjax import packing
+from rqjax.arrays import packing
 
 
 @functools.partial(jax.jit, static_argnums=1)

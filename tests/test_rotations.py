@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from suites import some
 
-from rqjax import clifford
 from rqjax.rotations import (
     Chain,
     Dense,
@@ -19,6 +18,7 @@ from rqjax.rotations import (
     Rotor,
     StridedRotor,
     butterfly,
+    clifford,
     multiply_adds,
     orthogonality_error,
 )

@@ -18,7 +18,7 @@ from absl.testing import flagsaver
 import experiments
 from experiments import data, exchange_theory, peers, run, search, sources, stale, table, tables
 from experiments.rows import Rows
-from rqjax import extras
+from rqjax.core import extras
 
 ROOT = Path(__file__).parent.parent
 CONFIG = {
@@ -225,8 +225,17 @@ def test_what_makes_the_rows_of_distortion():
     assert {"rqjax.rotations.dense", "experiments.cache"} <= now
     assert later == {"experiments.models", "experiments.text"}
     _, now, later = sources._source(ROOT, "experiments.distortion")
-    assert {"rqjax.methods", "rqjax.metrics", "experiments.data"} <= now
+    assert {"rqjax.recipes.methods", "rqjax.metrics", "experiments.data"} <= now
     assert "rqjax" not in now
+
+
+def test_backends_make_rows_too():
+    """They register for operations when rqjax is imported; nothing that a row is made with imports them."""
+    code = lambda: sources._code.__wrapped__(ROOT, "experiments.distortion", frozenset())  # noqa: E731
+    before = code()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "REGISTERING", {})
+        assert code() != before
 
 
 def test_stale_results_are_listed(tmp_path):

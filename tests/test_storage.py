@@ -11,8 +11,9 @@ from safetensors.numpy import save_file
 
 import rqjax
 from rqjax import storage
-from rqjax.product import Rounded
-from rqjax.pytree import CLASSES
+from rqjax.core import treefile
+from rqjax.core.pytree import CLASSES
+from rqjax.quantizers.product import Rounded
 
 
 def cache(name="rotor_chain_3/v2_rotated+centered", **options):
@@ -65,11 +66,11 @@ def test_a_flipped_bit_is_noticed(saved):
 def test_a_file_without_a_field_is_refused(tmp_path, missing):
     path = tmp_path / "q.safetensors"
     rqjax.save(rqjax.hadamard(jax.random.key(0), 64, 3), path)
-    metadata, arrays = storage._read(path)
+    metadata, arrays = treefile._read(path)
     fields = json.loads(metadata["fields"])
     del fields[missing]
     metadata["fields"] = json.dumps(fields)
-    save_file(arrays, path, metadata | {"sha256": storage._checksum(metadata, arrays)})
+    save_file(arrays, path, metadata | {"sha256": treefile._checksum(metadata, arrays)})
     with pytest.raises(ValueError, match=rf"q\.safetensors is incomplete: .* what {missing or 'the whole'} is"):
         rqjax.load(path)
 
@@ -77,9 +78,9 @@ def test_a_file_without_a_field_is_refused(tmp_path, missing):
 def test_a_file_without_an_array_is_refused(tmp_path):
     path = tmp_path / "q.safetensors"
     rqjax.save(rqjax.hadamard(jax.random.key(0), 64, 3), path)
-    metadata, arrays = storage._read(path)
+    metadata, arrays = treefile._read(path)
     del arrays[".inner.rotation.signs"]
-    save_file(arrays, path, metadata | {"sha256": storage._checksum(metadata, arrays)})
+    save_file(arrays, path, metadata | {"sha256": treefile._checksum(metadata, arrays)})
     with pytest.raises(ValueError, match=r"is incomplete: .* what \.inner\.rotation\.signs is"):
         rqjax.load(path)
 

@@ -34,10 +34,10 @@ def test_qjl_is_for_keys_only():
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("v3_5", rqjax.quantizer.UnknownName, "unknown strategy 'v3_5'; did you mean"),
-        ("rotorqant_3", rqjax.quantizer.UnknownName, "did you mean 'rotorquant'"),
-        ("rotorquant+centred", rqjax.quantizer.UnknownName, "unknown strategy 'rotorquant\\+centred'"),
-        ("v3_3+centered_2", rqjax.quantizer.UnknownName, "unknown strategy"),
+        ("v3_5", rqjax.UnknownName, "unknown strategy 'v3_5'; did you mean"),
+        ("rotorqant_3", rqjax.UnknownName, "did you mean 'rotorquant'"),
+        ("rotorquant+centred", rqjax.UnknownName, "unknown strategy 'rotorquant\\+centred'"),
+        ("v3_3+centered_2", rqjax.UnknownName, "unknown strategy"),
         ("v3_3/v3_2/v3_2", ValueError, "one for keys and one for values"),
         ("rotorquant_9", ValueError, "expected bits to be a whole number from 1 to 8, got 9"),
     ],

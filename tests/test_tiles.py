@@ -7,7 +7,9 @@ import pytest
 from suites import some
 
 import rqjax
-from rqjax import METHODS, products, tiles
+from rqjax import METHODS
+from rqjax.arrays.levels import look_up
+from rqjax.scoring import rules, tiles
 from tests.plain import error
 
 
@@ -28,7 +30,7 @@ def test_look_up_is_indexing(bits, symmetric):
     if symmetric:
         levels = np.concatenate([-levels[2 ** (bits - 1) :][::-1], levels[2 ** (bits - 1) :]])
     indices = np.random.default_rng(1).integers(0, 2**bits, 100).astype(np.uint8)
-    found = tiles.look_up(jnp.asarray(indices), jnp.asarray(levels), symmetric=symmetric)
+    found = look_up(jnp.asarray(indices), jnp.asarray(levels), symmetric=symmetric)
     np.testing.assert_array_equal(found, levels[indices])
 
 
@@ -52,9 +54,9 @@ def test_products_with_codes_are_those_with_decoded_vectors(name, bits, dim):
         codes = quantizer.encode(x)
         decoded = quantizer.decode(codes)
         keys, values = (read(quantizer, codes, 32, transposed=turned) for turned in (False, True))
-        scores = products.scores(quantizer, products.prepare(quantizer, y), keys)
+        scores = rules.scores(quantizer, rules.prepare(quantizer, y), keys)
         w = jax.nn.softmax(4 * scores / dim**0.5)
-        sums = products.restore(quantizer, products.weighted(quantizer, w, values))
+        sums = rules.restore(quantizer, rules.weigh(quantizer, w, values))
         exact_scores = jnp.einsum("bhrd,bhtd->bhrt", y, decoded, precision="highest")
         exact_sums = jnp.einsum("bhrt,bhtd->bhrd", w, decoded, precision="highest")
         pairs = ((scores, exact_scores), (sums, exact_sums))
@@ -64,8 +66,8 @@ def test_products_with_codes_are_those_with_decoded_vectors(name, bits, dim):
 
 
 def read(quantizer, codes, tokens, *, transposed):
-    laid_out = tiles.lay_out(quantizer, codes, transposed=transposed)
-    return jax.tree.map(lambda leaf: leaf.read(0, tokens), laid_out, is_leaf=tiles.is_timed)
+    laid_out = rules.lay_out(quantizer, codes, transposed=transposed)
+    return jax.tree.map(lambda leaf: leaf.read(0, tokens), laid_out, is_leaf=tiles.is_token_array)
 
 
 def test_small_weights_beside_a_large_one_are_kept():
@@ -78,7 +80,7 @@ def test_small_weights_beside_a_large_one_are_kept():
     @jax.jit
     def through(quantizer, values, w):
         codes = quantizer.encode(values)
-        sums = products.weighted(quantizer, w, read(quantizer, codes, 4096, transposed=True))
+        sums = rules.weigh(quantizer, w, read(quantizer, codes, 4096, transposed=True))
         return sums, quantizer.decode(codes)
 
     sums, decoded = through(quantizer, values, w)
@@ -97,7 +99,7 @@ def test_a_loud_coordinate_of_a_query_costs_less_than_the_codes(name):
     def through(quantizer, x, y):
         codes = quantizer.encode(x)
         keys = read(quantizer, codes, 512, transposed=False)
-        return products.scores(quantizer, products.prepare(quantizer, y), keys), quantizer.decode(codes)
+        return rules.scores(quantizer, rules.prepare(quantizer, y), keys), quantizer.decode(codes)
 
     scores, decoded = (np.asarray(a, np.float64) for a in through(quantizer, x, y))
     lost, own = scores - y @ decoded.swapaxes(2, 3), y.astype(np.float64) @ (x - decoded).swapaxes(2, 3)
@@ -115,7 +117,7 @@ def test_extreme_queries():
     def through(quantizer, x, y):
         codes = quantizer.encode(x)
         keys = read(quantizer, codes, 16, transposed=False)
-        return products.scores(quantizer, products.prepare(quantizer, y), keys), quantizer.decode(codes)
+        return rules.scores(quantizer, rules.prepare(quantizer, y), keys), quantizer.decode(codes)
 
     scores, decoded = through(quantizer, x, y)
     exact = np.asarray(y, np.float64) @ np.asarray(decoded, np.float64).swapaxes(2, 3)

@@ -10,9 +10,11 @@ from suites import some
 
 import rqjax
 from experiments import data, trellis_tables as trellis_tables_experiment
-from rqjax import theory, trellis_tables, viterbi
-from rqjax.trellis import Trellis, improved, trellis_coded
-from rqjax.trellis_tables import Computed, Table
+from rqjax import theory
+from rqjax.arrays import viterbi
+from rqjax.codebooks import trellis_tables
+from rqjax.codebooks.trellis_tables import Computed, Table
+from rqjax.quantizers.trellis import Trellis, improved, trellis_coded
 
 
 def levels(state_bits, key=0):

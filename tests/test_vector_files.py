@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import data
-from rqjax.extras import MissingExtra
+from rqjax.core.extras import MissingExtra
 
 pytestmark = pytest.mark.full
 

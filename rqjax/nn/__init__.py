@@ -1,6 +1,6 @@
 """flax nnx modules (extra `flax`)."""
 
-from rqjax import extras
+from rqjax.core import extras
 
 with extras.explained():
     import flax as _flax  # noqa: F401

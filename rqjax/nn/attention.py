@@ -6,9 +6,9 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Shaped
 
-from rqjax.attention import dot_product_attention
-from rqjax.cache import KVCache, Tokens
-from rqjax.nn import older
+from rqjax.cache.attention import dot_product_attention
+from rqjax.cache.kv import KVCache, Tokens
+from rqjax.nn import compat
 
 
 class CachedAttention(nnx.Module):
@@ -46,6 +46,6 @@ class CachedAttention(nnx.Module):
         """
         if bias is not None or (dropout_rate > 0 and not deterministic):
             raise ValueError("CachedAttention has neither bias nor dropout: set dropout_rate=0 or deterministic=True")
-        out, cache = self.attention(query, key, value, older.value(self.cache), mask=mask)
-        older.set_value(self.cache, cache)
+        out, cache = self.attention(query, key, value, compat.value(self.cache), mask=mask)
+        compat.set_value(self.cache, cache)
         return out

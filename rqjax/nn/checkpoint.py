@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from rqjax import extras
-from rqjax.nn import older
+from rqjax.core import extras
+from rqjax.core.treefile import replacing
+from rqjax.nn import compat
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.decoder import Decoder
-from rqjax.storage import replacing
 
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 """Of the decoder's tensors; those of models that also see come last."""
@@ -65,7 +65,7 @@ def load_decoder(source: str | os.PathLike[str], *, dtype: Any = None) -> Decode
     leaves, files = list(nnx.to_flat_state(state)), _files(folder)
     names = _names([path for path, _ in leaves], files, folder)
     for name, (_, leaf) in zip(names, leaves, strict=True):
-        shape, expected = tuple(files[name].get_slice(name).get_shape()), older.value(leaf).shape
+        shape, expected = tuple(files[name].get_slice(name).get_shape()), compat.value(leaf).shape
         if shape != expected:
             raise ValueError(f"{folder}: expected tensor {name!r} of shape {expected}, got {shape}")
 
@@ -95,7 +95,7 @@ def save_decoder(model: Decoder, fields: Mapping[str, Any], folder: Path, *, dty
 
     folder.mkdir(parents=True, exist_ok=True)
     leaves = nnx.to_flat_state(nnx.state(model))
-    weights = {tensor_name(path): older.value(leaf).astype(dtype) for path, leaf in leaves}
+    weights = {tensor_name(path): compat.value(leaf).astype(dtype) for path, leaf in leaves}
     with replacing(folder / "model.safetensors") as file:
         save_file(weights, file, {"format": "pt"})
     with replacing(folder / "config.json") as file:

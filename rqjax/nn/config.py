@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from rqjax.core.checks import check_int
+from rqjax.core.registry import unknown_name
 from rqjax.nn.rope import Rope
-from rqjax.quantizer import check_int, unknown_name
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3")
 """Values of `model_type`. Of gemma3, which also sees, the text part is read."""

@@ -14,14 +14,14 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from rqjax import platforms
-from rqjax.attention import dot_product_attention
-from rqjax.cache import KVCache
-from rqjax.lanes import never_true
+from rqjax.arrays.planes import never_true
+from rqjax.cache.attention import dot_product_attention
+from rqjax.cache.kv import KVCache
+from rqjax.cache.strategies import Strategy, strategy
+from rqjax.core import platforms
+from rqjax.core.checks import check_int
+from rqjax.nn.compat import jittable, listed
 from rqjax.nn.config import DecoderConfig
-from rqjax.nn.older import jittable, listed
-from rqjax.quantizer import check_int
-from rqjax.strategies import Strategy, strategy
 
 Attend: TypeAlias = Callable[[int, Array, Array, Array], Array]
 """Attention of layer i: queries, keys and values of the new tokens, (batch, time, heads, head_dim), to outputs."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from rqjax.cache import KVCache
+from rqjax.cache.kv import KVCache
 from rqjax.nn.decoder import Decoder
 
 

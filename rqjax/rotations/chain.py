@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from rqjax import platforms
-from rqjax.lanes import as_float32, assembled
-from rqjax.pytree import pytree
+from rqjax.arrays.planes import as_float32, assembled
+from rqjax.core import platforms
+from rqjax.core.pytree import pytree
 
 
 @pytree

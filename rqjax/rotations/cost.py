@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from rqjax.rotations.butterfly import StridedRotor
 from rqjax.rotations.chain import Chain, Permutation
 from rqjax.rotations.dense import Dense
 from rqjax.rotations.givens import Givens
@@ -12,7 +13,6 @@ from rqjax.rotations.identity import Identity
 from rqjax.rotations.protocol import Rotation
 from rqjax.rotations.quaternion import Quaternion
 from rqjax.rotations.rotor import Rotor
-from rqjax.rotations.strided import StridedRotor
 
 
 def multiply_adds(rotation: Rotation) -> int:

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from rqjax import platforms
-from rqjax.lanes import as_float32
-from rqjax.pytree import pytree
+from rqjax.arrays.planes import as_float32
+from rqjax.core import platforms
+from rqjax.core.pytree import pytree
 
 
 @pytree

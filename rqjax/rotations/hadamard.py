@@ -8,9 +8,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8, Shaped
 
-from rqjax import platforms
-from rqjax.lanes import as_float32
-from rqjax.pytree import pytree
+from rqjax.arrays.planes import as_float32
+from rqjax.core import platforms
+from rqjax.core.pytree import pytree
 
 
 @pytree

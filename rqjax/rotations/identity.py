@@ -2,8 +2,8 @@
 
 from jaxtyping import Array, Float, Shaped
 
-from rqjax.lanes import as_float32
-from rqjax.pytree import pytree, static
+from rqjax.arrays.planes import as_float32
+from rqjax.core.pytree import pytree, static
 
 
 @pytree

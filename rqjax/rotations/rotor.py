@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from rqjax import platforms
-from rqjax.lanes import assembled, columns, mix
-from rqjax.pytree import pytree, static
+from rqjax.arrays.planes import assembled, columns, mix
+from rqjax.core import platforms
+from rqjax.core.pytree import pytree, static
 
 
 @pytree

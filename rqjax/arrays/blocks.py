@@ -1,0 +1,61 @@
+"""Functions of many rows, a block of rows at a time."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+from rqjax.arrays.planes import as_float32, stored
+from rqjax.core import platforms
+from rqjax.core.quantizer import Codes
+
+BLOCK = 2**20
+"""Coordinates in a block of rows that are processed together: 4 MiB in float32."""
+
+
+def in_blocks(function: Callable[..., Codes], *arrays: Shaped[Array, "..."], rows: int | None = None) -> Codes:
+    """`function(*arrays)` for a function of rows, so many at a time that its temporaries stay in cache, or `rows`.
+
+    On the CPU a large temporary costs more in page faults than in arithmetic; elsewhere blocks are made only where
+    `rows` asks for them. The arrays share their leading axes; the last block overlaps the one before where the rows do
+    not come out even.
+    """
+    lead = arrays[0].shape[:-1]
+    count, whole = math.prod(lead), rows is None and not platforms.on_cpu()
+    rows = rows or max(1, BLOCK // arrays[0].shape[-1])
+    if whole or count < 2 * rows:
+        return function(*arrays)
+    flat = [a.reshape(count, -1) for a in arrays]
+
+    def block(i, out):
+        start = jnp.minimum(i * rows, count - rows)
+        part = function(*(lax.dynamic_slice_in_dim(a, start, rows) for a in flat))
+        return jax.tree.map(lambda o, p: lax.dynamic_update_slice_in_dim(o, p, start, 0), out, part)
+
+    shapes = jax.eval_shape(function, *(a[:rows] for a in flat))
+    empty = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), shapes)
+    out = lax.fori_loop(0, -(-count // rows), block, empty)
+    return jax.tree.map(lambda o: o.reshape(*lead, *o.shape[1:]), out)
+
+
+def inner(y: Shaped[Array, "*m d"], x: Float[Array, "*n d"]) -> Float[Array, "*mn"]:
+    """Inner products of all queries with all vectors."""
+    return jnp.tensordot(as_float32(y), x, axes=(-1, -1), precision=lax.Precision.HIGHEST)
+
+
+def inner_in_blocks(
+    y: Shaped[Array, "*m d"], decode: Callable[[Array], Array], codes: Shaped[Array, "*n size"]
+) -> Float[Array, "*mn"]:
+    """`inner(y, decode(codes))`, a block of vectors decoded at a time, and only once: a product may decode each
+    coordinate as often as it reads it."""
+    queries = y.reshape(math.prod(y.shape[:-1]), y.shape[-1])
+
+    def block(codes: Array) -> Array:
+        x = decode(codes)
+        return inner(stored(x), queries)
+
+    products = in_blocks(block, codes, rows=max(1, BLOCK // y.shape[-1]))
+    return jnp.moveaxis(products, -1, 0).reshape(*y.shape[:-1], *codes.shape[:-1])

@@ -1,0 +1,102 @@
+"""K-means of many groups of vectors, one after the other, in bounded memory."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from rqjax.core.checks import check_int
+from rqjax.core.dispatch import operation
+
+BLOCK = 2**19
+"""Distances that are held at a time: 2 MiB, which stay in a core's cache."""
+
+
+@operation
+def kmeans(key: Array, x: Float[Array, "groups n d"], k: int, iterations: int = 20) -> Float[Array, "groups k d"]:
+    """Centroids of each group: k-means++, then Lloyd's iterations.
+
+    Args:
+      key: of the start.
+      x: vectors.
+      k: how many centroids, at most n.
+      iterations: of Lloyd.
+
+    Raises:
+      ValueError: k is not from 1 to n.
+    """
+    k = check_int("k, the number of centroids,", k, 1, x.shape[1])
+
+    def one(args: tuple[Array, Array]) -> Array:
+        key, x = args
+        return lloyd(x, spread(key, x, k), iterations)
+
+    return lax.map(one, (jax.random.split(key, len(x)), x))
+
+
+def spread(key: Array, x: Float[Array, "n d"], k: int) -> Float[Array, "k d"]:
+    """Vectors chosen one after the other, each with a probability proportional to the squared distance to the nearest
+    one chosen so far (k-means++: Arthur & Vassilvitskii, 2007).
+
+    A race of exponential clocks that run as fast as the distance is long: the next to ring is chosen. As exponentials
+    have no memory, the clocks of the others go on with what they have left, and nothing new is drawn.
+    """
+    lanes = x.T
+
+    def choose(carry: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Array]:
+        left, speed = carry
+        time = jnp.where(speed > 0, left / jnp.where(speed > 0, speed, 1), jnp.inf)
+        least = time.min()
+        centroid = x[_first(time == least)]
+        distance = jnp.sum((lanes - centroid[:, None]) ** 2, axis=0)
+        left = jnp.where(jnp.isfinite(least), left - speed * least, left)
+        return (left, jnp.minimum(speed, distance)), centroid
+
+    clocks = jax.random.exponential(key, (len(x),))
+    return lax.scan(choose, (clocks, jnp.full(len(x), 1e30)), None, k)[1]
+
+
+def lloyd(x: Float[Array, "n d"], centroids: Float[Array, "k d"], iterations: int) -> Float[Array, "k d"]:
+    """Lloyd's iterations. Centroids that no vector is nearest to move to the vectors that are farthest from theirs."""
+    counted = jnp.pad(x, ((0, 0), (0, 1)), constant_values=1)
+    k, energy = len(centroids), jnp.sum(x**2, axis=1)
+
+    def step(_: Array, centroids: Array) -> Array:
+        index, distance = _nearest(x, centroids)
+        sums = jax.ops.segment_sum(counted, index, k)
+        empty = sums[:, -1] == 0
+
+        def fill(centroids: Array) -> Array:
+            farthest = jnp.argsort(-(distance + energy))[:k]
+            return jnp.where(empty[:, None], x[farthest[jnp.cumsum(empty) - 1]], centroids)
+
+        return lax.cond(empty.any(), fill, lambda c: c, sums[:, :-1] / jnp.maximum(sums[:, -1:], 1))
+
+    return lax.fori_loop(0, iterations, step, centroids)
+
+
+def nearest(x: Float[Array, "n d"], centroids: Float[Array, "k d"]) -> Int[Array, "n"]:
+    """The index of the nearest centroid, of equally near ones the first."""
+    return _nearest(x, centroids)[0]
+
+
+def _nearest(x: Float[Array, "n d"], centroids: Float[Array, "k d"]) -> tuple[Int[Array, "n"], Float[Array, "n"]]:
+    """Indices, and squared distances less |x|^2. The minimum is taken across lanes of vectors."""
+    count, size = len(x), max(1, BLOCK // len(centroids))
+    energy = jnp.sum(centroids**2, axis=1)[:, None]
+
+    def block(x: Array) -> tuple[Array, Array]:
+        distances = energy - 2 * jnp.matmul(centroids, x.T, precision=lax.Precision.HIGHEST)
+        least = distances.min(axis=0)
+        return _first(distances == least), least
+
+    if count <= size:
+        return block(x)
+    blocks = jnp.pad(x, ((0, -count % size), (0, 0))).reshape(-1, size, x.shape[1])
+    return jax.tree.map(lambda a: a.reshape(-1)[:count], lax.map(block, blocks))
+
+
+def _first(true: Bool[Array, "k *n"]) -> Int[Array, "*n"]:
+    """The first index along the first axis, the last one if none is true; on a CPU `argmax` is not vectorised."""
+    order = jnp.arange(len(true)).reshape(-1, *[1] * (true.ndim - 1))
+    return jnp.where(true, order, len(true) - 1).min(axis=0)

@@ -1,0 +1,310 @@
+"""Which nests of quantizers have a fused kernel on NVIDIA GPUs, and why not the others.
+
+A kernel gives what plain JAX gives, up to values within rounding of a boundary between two levels.
+"""
+
+import functools
+import importlib
+import importlib.util
+import math
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Shaped
+
+from rqjax.core import platforms
+from rqjax.core.dispatch import CONTEXT, Refusal, Unsupported, register
+from rqjax.core.pytree import nest
+from rqjax.core.quantizer import Codes, Quantizer
+from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled, Split
+from rqjax.quantizers.scalar import Scalar
+from rqjax.rotations import Chain, Dense, Hadamard, Rotation, Rotor
+
+INTERPRET: ContextVar[Any] = ContextVar("interpret", default=False)
+"""Set to `pallas_kernels.mosaic.interpreter()` to run kernels on a CPU."""
+CONTEXT.append(INTERPRET.get)
+ROTATIONS = "Rotor, Hadamard, Dense, or a Chain of a Rotor and a Hadamard"
+
+
+def refusal_of_device() -> Refusal | None:
+    """Why kernels cannot run, if they cannot: they need a Hopper GPU and jax 0.10.2."""
+    if jax.__version_info__ < (0, 10, 2):
+        return Refusal(f"mosaic_gpu kernels need jax 0.10.2 or newer, this is {jax.__version__}")
+    if not INTERPRET.get():
+        capability = getattr(jax.devices()[0], "compute_capability", None)
+        if platforms.platform() != "gpu" or capability is None or not str(capability).startswith("9."):
+            where = platforms.platform() if capability is None else f"compute capability {capability}"
+            return Refusal(f"mosaic_gpu kernels need a Hopper GPU (compute capability 9.0), this is {where}")
+    if importlib.util.find_spec("absl") is None:
+        return Refusal("mosaic_gpu kernels need the package absl-py")
+    return None
+
+
+def kernel(module: str) -> Any:
+    """A module of `pallas_kernels`, imported when it is used: jax.experimental.pallas takes a second."""
+    return importlib.import_module(f"pallas_kernels.{module}")
+
+
+class RotatedScalar(NamedTuple):
+    """A nest as rotations, one after the other, and perhaps a norm around a leaf, as the kernels take it."""
+
+    rotations: tuple[Any, ...]
+    leaf: Any
+    outer: Normalized | Scaled | None
+    norms: Any
+    """Of the outer one's codes."""
+    codes: Codes
+    """The leaf's."""
+
+    @classmethod
+    def of(cls, quantizer: Quantizer, codes: Codes = None) -> "RotatedScalar":
+        """The record of a nest, and of its codes if they are given."""
+        match quantizer:
+            case Normalized() | Scaled():
+                norms, inner_codes = (None, None) if codes is None else codes
+                inner = cls.of(quantizer.inner, inner_codes)
+                if inner.outer is None:
+                    return inner._replace(outer=quantizer, norms=norms)
+            case Rotated():
+                inner = cls.of(quantizer.inner, codes)
+                return inner._replace(rotations=(quantizer.rotation, *inner.rotations))
+            case Split(parts=(part,)):
+                return cls.of(part, None if codes is None else codes[0])
+        return cls((), quantizer, None, None, codes)
+
+    @property
+    def boundaries(self) -> Array:
+        values = self.leaf.values
+        return (values[1:] + values[:-1]) / 2
+
+
+def _of_one_rotation(quantizer: Any) -> RotatedScalar | Refusal:
+    """Normalized or Scaled(Rotated(rotation, Scalar)), if the quantizer is one."""
+    match quantizer:
+        case (Normalized() | Scaled()) as outer if isinstance(outer.inner, Rotated):
+            if isinstance(outer.inner.inner, Scalar):
+                return RotatedScalar.of(quantizer)
+    return Refusal(
+        "mosaic_gpu kernels are for Normalized or Scaled(Rotated(rotation, Scalar)) and, to encode, "
+        f"Normalized(Residual(Rotated(rotation, Scalar), sketch)), not for {nest(quantizer)}"
+    )
+
+
+def _with_sketch(quantizer: Any) -> tuple[Normalized, Normalized] | None:
+    """Normalized(first) and the sketch of Normalized(Residual(first, sketch)), if it is one: of one bit."""
+    match quantizer:
+        case Normalized(inner=Residual(first=first, second=Normalized() as sketch), dtype=dtype):
+            found = _of_one_rotation(sketch)
+            if isinstance(found, RotatedScalar) and found.leaf.bits == 1:
+                return Normalized(first, dtype), sketch
+    return None
+
+
+@register("mosaic_gpu", "encode", Normalized, Scaled, rows=True)
+def encoder(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], Codes] | Refusal:
+    """The kernel (quantizer, vectors) -> codes for such a nest and vectors."""
+    pair = _with_sketch(quantizer)
+    parts = [quantizer] if pair is None else pair
+    if refusal := refusal_of_device() or _refusal_of_vectors(x.shape, x.dtype):
+        return refusal
+    for part in parts:
+        if refusal := _refusal(part):
+            return refusal
+    return _encode if pair is None else _encode_with_sketch
+
+
+@register("mosaic_gpu", "decode", Normalized, Scaled, rows=True)
+def decoder(quantizer: Any, codes: Codes, *, dtype: Any = None) -> Callable[..., Array] | Refusal:
+    """The kernel (quantizer, codes) -> vectors for such a nest and codes."""
+    if refusal := refusal_of_device() or _refusal(quantizer, back=True):
+        return refusal
+    return _refusal_of_vectors((*codes[1].shape[:-1], quantizer.dim), dtype or "float32") or _decode
+
+
+@register("mosaic_gpu", "roundtrip", Normalized, Scaled, rows=True)
+def roundtripper(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], Array] | Refusal:
+    """The kernel (quantizer, vectors) -> decoded vectors, for rotors."""
+    if refusal := refusal_of_device() or _refusal(quantizer) or _refusal_of_vectors(x.shape, x.dtype):
+        return refusal
+    if isinstance(quantizer, Scaled):
+        return Refusal("the mosaic_gpu round trip is for Normalized, not for Scaled")
+    (rotation,) = RotatedScalar.of(quantizer).rotations
+    if not isinstance(rotation, Rotor):
+        return Refusal(f"the mosaic_gpu round trip is for Rotor, not for {type(rotation).__name__}")
+    return _roundtrip
+
+
+def _refusal(quantizer: Any, *, back: bool = False) -> Refusal | None:
+    """Why there are no kernels for a nest, if there are none."""
+    found = _of_one_rotation(quantizer)
+    return found if isinstance(found, Refusal) else _refusal_of_rotation(found.rotations[0], back)
+
+
+def _refusal_of_vectors(shape: tuple[int, ...], dtype: Any) -> Refusal | None:
+    """Why kernels do not take vectors of a shape or dtype, if they do not."""
+    launch = kernel("launch")
+    if jnp.dtype(dtype).name not in launch.DTYPES:
+        return Refusal(f"mosaic_gpu kernels take {', '.join(launch.DTYPES)}, not {jnp.dtype(dtype)}")
+    if shape[-1] not in launch.DIMS:
+        return Refusal(f"mosaic_gpu kernels take vectors of dimension {_listed(launch.DIMS)}, not {shape[-1]}")
+    if not 0 < math.prod(shape[:-1]) < 2**31 // shape[-1]:
+        return Refusal(f"mosaic_gpu kernels take from 1 vector to 2**31 coordinates, not shape {shape}")
+    return None
+
+
+def _refusal_of_rotation(rotation: Rotation, back: bool) -> Refusal | None:
+    dims = kernel("launch").DENSE_DIMS
+    match rotation:
+        case Dense() if back:
+            return Refusal("mosaic_gpu kernels do not rotate back by a dense matrix")
+        case Dense() if rotation.dim not in dims:
+            return Refusal(f"mosaic_gpu kernels take dense matrices of dimension {_listed(dims)}, not {rotation.dim}")
+        case Rotor() | Hadamard() | Dense():
+            return None
+        case Chain(rotations=(Rotor() | Hadamard() as first, Rotor() | Hadamard() as second)):
+            if type(first) is not type(second):
+                return None
+    return Refusal(f"mosaic_gpu kernels rotate by {ROTATIONS}, not by {nest(rotation)}")
+
+
+def stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
+    """A rotation as the kernels' stages."""
+    match rotation:
+        case Rotor():
+            return (("rotor", rotation.coefficients),)
+        case Hadamard():
+            return (("hadamard", rotation.signs[None].astype(jnp.float32)),)
+        case Dense():
+            return (("dense", kernel("encode").halves(rotation.matrix)),)
+    return tuple(stage for part in rotation.rotations for stage in stages(part))
+
+
+def inverse_stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
+    """The inverse of a rotation as the kernels' stages."""
+    match rotation:
+        case Rotor():
+            return (("rotor", rotation.inverted.coefficients),)
+        case Hadamard():
+            return (("hadamard_inverse", rotation.signs[None].astype(jnp.float32)),)
+    return tuple(stage for part in reversed(rotation.rotations) for stage in inverse_stages(part))
+
+
+def autotune(quantizer: Any, x: Shaped[Array, "*n d"], *, repeats: int = 20) -> dict[str, int]:
+    """Measures every tile size of the kernels for such vectors on this device, and keeps the fastest for this process.
+
+    Functions that were compiled before keep theirs: call it first.
+
+    Args:
+      quantizer: one that has kernels.
+      x: vectors, as many as there will be.
+      repeats: launches that are timed together; the best of three times counts.
+
+    Returns:
+      Tokens of a tile for each kernel that there is.
+
+    Raises:
+      Unsupported: there is no kernel for the quantizer, the vectors or the device; the message says why.
+    """
+    encode = encoder(quantizer, x)
+    if isinstance(encode, Refusal):
+        raise Unsupported(encode.reason)
+    launch, n, dim = kernel("launch"), math.prod(x.shape[:-1]), x.shape[-1]
+    codes = encode(quantizer, x)
+    found = {}
+    for name, find, operand in (
+        ("encode", encoder, x),
+        ("decode", functools.partial(decoder, dtype=x.dtype), codes),
+        ("roundtrip", roundtripper, x),
+    ):
+        run = find(quantizer, operand)
+        if isinstance(run, Refusal):
+            continue
+
+        def seconds(tokens, name=name, run=run, operand=operand):
+            launch.TUNED[name, dim, n] = tokens
+            compiled = jax.jit(lambda *operands: run(*operands))  # a function of its own is traced anew
+            jax.block_until_ready(compiled(quantizer, operand))
+            times = []
+            for _ in range(3):
+                start = time.perf_counter()
+                jax.block_until_ready([compiled(quantizer, operand) for _ in range(repeats)])
+                times.append(time.perf_counter() - start)
+            return min(times)
+
+        found[name] = launch.TUNED[name, dim, n] = min(launch.tile_sizes(dim), key=seconds)
+    return found
+
+
+def _rows(x: Array, count: int = 1) -> Array:
+    return x.reshape(-1, *x.shape[x.ndim - count :])
+
+
+def _encode(quantizer: Any, x: Array) -> Codes:
+    found = RotatedScalar.of(quantizer)
+    norm, words = kernel("encode").encode(
+        _rows(x),
+        stages(found.rotations[0]),
+        found.boundaries,
+        symmetric=found.leaf.symmetric,
+        scaled=(quantizer.mode, found.leaf.values) if isinstance(quantizer, Scaled) else None,
+        norm_dtype=quantizer.dtype,
+        interpret=INTERPRET.get(),
+    )
+    return norm.reshape(x.shape[:-1]), words.reshape(*x.shape[:-1], -1)
+
+
+def _encode_with_sketch(quantizer: Any, x: Array) -> Codes:
+    """The residual is sketched in the units of x; its norm is stored relative to that of x."""
+    pair = _with_sketch(quantizer)
+    assert pair is not None
+    first, sketch = pair
+    norm, words = _encode(first, x)
+    found = RotatedScalar.of(sketch)
+    rest, signs = kernel("encode").encode(
+        _rows(x),
+        stages(found.rotations[0]),
+        found.boundaries,
+        symmetric=found.leaf.symmetric,
+        minus=_rows(first.decode((norm, words))),
+        norm_dtype=jnp.float32,
+        interpret=INTERPRET.get(),
+    )
+    size = norm.astype(jnp.float32)
+    rest = rest.reshape(norm.shape) / jnp.where(size > 0, size, 1)
+    return norm, (words, (rest.astype(sketch.dtype), signs.reshape(*norm.shape, -1)))
+
+
+def _decode(quantizer: Any, codes: Codes, *, dtype: Any = None) -> Array:
+    found, (norm, words) = RotatedScalar.of(quantizer), codes
+    out = kernel("decode").decode(
+        norm.reshape(-1),
+        _rows(words),
+        inverse_stages(found.rotations[0]),
+        found.leaf.values,
+        dtype=dtype or jnp.float32,
+        interpret=INTERPRET.get(),
+    )
+    return out.reshape(*norm.shape, quantizer.dim)
+
+
+def _roundtrip(quantizer: Any, x: Array) -> Array:
+    found = RotatedScalar.of(quantizer)
+    out = kernel("roundtrip").rotor_roundtrip(
+        _rows(x),
+        found.rotations[0].coefficients,
+        found.rotations[0].inverted.coefficients,
+        found.boundaries,
+        found.leaf.values,
+        symmetric=found.leaf.symmetric,
+        norm_dtype=quantizer.dtype,
+        interpret=INTERPRET.get(),
+    )
+    return out.reshape(x.shape)
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,1 @@
+"""The compressed key-value cache, and attention to it."""

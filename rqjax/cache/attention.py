@@ -1,0 +1,285 @@
+"""Attention over a compressed cache: a running softmax over blocks of codes (Milakov & Gimelshein, 2018)."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from rqjax.arrays.planes import as_float32, stored
+from rqjax.cache.kv import KVCache, Tokens, append
+from rqjax.core.checks import check_int, is_traced
+from rqjax.core.dispatch import Implementation, operation
+from rqjax.scoring import integers, rules, tiles
+from rqjax.scoring.integers import full_precision_einsum
+
+BLOCK = 2**23
+"""Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32. The rest of a
+history that does not fill half a block is taken in blocks of an eighth."""
+ROWS = 128
+"""Queries of one key-value head that are processed together."""
+NEVER = -1e30
+"""The score of a token that a query does not see."""
+
+Mask = Bool[Array, "#b #h #r t"]
+
+
+def attend(
+    cache: KVCache,
+    q: Tokens,
+    *,
+    scale: float | int | None = None,
+    mask: Shaped[Array | np.ndarray, "..."] | None = None,
+    sliding_window: int | None = None,
+    softcap: float | int | None = None,
+    implementation: Implementation | None = None,
+) -> Shaped[Array, "batch time q_heads dim"]:
+    """Attention of the newest tokens to all tokens of the cache up to themselves.
+
+    Scores come from the codes of the keys with the queries rotated once; values are summed in rotated space and the sum
+    is rotated back once. The history is never decoded: memory beyond the cache does not grow with it.
+
+    Args:
+      cache: the cache, to which the tokens of the queries have been appended.
+      q: queries (batch, time, q_heads, head_dim); query i belongs to token lengths - time + i. Consecutive groups of
+        q_heads / kv_heads query heads share a head of keys and values.
+      scale: of the scores; 1 / sqrt(head_dim), if not given.
+      mask: True where a query may look, broadcastable to (batch, q_heads, time, max_len), the last axis by token.
+      sliding_window: how many tokens up to itself a query sees; all, if not given.
+      softcap: scores s become softcap tanh(s / softcap).
+      implementation: of the attention to codes: "xla" for all caches, devices and options, "mosaic_gpu" for a fused
+        kernel on Hopper GPUs, "mps" for MLX's products on Apple GPUs, None for the kernel wherever there is one.
+
+    Returns:
+      (batch, time, q_heads, head_dim) in the dtype of q; zeros where a query sees nothing.
+
+    Raises:
+      TypeError: q is not of floating-point numbers.
+      ValueError: a shape does not fit the cache, or `sliding_window` or `softcap` is not positive or
+        the window not a whole number that is known under jit.
+      Unsupported: there is no such kernel for this; the message says why.
+    """
+    q = jnp.asarray(q)
+    batch, kv_heads, _, dim = cache.exact_keys.shape
+    if q.ndim != 4 or (q.shape[0], q.shape[3]) != (batch, dim) or q.shape[2] % kv_heads or q.shape[2] == 0:
+        raise ValueError(f"expected q of shape ({batch}, time, a multiple of {kv_heads}, {dim}), got {q.shape}")
+    if not jnp.issubdtype(q.dtype, jnp.floating):
+        raise TypeError(f"expected q of a floating-point dtype, got {q.dtype}")
+    if sliding_window is not None:
+        sliding_window = check_int("sliding_window", sliding_window, 1, 2**30)
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"expected softcap to be positive, got {softcap}")
+    time, q_heads = q.shape[1:3]
+    if time == 0:
+        return q
+    if mask is not None:
+        shape = (batch, q_heads, time, cache.max_len)
+        mask = jnp.asarray(mask)
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        if mask.dtype != bool or not all(size in (1, full) for size, full in zip(mask.shape, shape, strict=False)):
+            raise ValueError(f"expected a boolean mask broadcastable to {shape}, got {mask.dtype} {mask.shape}")
+    if not is_traced(cache.overflow):
+        cache.check()
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    options = {"scale": scale, "sliding_window": sliding_window, "softcap": softcap}
+    return _attend(cache, q, mask, implementation=implementation, **options)
+
+
+def dot_product_attention(
+    query: Tokens, key: Tokens, value: Tokens, cache: KVCache, *, valid: Any = None, **options: Any
+) -> tuple[Shaped[Array, "batch time q_heads dim"], KVCache]:
+    """Causal attention with a cache, for models that call `jax.nn.dot_product_attention`: `append`, then `attend`.
+
+    Args:
+      query, key, value: of the new tokens, (batch, time, heads, head_dim).
+      cache: of the tokens before.
+      valid: as in `append`.
+      **options: as in `attend`.
+
+    Returns:
+      The attention's output, shaped like `query`, and the cache with the new tokens.
+    """
+    cache = append(cache, key, value, valid=valid)
+    return attend(cache, jnp.asarray(query), **options), cache
+
+
+class Sums(NamedTuple):
+    """Of some tokens: the largest score, the sum of exp(score - largest), and that of the values so weighted."""
+
+    largest: Float[Array, "b h r"]
+    total: Float[Array, "b h r"]
+    values: Any
+
+
+@operation
+def _attend(cache: KVCache, q: Array, mask: Array | None, **options: Any) -> Array:
+    return attend_with(cache, q, mask, **options)
+
+
+def attend_with(
+    cache: KVCache,
+    q: Array,
+    mask: Array | None,
+    *,
+    scale: Any,
+    sliding_window: int | None,
+    softcap: Any,
+    past: Callable[..., Sums] | None = None,
+    weigh_exact: Callable[..., Array] | None = None,
+) -> Array:
+    """`attend` of what has been checked, the queries of a few tokens at a time.
+
+    A backend may bring its own `past(cache, y, positions, sliding_window, softcap)`, sums over all tokens in codes for
+    scaled queries (b, h, r, d) at the positions (b,) of the first ones, and `weigh_exact(y, keys, values, seen)`,
+    attention to the tokens in full precision.
+    """
+    batch, time, q_heads, dim = q.shape
+    size = max(1, ROWS * cache.exact_keys.shape[1] // q_heads)
+    options = _Options(scale, sliding_window, softcap, past, weigh_exact)
+    positions = cache.lengths[:, None] - time + jnp.arange(time)
+    if time <= size:
+        return _attend_at(cache, q, positions, mask, options)
+    fill = -time % size
+    q, positions = _padded(q, fill), _padded(positions, fill)
+    mask = _padded(mask, fill, axis=2) if mask is not None and mask.shape[2] == time else mask
+
+    def block(start: Array) -> Array:
+        part = mask if mask is None or mask.shape[2] == 1 else lax.dynamic_slice_in_dim(mask, start, size, 2)
+        some, where = (lax.dynamic_slice_in_dim(x, start, size, 1) for x in (q, positions))
+        return _attend_at(cache, some, where, part, options)
+
+    blocks = lax.map(block, jnp.arange(0, time, size))
+    return jnp.moveaxis(blocks, 0, 1).reshape(batch, time + fill, q_heads, dim)[:, :time]
+
+
+class _Options(NamedTuple):
+    scale: Any
+    sliding_window: int | None
+    softcap: Any
+    past: Callable[..., Sums] | None
+    weigh_exact: Callable[..., Array] | None
+
+
+def _attend_at(
+    cache: KVCache, q: Array, positions: Int[Array, "batch time"], mask: Array | None, options: _Options
+) -> Array:
+    """`attend_with` for queries at `positions`."""
+    batch, time, q_heads, dim = q.shape
+    kv_heads = cache.exact_keys.shape[1]
+    groups = q_heads // kv_heads
+    y = as_float32(q).reshape(batch, time, kv_heads, groups, dim).transpose(0, 2, 3, 1, 4) * options.scale
+    y = y.reshape(batch, kv_heads, groups * time, dim)
+    rows = jnp.tile(positions, (1, groups))[:, None, :, None]
+    if mask is not None:  # as (batch or 1, kv_heads or 1, rows or 1, max_len)
+        if mask.shape[1:3] != (1, 1):
+            mask = jnp.broadcast_to(mask, (mask.shape[0], q_heads, time, mask.shape[3]))
+            mask = mask.reshape(mask.shape[0], kv_heads, groups * time, -1)
+        mask = jnp.broadcast_to(mask, (*mask.shape[:3], cache.max_len))
+
+    def visible(
+        tokens: Int[Array, "#batch t"], present: Bool[Array, "batch t"], allowed: Array | None, past: bool
+    ) -> Mask:
+        seen = present[:, None, None]
+        if not past:
+            seen &= tokens[:, None, None] <= rows
+        if options.sliding_window is not None:
+            seen &= tokens[:, None, None] > rows - options.sliding_window
+        return seen if allowed is None else seen & allowed
+
+    def part(scores: Float[Array, "b h r t"], seen: Mask, weigh: Callable[[Array], Any]) -> Sums:
+        if options.softcap is not None:
+            scores = options.softcap * jnp.tanh(scores / options.softcap)
+        scores = jnp.where(seen, scores, NEVER)
+        largest = jnp.maximum(scores.max(-1), NEVER / 2)  # so that the weights are 0 where nothing is seen
+        weights = jnp.exp(scores - largest[..., None])
+        return Sums(largest, weights.sum(-1), weigh(weights))
+
+    tokens = cache.exact_tokens()
+    allowed = None if mask is None else jnp.take_along_axis(mask, jnp.maximum(tokens, 0)[:, None, None], axis=3)
+    seen = visible(tokens, tokens >= 0, allowed, past=False)
+
+    def weigh_exact(w: Float[Array, "b h r t"]) -> Float[Array, "b h r d"]:
+        if options.softcap is not None or options.weigh_exact is None:
+            return full_precision_einsum("bhrt,bhtd->bhrd", w, cache.exact_values)
+        total = w.sum(-1, keepdims=True)
+        return jnp.where(total > 0, total * options.weigh_exact(y, cache.exact_keys, cache.exact_values, seen), 0)
+
+    exact = part(full_precision_einsum("bhrd,bhtd->bhrt", y, cache.exact_keys), seen, weigh_exact)
+    result = exact
+    if options.past is not None:
+        result = _merged(exact, options.past(cache, y, positions[:, 0], options.sliding_window, options.softcap))
+    elif cache.capacity:
+        past = _past(cache, y, rows, mask, options, visible, part, time <= cache.window + 1)
+        past = past._replace(values=rules.restore(cache.value_quantizer, past.values))
+        result = _merged(exact, past)
+    out = result.values / jnp.where(result.total > 0, result.total, 1)[..., None]
+    out = out.reshape(batch, kv_heads, groups, time, dim).transpose(0, 3, 1, 2, 4)
+    return out.reshape(batch, time, q_heads, dim).astype(q.dtype)
+
+
+def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
+    """The sums over all tokens in codes, block by block; values still as `rules.weigh` leaves them.
+
+    `earlier`: all of them come before all queries, because these are within the window.
+    """
+    batch, kv_heads, count, dim = y.shape
+    widest = max(1 if rules.in_integers(q) else 4 for q in (cache.key_quantizer, cache.value_quantizer))
+    large = max(BLOCK // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.BLOCK)
+    large = min(large, integers.TOKENS)
+    large = min(cache.capacity, 1 << large.bit_length() - 1)
+    small = min(large, max(large // 8 // tiles.BLOCK, 1) * tiles.BLOCK)
+    prepared = rules.prepare(cache.key_quantizer, y)
+    shift = 0 if cache.key_mean is None else jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)[..., None]
+    coded = cache.coded
+    never = (coded < 0).any()
+    allowed = mask if mask is None else _padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
+
+    def block(first, size, before):
+        start = jnp.minimum(first, cache.capacity - size)  # the last block may reach back into the one before
+
+        def read(codes, after):
+            """A block of codes. Bytes wait for `after`, never negative, so that all are unpacked into one memory."""
+            zero = (after[0, 0, 0] < 0).any().astype(jnp.uint8)
+            arrays = jax.tree.map(lambda leaf: leaf.read(start, size), codes, is_leaf=tiles.is_token_array)
+            return jax.tree.map(lambda x: x ^ zero if x.dtype == jnp.uint8 else stored(x, never), arrays)
+
+        def weigh(w):
+            return rules.weigh(cache.value_quantizer, w, read(cache.values, w))
+
+        t = start + jnp.arange(size)
+        present = (t >= first) & (t < coded[:, None])
+        here = allowed
+        if here is not None:
+            here = lax.dynamic_slice_in_dim(here, cache.sinks + start, size, 3)
+        scores = rules.scores(cache.key_quantizer, prepared, read(cache.keys, before)) + shift
+        return part(scores, visible(cache.sinks + t[None], present, here, past=earlier), weigh)
+
+    shapes = jax.eval_shape(lambda: block(0, small, jnp.zeros((1, 1, 1))))
+    sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    sums = sums._replace(largest=jnp.full(shapes.largest.shape, NEVER))
+    first, last = jnp.int32(0), coded.max()
+    if options.sliding_window is not None:
+        first = jnp.maximum(rows.min() - options.sliding_window + 1 - cache.sinks, 0) // tiles.UNIT * tiles.UNIT
+    for size in dict.fromkeys((large, small)):  # as many large ones as are at least half full
+        blocks = jnp.maximum(last - first + (size // 2 if size > small else size - 1), 0) // size
+        at = lambda i, sums, first=first, size=size: _merged(sums, block(first + i * size, size, sums.total))  # noqa: E731
+        sums = lax.fori_loop(0, blocks, at, sums)
+        first = first + blocks * size
+    return sums
+
+
+def _merged(a: Sums, b: Sums) -> Sums:
+    largest = jnp.maximum(a.largest, b.largest)
+    of_a, of_b = jnp.exp(a.largest - largest), jnp.exp(b.largest - largest)
+    values = jax.tree.map(lambda x, y: x * of_a[..., None] + y * of_b[..., None], a.values, b.values)
+    return Sums(largest, a.total * of_a + b.total * of_b, values)
+
+
+def _padded(x: Array, count: int, axis: int = 1) -> Array:
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, max(count, 0))
+    return jnp.pad(x, widths)

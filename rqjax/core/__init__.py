@@ -1,0 +1,1 @@
+"""What everything rests on: the protocol, pytrees, checks, registries, platforms, and who computes an operation."""

@@ -1,0 +1,176 @@
+"""Who computes an operation: its body in plain JAX, or a kernel that a backend has for it.
+
+The body of an operation is its reference, its fallback and its derivative. Backends register for an operation and the
+class of its first argument what finds a kernel, or refuses with the reason; nothing here knows a quantizer or a kernel.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters.partial_eval import DynamicJaxprTracer
+from jaxtyping import PyTree
+
+from rqjax.core import platforms
+from rqjax.core.pytree import nest
+from rqjax.core.registry import unknown_name
+
+Implementation: TypeAlias = Literal["xla", "mosaic_gpu", "mps"]
+"""What computes an operation: plain JAX, a fused kernel for Hopper GPUs, or MLX's kernels on Apple GPUs."""
+Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+CONTEXT: list[Callable[[], Hashable]] = [platforms.platform]
+"""What tracing depends on beside the arguments; a change of it compiles anew."""
+_ONLY_XLA: ContextVar[bool] = ContextVar("only_xla", default=False)
+
+
+class Unsupported(ValueError):
+    """There is no kernel for this, and why."""
+
+
+class Refusal(NamedTuple):
+    """There is no kernel for some arguments."""
+
+    reason: str
+
+
+class Kernel(NamedTuple):
+    """How a backend computes an operation of a class."""
+
+    find: Callable[..., Callable[..., Any] | Refusal]
+    """Called with the arguments of the operation: what computes it of them."""
+    rows: bool
+    """Whether leading axes of the other arguments are rows of their own, so that `jax.vmap` may add one."""
+
+
+KERNELS: dict[tuple[str, type], dict[str, Kernel]] = {}
+"""By operation and class of the first argument, then by implementation, in the order in which they are asked."""
+
+
+def register(implementation: Implementation, operation: str, *classes: type, rows: bool = False) -> Callable[..., Any]:
+    """Decorates what finds the kernel of an implementation for an operation of some classes; see `Kernel`."""
+
+    def registered(find: Callable[..., Any]) -> Callable[..., Any]:
+        for cls in classes:
+            KERNELS.setdefault((operation, cls), {})[implementation] = Kernel(find, rows)
+        return find
+
+    return registered
+
+
+def operation(body: Callable[..., Result]) -> Callable[..., Result]:
+    """Decorates a function or method of arrays, pytrees and hashable options that backends may have kernels for.
+
+    Called outside jit it is compiled once for each shape, dtype, option and context; within jit it is a part of what is
+    compiled there. What it returns takes one argument more:
+
+      implementation: "mosaic_gpu" or "mps" for that kernel, "xla" for none, None for the kernel wherever there is one.
+
+    Raises:
+      Unsupported: the kernel that is asked for cannot be used; the message says why.
+      UnknownName: there is no such implementation.
+    """
+
+    @functools.wraps(body)
+    def run(*args, implementation=None, **options):
+        if implementation is not None and implementation not in get_args(Implementation):
+            raise unknown_name("implementation", implementation, get_args(Implementation))
+        asked = "xla" if _ONLY_XLA.get() else implementation
+        leaves, structure = jax.tree.flatten((args, options))
+        if any(isinstance(leaf, DynamicJaxprTracer) for leaf in leaves):
+            return _run(body, asked, args, options)
+        operands = [leaf if _is_array(leaf) else None for leaf in leaves]
+        statics = tuple((None, None) if _is_array(leaf) else (type(leaf), leaf) for leaf in leaves)  # 1 is not True
+        return _compiled(body, asked, tuple(part() for part in CONTEXT), structure, statics, operands)
+
+    signature = inspect.signature(body)
+    more = inspect.Parameter("implementation", inspect.Parameter.KEYWORD_ONLY, default=None)
+    parameters = sorted([*signature.parameters.values(), more], key=lambda parameter: parameter.kind)
+    run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    return run
+
+
+def only_xla(function: Function) -> Function:
+    """`function`, but no kernel computes an operation in it."""
+
+    @functools.wraps(function)
+    def run(*args, **options):
+        token = _ONLY_XLA.set(True)
+        try:
+            return function(*args, **options)
+        finally:
+            _ONLY_XLA.reset(token)
+
+    return run  # pyright: ignore[reportReturnType]
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), inline=True)
+def _compiled(
+    body: Callable[..., Any], asked: str | None, context: Hashable, structure: Any, statics: Any, operands: Any
+) -> PyTree:
+    pairs = zip(operands, statics, strict=True)
+    args, options = jax.tree.unflatten(structure, [value if x is None else x for x, (_, value) in pairs])
+    return _run(body, asked, args, options)
+
+
+def _run(body: Callable[..., Any], asked: str | None, args: Any, options: Any) -> PyTree:
+    if asked == "xla":
+        return only_xla(body)(*args, **options)
+    name = body.__name__.strip("_")
+    kernels = dict(_kernels(name, type(args[0])))
+    if asked is not None and asked not in kernels:
+        raise Unsupported(f"there is no {asked} kernel to {name} {nest(args[0])}")
+    for implementation, kernel in kernels.items():
+        if asked in (None, implementation):
+            found = kernel.find(*args, **options)
+            if not isinstance(found, Refusal):
+                return _differentiable(functools.partial(found, **options), body, options, kernel.rows)(*args)
+            if asked is not None:
+                raise Unsupported(found.reason)
+    return body(*args, **options)
+
+
+def _kernels(name: str, cls: type) -> Iterator[tuple[str, Kernel]]:
+    for base in reversed(cls.__mro__):
+        yield from KERNELS.get((name, base), {}).items()
+
+
+def _differentiable(
+    run: Callable[..., Any], body: Callable[..., Any], options: dict[str, Any], rows: bool
+) -> Callable[..., Any]:
+    """`run` with the derivative of `body`; over a batched first argument (a quantizer a head) it runs one by one."""
+
+    @jax.custom_batching.custom_vmap
+    def batched(first, *others):
+        return run(first, *others)
+
+    @batched.def_vmap
+    def rule(axis_size, in_batched, *args):
+        own, others = map(jax.tree.leaves, (in_batched[0], in_batched[1:]))
+        if rows and not any(own) and all(others):
+            out = batched(*args)
+        else:
+            axes = jax.tree.map(lambda b: 0 if b else None, tuple(in_batched))
+            pick = lambda i: jax.tree.map(lambda x, a: x if a is None else x[i], args, axes)  # noqa: E731
+            out = jax.lax.map(lambda i: batched(*pick(i)), jnp.arange(axis_size))
+        return out, jax.tree.map(lambda _: True, out)
+
+    @jax.custom_vjp
+    def function(*args):
+        return batched(*args)
+
+    def backward(args, cotangent):
+        return jax.vjp(only_xla(functools.partial(body, **options)), *args)[1](cotangent)
+
+    function.defvjp(lambda *args: (batched(*args), args), backward)
+    return function

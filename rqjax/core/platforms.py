@@ -1,0 +1,74 @@
+"""Where the code runs: what is formulated in another way on a CPU or on Apple's devices, what is made on the host."""
+
+import functools
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rqjax.core.checks import is_traced
+
+APPLE = ("METAL", "mps")
+"""The platforms of jax-metal and jax-mps. Neither has Pallas; what else they lack is listed in tests/apple.py."""
+
+PLATFORM: ContextVar[str | None] = ContextVar("platform", default=None)
+"""A platform to formulate for that is not there; what was compiled before stays as it is."""
+
+
+def platform() -> str:
+    """The platform to formulate for: "cpu", "gpu", "METAL", "mps" or another one of jax."""
+    return PLATFORM.get() or jax.default_backend()
+
+
+def on_cpu() -> bool:
+    return platform() == "cpu"
+
+
+def on_apple() -> bool:
+    return platform() in APPLE
+
+
+def on_host(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make`, which draws random numbers or factorises matrices, run on the CPU where the device is Apple's.
+
+    Its random normals are slow, and it has neither QR nor eigenvectors. What is made is moved to the device. Under jit
+    and vmap, which cannot leave the device, it is made there.
+
+    Raises:
+      RuntimeError: jax has no CPU beside the device.
+    """
+
+    @functools.wraps(make)
+    def run(*args, **options):
+        if not on_apple() or any(map(is_traced, jax.tree.leaves((args, options)))):
+            return make(*args, **options)
+        cpu, token = _cpu(), PLATFORM.set("cpu")
+        try:
+            with jax.default_device(cpu):
+                made = make(*_moved(args, cpu), **_moved(options, cpu))
+        finally:
+            PLATFORM.reset(token)
+        return _moved(made, jax.devices()[0])
+
+    return run
+
+
+def plain_key(key: Array) -> Array:
+    """A random key to be passed to a jitted function: on Apple's devices as its numbers. Others are lowered with a
+    constraint of their sharding, a custom call that jax-metal does not know (jax issue 16287)."""
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(key) if typed and on_apple() else key
+
+
+def _cpu() -> Any:
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:
+        raise RuntimeError(f"jax needs a CPU beside {platform()}: set JAX_PLATFORMS={platform()},cpu") from None
+
+
+def _moved(tree: Any, device: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, device) if isinstance(leaf, jax.Array) else leaf, tree)

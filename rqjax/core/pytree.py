@@ -1,0 +1,55 @@
+"""The decorator that makes a quantizer a pytree: arrays are leaves, hyper-parameters are static."""
+
+import dataclasses
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+
+T = TypeVar("T")
+
+CLASSES: dict[str, type] = {}
+"""All pytrees by name, for files that name them."""
+
+
+def static(**kwargs: Any) -> Any:
+    """A dataclass field that belongs to the tree's structure: compiled in, never traced. It must be hashable."""
+    return dataclasses.field(metadata={"static": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
+def pytree(cls: type[T]) -> type[T]:
+    """Makes `cls` a frozen dataclass and registers it as a pytree.
+
+    `jax.tree_util.register_dataclass` calls `__init__` to unflatten. That rejects the placeholders which `vmap`,
+    `eval_shape` and tree transposition put in the leaves as soon as `__init__` checks its arguments, so the object is
+    made without it. Comparison is by identity: arrays have no truth value.
+    """
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    leaves = [f.name for f in fields if not f.metadata.get("static")]
+    statics = [f.name for f in fields if f.metadata.get("static")]
+
+    def flatten(tree):
+        return [getattr(tree, name) for name in leaves], tuple(getattr(tree, name) for name in statics)
+
+    def flatten_with_keys(tree):
+        children, values = flatten(tree)
+        return list(zip(map(jax.tree_util.GetAttrKey, leaves), children, strict=True)), values
+
+    def unflatten(values, children):
+        tree = object.__new__(cls)
+        for name, value in zip([*statics, *leaves], [*values, *children], strict=True):
+            object.__setattr__(tree, name, value)
+        return tree
+
+    CLASSES[cls.__name__] = cls
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
+
+
+def nest(tree: Any) -> str:
+    """The names of quantizers and rotations in one another: "Normalized(Rotated(Rotor, Scalar))"."""
+    values = [getattr(tree, field.name) for field in dataclasses.fields(tree)] if dataclasses.is_dataclass(tree) else []
+    parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+    inner = [nest(part) for part in parts if dataclasses.is_dataclass(part) and hasattr(part, "dim")]
+    return type(tree).__name__ + (f"({', '.join(inner)})" if inner else "")

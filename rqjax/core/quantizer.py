@@ -1,0 +1,95 @@
+"""The protocol that every quantizer obeys.
+
+Laws, tested for every entry of `METHODS`: `dot(y, c) == y @ decode(c).T`; `nbytes(encode(x)) * 8` is
+`bits_per_vector` times the number of vectors; `encode` is the same under `jit`, `vmap` and in a loop.
+"""
+
+import math
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from rqjax.core.checks import check_vectors
+from rqjax.core.dispatch import operation
+
+Codes: TypeAlias = Any
+"""What `encode` returns: a pytree of arrays, each with the leading axes of the vectors."""
+
+Vectors: TypeAlias = Shaped[Array | np.ndarray, "*n d"]
+"""Vectors along the last axis in float32, bfloat16, float16 or (under x64) float64; leading axes are free."""
+
+
+Queries: TypeAlias = Shaped[Array | np.ndarray, "*m d"]
+"""As `Vectors`, with leading axes of their own."""
+
+
+@runtime_checkable
+class Quantizer(Protocol):
+    """A pytree that turns vectors into codes and back. Big quantizers are small ones nested."""
+
+    @property
+    def dim(self) -> int:
+        """The dimension d of the vectors."""
+        ...
+
+    @property
+    def bits_per_vector(self) -> int:
+        """Bits that the codes of one vector take in memory: indices, norms, scales and padding."""
+        ...
+
+    def encode(self, x: Vectors) -> Codes:
+        """Codes of the vectors `x` (*n, d).
+
+        Raises:
+          TypeError: `x` does not hold floating-point numbers.
+          ValueError: the last axis of `x` is not `dim` long.
+        """
+        ...
+
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        """The vectors that `codes` stand for, in float32 (or the wider dtype of the quantizer's own arrays)."""
+        ...
+
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        """Inner products (*m, *n) of queries `y` (*m, d) and the vectors behind `codes`: `y @ decode(codes).T`.
+
+        The queries are transformed once; the vectors are never transformed back.
+        """
+        ...
+
+
+@operation
+def encode(quantizer: Quantizer, x: Vectors) -> Codes:
+    """`quantizer.encode(x)`, by a fused kernel where there is one.
+
+    Args:
+      quantizer: any quantizer.
+      x: vectors (*n, d).
+      implementation: "mosaic_gpu" or "mps" for that kernel, "xla" for none, None for the kernel wherever there is one
+        for the quantizer, device, shape and dtype.
+
+    Raises:
+      Unsupported: the kernel cannot be used; the message says why.
+    """
+    return quantizer.encode(check_vectors(x, quantizer.dim))
+
+
+@operation
+def decode(quantizer: Quantizer, codes: Codes, *, dtype: Any = None) -> Shaped[Array, "*n d"]:
+    """`quantizer.decode(codes)`, in a dtype if given, by a fused kernel where there is one; the rest as in `encode`."""
+    x = quantizer.decode(codes)
+    return x if dtype is None else x.astype(dtype)
+
+
+@operation
+def roundtrip(quantizer: Quantizer, x: Vectors) -> Shaped[Array, "*n d"]:
+    """What is decoded of x encoded, in the dtype of x: for rotors by one mosaic_gpu kernel; the rest as in `encode`."""
+    return decode(quantizer, encode(quantizer, x), dtype=jnp.asarray(x).dtype)
+
+
+def nbytes(tree: Any) -> int:
+    """Bytes that the arrays of a pytree (codes, a quantizer, both) take in memory."""
+    return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,29 @@
+"""Things by name, whose look-up error names the nearest valid name."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class UnknownName(KeyError):
+    """A name that a registry does not hold."""
+
+    __str__ = Exception.__str__  # KeyError would show the message in quotes
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
+    """The error for a name that is not among `known`; it names the nearest ones."""
+    near = difflib.get_close_matches(name, known, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return UnknownName(f"unknown {kind} {name!r}; {hint}known: {', '.join(sorted(known))}")
+
+
+class Registry(dict[str, Any]):
+    """A dictionary of named things whose look-up error names the nearest valid name."""
+
+    def __init__(self, kind: str, entries: dict[str, Any]):
+        self.kind = kind
+        dict.__init__(self, entries)
+
+    def __missing__(self, name: str) -> Any:
+        raise unknown_name(self.kind, name, self)

@@ -1,0 +1,192 @@
+"""Pytrees on disk: safetensors, written whole or not at all, with a checksum."""
+
+import ast
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rqjax.core.pytree import CLASSES
+from rqjax.core.registry import unknown_name
+
+FORMAT = "rqjax-tree-2"
+
+
+def save(tree: Any, path: str | os.PathLike[str], **metadata: str) -> None:
+    """Writes a nest of pytrees, tuples and lists, with texts beside it; a file that was there is replaced at once or
+    stays as it was."""
+    from safetensors.numpy import save_file
+
+    path, arrays = Path(path), {name: _plain(leaf) for name, leaf in _walk(tree) if _is_array(leaf)}
+    metadata = {"format": FORMAT, "fields": json.dumps(_fields(tree)), **metadata}
+    with replacing(path) as temporary:
+        save_file(arrays, temporary, metadata | {"sha256": _checksum(metadata, arrays)})
+
+
+def load(path: str | os.PathLike[str], like: Any = None) -> tuple[Any, dict[str, str]]:
+    """What was saved, which must have the fields of `like` if it is given, and the texts beside it. Raises as
+    `rqjax.load`."""
+    metadata, arrays = _read(path)
+    fields, arrays = as_today(json.loads(metadata.get("fields", "{}")), arrays)
+    fields, arrays = _Parts(path, fields), _Parts(path, arrays)
+    if like is None:
+        return _build("", fields, arrays), metadata
+    expected = _fields(like)
+    for name in [*expected, *fields]:
+        if expected.get(name) != fields.get(name):
+            wanted, got = expected.get(name), fields.get(name)
+            raise ValueError(f"{path} does not match: expected {name} {wanted}, got {got}")
+    leaves = {name: jnp.asarray(arrays[name].view(leaf.dtype)) for name, leaf in _walk(like) if _is_array(leaf)}
+    places, structure = jax.tree_util.tree_flatten_with_path(like)
+    tree = jax.tree.unflatten(structure, [leaves[jax.tree_util.keystr(place)] for place, _ in places])
+    return tree, metadata
+
+
+def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Fields and arrays of a file as they would be written today.
+
+    Before 2026-12 a `TokenArray` was a `Timed` with `per` tokens an entry, and a sign sketch was a class of its own,
+    `Sign(sketch, gain, dtype)`, in the place of `Normalized(Rotated(sketch, Scalar))`.
+    """
+    fields, arrays = dict(fields), dict(arrays)
+    for name in [name for name, text in fields.items() if text == "Timed"]:
+        fields[name], fields[f"{name}.tokens_per_entry"] = "TokenArray", fields.pop(f"{name}.per")
+    for name in [name for name, text in fields.items() if text == "Sign"]:
+        sketch, rotated, scalar = f"{name}.sketch", f"{name}.inner", f"{name}.inner.inner"
+        tables: tuple[dict[str, Any], ...] = fields, arrays
+        for table in tables:
+            for old in [old for old in table if old == sketch or old.startswith((f"{sketch}.", f"{sketch}["))]:
+                table[f"{rotated}.rotation{old.removeprefix(sketch)}"] = table.pop(old)
+        matrix = next(a for part, a in arrays.items() if part.startswith(f"{rotated}.rotation"))
+        gain = np.float32(fields.pop(f"{name}.gain"))
+        arrays |= {f"{scalar}.levels": np.array([-1, 1], np.int8), f"{scalar}.step": np.array(gain)}
+        fields |= {name: "Normalized", rotated: "Rotated", scalar: "Scalar"}
+        fields |= {f"{scalar}.levels": "int8 (2,)", f"{scalar}.step": "float32 ()"}
+        fields |= {f"{scalar}.dim": str(matrix.shape[-1]), f"{scalar}.symmetric": "False"}
+    return fields, arrays
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name to write a file under, which takes the place of `path` once it is whole, and not if the body raises."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        temporary = Path(file.name)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The texts of a whole file."""
+    return _read(path)[0]
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Metadata and arrays of a whole file."""
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} was not saved here: expected format {FORMAT!r}, got {metadata.get('format')!r}")
+    if metadata.pop("sha256", None) != _checksum(metadata, arrays):
+        raise ValueError(f"{path} is damaged: it does not have the checksum that was saved with it")
+    return metadata, arrays
+
+
+class _Parts(dict[str, Any]):
+    """What a file holds by name; what it does not hold is an error that says so."""
+
+    def __init__(self, path: str | os.PathLike[str], entries: dict[str, Any]):
+        self.path = path
+        dict.__init__(self, entries)
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"{self.path} is incomplete: it does not say what {name or 'the whole'} is")
+
+
+def _build(name: str, fields: dict[str, str], arrays: dict[str, np.ndarray]) -> Any:
+    """The part of a nest that has this name."""
+    text = fields[name]
+    if name in arrays or re.fullmatch(r"\w+ \(.*\)", text):
+        return jnp.asarray(arrays[name].view(jnp.dtype(text.split()[0])))
+    if text in ("tuple", "list"):
+        parts = []
+        while f"{name}[{len(parts)}]" in fields:
+            parts.append(_build(f"{name}[{len(parts)}]", fields, arrays))
+        return tuple(parts) if text == "tuple" else parts
+    if not text.isidentifier() or text in ("None", "True", "False"):
+        return ast.literal_eval(text)
+    if text not in CLASSES:
+        raise unknown_name("part", text, CLASSES)
+    tree = object.__new__(CLASSES[text])
+    for field in dataclasses.fields(tree):
+        object.__setattr__(tree, field.name, _build(f"{name}.{field.name}", fields, arrays))
+    return tree
+
+
+def _walk(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field of a nest of dataclasses, tuples, lists and dictionaries, named as jax names leaves."""
+    yield name, tree
+    if dataclasses.is_dataclass(tree):
+        for field in dataclasses.fields(tree):
+            yield from _walk(getattr(tree, field.name), f"{name}.{field.name}")
+    elif hasattr(tree, "_fields"):
+        for field in tree._fields:
+            yield from _walk(getattr(tree, field), f"{name}.{field}")
+    elif isinstance(tree, dict):
+        for key, part in tree.items():
+            yield from _walk(part, f"{name}[{key!r}]")
+    elif isinstance(tree, tuple | list):
+        for i, part in enumerate(tree):
+            yield from _walk(part, f"{name}[{i}]")
+
+
+def _fields(tree: Any) -> dict[str, str]:
+    """What two trees must have in common for one's arrays to be the other's."""
+
+    def text(value: Any) -> str:
+        if _is_array(value):
+            return f"{np.dtype(value.dtype).name} {tuple(value.shape)}"
+        nested = dataclasses.is_dataclass(value) or isinstance(value, tuple | list | dict)
+        return type(value).__name__ if nested else repr(value)
+
+    return {name: text(value) for name, value in _walk(tree)}
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and not dataclasses.is_dataclass(value)  # `Rounded` has a shape, too
+
+
+def _plain(leaf: Any) -> np.ndarray:
+    """An array; its bits where numpy itself has no such dtype."""
+    array = np.asarray(leaf)
+    return array if array.dtype.isbuiltin else array.view(f"u{array.itemsize}")
+
+
+def _checksum(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(arrays):
+        digest.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,3 @@
+"""Training of quantizers by optax."""
+
+from rqjax.learning.training import fit as fit

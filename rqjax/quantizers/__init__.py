@@ -1,0 +1,1 @@
+"""Quantizers: pytrees with `encode`, `decode` and `dot`, small ones nested in big ones."""

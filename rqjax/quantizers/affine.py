@@ -1,0 +1,91 @@
+"""Round-to-nearest on an affine grid per group, in MLX's exact layout."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, UInt32
+
+from rqjax.arrays import packing
+from rqjax.arrays.planes import as_float32
+from rqjax.core import platforms
+from rqjax.core.checks import check_int, check_vectors
+from rqjax.core.dispatch import operation
+from rqjax.core.pytree import pytree, static
+from rqjax.core.quantizer import Codes, Queries, Vectors
+
+MLX_BITS, MLX_GROUPS = (4, 8), (32, 64, 128)
+"""That jax-mps 0.11 and MLX take."""
+
+
+@pytree
+class Affine:
+    """Groups of consecutive coordinates as scale * index + bias. Plain round-to-nearest is one group.
+
+    Codes: (words uint32 (*n, d bits / 32), scales (*n, groups), biases (*n, groups)), bit for bit those of
+    `mx.quantize(x, group_size, bits)` for groups of 32, 64 and 128 and `dtype` that of x. The scale is that of the
+    wider side: the extreme value of larger magnitude and zero are both on the grid.
+    """
+
+    bits: int = static()
+    group_size: int = static()
+    dim: int = static()
+    dtype: str = static(default="bfloat16")
+    """Of the scales and biases."""
+
+    def __post_init__(self):
+        check_int("bits", self.bits, 1, 8)
+        if self.group_size < 1 or self.dim % self.group_size:
+            raise ValueError(f"expected a group size that divides dim = {self.dim}, got {self.group_size}")
+
+    @property
+    def keeps_words(self) -> bool:
+        """Whether MLX's kernels multiply by the codes as they are, so that a cache on their platform keeps them so."""
+        return platforms.platform() == "mps" and self.bits in MLX_BITS and self.group_size in MLX_GROUPS
+
+    @property
+    def bits_per_vector(self) -> int:
+        words = -(-self.dim * self.bits // 32)
+        return 32 * words + 16 * jnp.dtype(self.dtype).itemsize * (self.dim // self.group_size)
+
+    @operation
+    def encode(self, x: Vectors) -> Codes:
+        x = as_float32(check_vectors(x, self.dim))
+        groups = x.reshape(*x.shape[:-1], self.dim // self.group_size, self.group_size)
+        low, high = groups.min(-1), groups.max(-1)
+        steps = 2**self.bits - 1
+        scale = jnp.maximum(_divide(high - low, steps), 1e-7)
+        low_is_wider = jnp.abs(low) > jnp.abs(high)
+        scale, edge = jnp.where(low_is_wider, scale, -scale), jnp.where(low_is_wider, low, high)
+        whole = jnp.round(edge / scale)
+        scale = jnp.where(whole != 0, edge / jnp.where(whole != 0, whole, 1), scale)
+        bias = jnp.where(whole != 0, edge, 0)
+        index = jnp.clip(jnp.round(_divide(groups - bias[..., None], scale[..., None])), 0, steps)
+        words = packing.pack_stream(index.astype(jnp.uint32).reshape(x.shape), self.bits)
+        return words, scale.astype(self.dtype), bias.astype(self.dtype)
+
+    def indices(self, codes: Codes) -> UInt32[Array, "*n d"]:
+        """The place of each coordinate on its group's grid."""
+        return packing.unpack_stream(codes[0], self.bits, self.dim)
+
+    @operation
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        groups = self._grouped(codes) * as_float32(codes[1])[..., None] + as_float32(codes[2])[..., None]
+        return groups.reshape(*groups.shape[:-2], self.dim)
+
+    @operation
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        """Scales and biases are folded into the products and sums of the groups."""
+        y = as_float32(check_vectors(y, self.dim))
+        lead, index = codes[1].shape[:-1], self._grouped(codes)
+        groups = y.reshape(-1, *index.shape[-2:])
+        index, scale, bias = (a.reshape(-1, *a.shape[len(lead) :]) for a in (index, *map(as_float32, codes[1:])))
+        products = jnp.einsum("mgk,ngk,ng->mn", groups, index, scale, precision="highest")
+        shifts = jnp.einsum("mg,ng->mn", groups.sum(-1), bias, precision="highest")
+        return (products + shifts).reshape(*y.shape[:-1], *lead)
+
+    def _grouped(self, codes: Codes) -> Float[Array, "*n g k"]:
+        index = self.indices(codes).astype(jnp.float32)
+        return index.reshape(*index.shape[:-1], self.dim // self.group_size, self.group_size)
+
+
+def _divide(a: Float[Array, "*n k"], b: Float[Array, "*#n #k"] | int) -> Float[Array, "*n k"]:
+    """a / b, correctly rounded: XLA divides by a broadcast b by multiplying with 1 / b, and ties would break."""
+    return a / (b + 0 * a)

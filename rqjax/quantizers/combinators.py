@@ -1,0 +1,240 @@
+"""The parts that make big quantizers from small ones."""
+
+import functools
+import operator
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from rqjax.arrays import norms
+from rqjax.arrays.blocks import in_blocks
+from rqjax.arrays.planes import as_float32
+from rqjax.core.checks import check_vectors
+from rqjax.core.dispatch import operation
+from rqjax.core.pytree import pytree, static
+from rqjax.core.quantizer import Codes, Quantizer, Queries, Vectors
+from rqjax.quantizers.scalar import Scalar
+from rqjax.rotations import Chain, Dense, Hadamard, Rotation
+
+LONGEST = 3**0.5
+"""Of a decoded vector in mode "unbiased", relative to the vector: the less the cosine between them, the longer it would
+be. The squared error is thus at most 4; nothing changes where the cosine is above 0.58."""
+
+
+@pytree
+class Normalized:
+    """Stores the norm and quantizes the direction. Codes: (norms (*n,), inner codes).
+
+    The direction is taken relative to the norm as stored, so that rounding the norm costs nothing.
+    """
+
+    inner: Quantizer
+    dtype: str = static(default="bfloat16")
+    """Of the stored norms; bfloat16 has float32's range."""
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
+    @property
+    def bits_per_vector(self) -> int:
+        return _bits(self.dtype) + self.inner.bits_per_vector
+
+    @operation
+    def encode(self, x: Vectors) -> Codes:
+        x = check_vectors(x, self.dim)
+        norm = norms.norm(x).astype(self.dtype)
+        return norm[..., 0], encode_direction(self.inner, x, as_float32(norm))
+
+    @operation
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        norm, inner = codes
+        return as_float32(norm)[..., None] * self.inner.decode(inner)
+
+    @operation
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        norm, inner = codes
+        return self.inner.dot(y, inner) * as_float32(norm)
+
+
+@pytree
+class Scaled:
+    """As `Normalized`, but the one number stored is the norm times the best scale of the decoded direction x~.
+
+    With u = x / |x| the scale is <u, x~> / |x~|^2 in mode "mse", which minimises the squared error, and 1 / <u, x~> in
+    mode "unbiased", with which <x, decode(x)> = |x|^2 and inner products are unbiased under a uniform rotation.
+    Codes: (scales (*n,), inner codes). Source: EDEN (Vargaftik et al., ICML 2022), DRIVE (NeurIPS 2021).
+    """
+
+    inner: Quantizer
+    mode: str = static(default="mse")
+    dtype: str = static(default="bfloat16")
+
+    def __post_init__(self):
+        if self.mode not in ("mse", "unbiased"):
+            raise ValueError(f"expected mode 'mse' or 'unbiased', got {self.mode!r}")
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
+    @property
+    def bits_per_vector(self) -> int:
+        return _bits(self.dtype) + self.inner.bits_per_vector
+
+    decode, dot = Normalized.decode, Normalized.dot
+
+    @operation
+    def encode(self, x: Vectors) -> Codes:
+        x = check_vectors(x, self.dim)
+        norm = norms.norm(x)
+        inner = encode_direction(self.inner, x, norm)
+        decoded = self.inner.decode(inner)
+        product = jnp.sum(norms.direction(x, norm) * decoded, axis=-1)
+        square = jnp.sum(decoded**2, axis=-1)
+        scale = product / square if self.mode == "mse" else 1 / jnp.maximum(product, jnp.sqrt(square) / LONGEST)
+        scale = norm[..., 0] * jnp.where(product <= 0, 0, scale)  # of zero vectors too
+        return jnp.minimum(scale, float(jnp.finfo(self.dtype).max)).astype(self.dtype), inner
+
+
+@pytree
+class Rotated:
+    """Quantizes R x. Codes: those of `inner`. `dot` rotates the queries once, never the vectors."""
+
+    rotation: Rotation
+    inner: Quantizer
+
+    @property
+    def dim(self) -> int:
+        return self.rotation.dim
+
+    @property
+    def bits_per_vector(self) -> int:
+        return self.inner.bits_per_vector
+
+    @operation
+    def encode(self, x: Vectors) -> Codes:
+        return self.inner.encode(self.rotation(check_vectors(x, self.dim)))
+
+    @operation
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        return self.rotation.inverse(self.inner.decode(codes))
+
+    @operation
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        return self.inner.dot(self.rotation(check_vectors(y, self.dim)), codes)
+
+
+@pytree
+class Residual:
+    """`second` quantizes what `first` left over. Codes: (first codes, second codes)."""
+
+    first: Quantizer
+    second: Quantizer
+
+    @property
+    def dim(self) -> int:
+        return self.first.dim
+
+    @property
+    def bits_per_vector(self) -> int:
+        return self.first.bits_per_vector + self.second.bits_per_vector
+
+    @operation
+    def encode(self, x: Vectors) -> Codes:
+        x = check_vectors(x, self.dim)
+        first = self.first.encode(x)
+        return first, self.second.encode(as_float32(x) - self.first.decode(first))
+
+    @operation
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        first, second = codes
+        return self.first.decode(first) + self.second.decode(second)
+
+    @operation
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        first, second = codes
+        return self.first.dot(y, first) + self.second.dot(y, second)
+
+
+@pytree
+class Split:
+    """Consecutive channels go to different parts: 64 of 128 at 3 bits and 64 at 2 make 2.5. Codes: one per part."""
+
+    parts: tuple[Any, ...]
+
+    @property
+    def dim(self) -> int:
+        return sum(part.dim for part in self.parts)
+
+    @property
+    def bits_per_vector(self) -> int:
+        return sum(part.bits_per_vector for part in self.parts)
+
+    @operation
+    def encode(self, x: Vectors) -> Codes:
+        blocks = self.split(check_vectors(x, self.dim))
+        return tuple(part.encode(block) for part, block in zip(self.parts, blocks, strict=True))
+
+    @operation
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        blocks = [part.decode(code) for part, code in zip(self.parts, codes, strict=True)]
+        return jnp.concatenate(blocks, axis=-1)
+
+    @operation
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        blocks = self.split(check_vectors(y, self.dim))
+        return functools.reduce(operator.add, map(lambda p, b, c: p.dot(b, c), self.parts, blocks, codes))
+
+    def split(self, x: Array) -> list[Array]:
+        ends = [sum(part.dim for part in self.parts[: i + 1]) for i in range(len(self.parts) - 1)]
+        return jnp.split(x, ends, axis=-1)
+
+
+@pytree
+class Centered:
+    """Subtracts a mean first and adds it again. Codes: those of `inner`; the mean belongs to the quantizer."""
+
+    mean: Float[Array, "d"]
+    inner: Quantizer
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
+    @property
+    def bits_per_vector(self) -> int:
+        return self.inner.bits_per_vector
+
+    @operation
+    def encode(self, x: Vectors) -> Codes:
+        return self.inner.encode(as_float32(check_vectors(x, self.dim)) - self.mean)
+
+    @operation
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        return self.inner.decode(codes) + self.mean
+
+    @operation
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        y = check_vectors(y, self.dim)
+        products = self.inner.dot(y, codes)
+        shift = as_float32(y) @ self.mean
+        return products + shift.reshape(shift.shape + (1,) * (products.ndim - shift.ndim))
+
+
+def encode_direction(inner: Any, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
+    """`inner.encode(x / norm)` without the division where `inner` is linear up to its levels: they are scaled."""
+    match inner:
+        case Rotated(rotation=(Dense() | Hadamard() | Chain()) as rotation, inner=rotated):
+            return in_blocks(lambda x, norm: encode_direction(rotated, rotation(x), norm), x, norm)
+        case Rotated(rotation=rotation, inner=rotated):
+            return encode_direction(rotated, rotation(x), norm)
+        case Scalar():
+            return inner.encode(x, norm)
+        case _:
+            return inner.encode(norms.direction(x, norm))
+
+
+def _bits(dtype: str) -> int:
+    return 8 * jnp.dtype(dtype).itemsize

@@ -1,0 +1,61 @@
+"""A quantizer of its own for each cell of a coarse one (LOPQ)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, UInt8
+
+from rqjax.arrays.kmeans import nearest
+from rqjax.arrays.planes import as_float32
+from rqjax.core.checks import check_vectors
+from rqjax.core.dispatch import operation
+from rqjax.core.pytree import pytree
+from rqjax.core.quantizer import Codes, Quantizer, Queries, Vectors
+
+
+@pytree
+class Local:
+    """What is left of the nearest of a few centers goes to the quantizer of that center. Codes: (cells uint8 (*n,),
+    inner codes).
+
+    The arrays of `inner` have the cells as their first axis, as `jax.vmap` makes them. Everything is computed for each
+    cell: there should be few. Source: Kalantidis & Avrithis, 2014.
+    """
+
+    centers: Float[Array, "cells d"]
+    inner: Quantizer
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
+    @property
+    def bits_per_vector(self) -> int:
+        return 8 + self.inner.bits_per_vector
+
+    @operation
+    def encode(self, x: Vectors) -> Codes:
+        x = as_float32(check_vectors(x, self.dim))
+        cell = nearest(x.reshape(-1, self.dim), as_float32(self.centers)).reshape(x.shape[:-1]).astype(jnp.uint8)
+        codes = jax.vmap(lambda center, quantizer: quantizer.encode(x - center))(self.centers, self.inner)
+        return cell, jax.tree.map(lambda codes: _chosen(codes, cell), codes)
+
+    @operation
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        cell, inner = codes
+        decoded = jax.vmap(lambda quantizer: quantizer.decode(inner))(self.inner)
+        return _chosen(decoded, cell) + self.centers[cell]
+
+    @operation
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        cell, inner = codes
+        y = check_vectors(y, self.dim)
+        products = jax.vmap(lambda q, center: q.dot(y, inner) + (as_float32(y) @ center)[(..., *[None] * cell.ndim)])
+        return _chosen(products(self.inner, self.centers), cell, y.ndim - 1)
+
+
+def _chosen(a: Any, cell: UInt8[Array, "*n"], skip: int = 0) -> Any:
+    """Of arrays (cells, *skipped, *n, ...) those of each vector's cell."""
+    index = cell.reshape(1, *[1] * skip, *cell.shape, *[1] * (a.ndim - 1 - skip - cell.ndim))
+    return jnp.take_along_axis(a, index.astype(jnp.int32), axis=0)[0]

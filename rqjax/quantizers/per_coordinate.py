@@ -1,0 +1,124 @@
+"""A scalar quantizer with levels, and bits, of each coordinate's own: what a transform code needs."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Integer, UInt8, UInt32
+
+from rqjax import codebooks
+from rqjax.arrays import blocks, packing
+from rqjax.arrays.levels import nearest
+from rqjax.arrays.planes import as_float32
+from rqjax.core.checks import check_vectors
+from rqjax.core.dispatch import operation
+from rqjax.core.pytree import pytree
+from rqjax.core.quantizer import Queries, Vectors
+
+MAX_BITS = codebooks.MAX_BITS
+PRIOR = 8.0
+"""Samples that the Lloyd-Max level of a Gaussian counts for when levels are learned."""
+
+
+@pytree
+class Columns:
+    """Nearest level of each coordinate. Codes: packed indices, uint8 (*n, bytes).
+
+    Coordinates come in classes of equal bits, most bits first: class c has `levels[c]` (2**bits, size), ascending in
+    each column; a class of no bits has one level. The indices are packed by `packing.pack_bytes`: as many bits as
+    there are, rounded up to whole bytes.
+    """
+
+    levels: tuple[Float[Array | np.ndarray, "_ _"], ...]
+
+    def __post_init__(self):
+        bits = [_bits(levels) for levels in self.levels]
+        if not bits or any(2**b != levels.shape[-2] for b, levels in zip(bits, self.levels, strict=True)):
+            raise ValueError(f"expected powers of two of levels, got shapes {[x.shape for x in self.levels]}")
+        if bits != sorted(bits, reverse=True):
+            raise ValueError(f"expected the classes of most bits first, got {bits} bits")
+
+    @property
+    def dim(self) -> int:
+        return sum(levels.shape[-1] for levels in self.levels)
+
+    @property
+    def bits_per_vector(self) -> int:
+        return 8 * -(-sum(self.counts) // 8)
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """Of each coordinate, descending."""
+        return tuple(_bits(levels) for levels in self.levels for _ in range(levels.shape[-1]))
+
+    @property
+    def counts(self) -> list[int]:
+        """How many coordinates, the first ones, have a lowest bit, a second one and so on."""
+        return packing.bit_counts(self.bits)
+
+    @operation
+    def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
+        return packing.pack_bytes(self.nearest(as_float32(check_vectors(x, self.dim))), self.counts)
+
+    @operation
+    def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
+        return self.values(self.indices(codes))
+
+    @operation
+    def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
+        return blocks.inner(check_vectors(y, self.dim), self.decode(codes))
+
+    def indices(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n d"]:
+        """The level of each coordinate."""
+        return packing.unpack_bytes(codes, self.counts, self.dim)
+
+    def nearest(self, x: Float[Array, "*n d"]) -> UInt32[Array, "*n d"]:
+        """The index of the level nearest to each coordinate."""
+        return self._by_class(nearest, x)
+
+    def values(self, indices: Integer[Array, "*n d"]) -> Float[Array, "*n d"]:
+        """The levels of indices."""
+        return self._by_class(lambda x, levels: levels[x, jnp.arange(levels.shape[-1])], indices)
+
+    def split(self, x: Array) -> list[Array]:
+        """The coordinates of each class."""
+        return jnp.split(x, np.cumsum([levels.shape[-1] for levels in self.levels])[:-1], axis=-1)
+
+    def _by_class(self, function, x: Array) -> Array:
+        return jnp.concatenate(list(map(function, self.split(x), map(jnp.asarray, self.levels))), axis=-1)
+
+    @classmethod
+    def gaussian(cls, mean: Float[Array, "d"], deviation: Float[Array, "d"], bits: tuple[int, ...]) -> "Columns":
+        """Lloyd-Max levels of Gaussian coordinates; `bits` of each, descending."""
+        levels, start = [], 0
+        for b in sorted(set(bits), reverse=True):
+            stop = start + bits.count(b)
+            unit = codebooks.gaussian(b) if b else np.zeros(1)
+            levels.append(mean[start:stop] + deviation[start:stop] * jnp.asarray(unit, jnp.float32)[:, None])
+            start = stop
+        return cls(tuple(levels))
+
+    @classmethod
+    def lloyd(cls, x: Float[Array, "n d"], bits: tuple[int, ...], iterations: int = 20) -> "Columns":
+        """Levels for samples: Lloyd's iterations from those of Gaussian coordinates, which stay in as a prior.
+
+        Args:
+          x: samples, as many as there are.
+          bits: of each coordinate, descending.
+          iterations: of Lloyd.
+        """
+        prior = cls.gaussian(x.mean(axis=0), x.std(axis=0), bits)
+
+        def step(_, learned):
+            def one(x, levels, before):
+                place = nearest(x, levels), jnp.arange(levels.shape[-1])
+                count = jnp.zeros_like(levels).at[place].add(1)
+                total = jnp.zeros_like(levels).at[place].add(x)
+                return jnp.sort((total + PRIOR * before) / (count + PRIOR), axis=0)
+
+            return cls(tuple(map(one, prior.split(x), learned.levels, prior.levels)))
+
+        return lax.fori_loop(0, iterations, step, prior)
+
+
+def _bits(levels: Float[Array | np.ndarray, "*heads k m"]) -> int:
+    return (levels.shape[-2] - 1).bit_length()

@@ -1,0 +1,90 @@
+"""A quantizer of its own for each head."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rqjax.core.checks import check_data
+from rqjax.core.dispatch import operation
+from rqjax.core.pytree import pytree
+from rqjax.core.quantizer import Codes, Quantizer, Queries, Vectors
+
+
+@pytree
+class PerHead:
+    """Axis -3 of the vectors is that of the heads: (*n, heads, tokens, d). Codes: those of `inner`.
+
+    The arrays of `inner` have the heads as their first axis, as `jax.vmap` makes them.
+    """
+
+    inner: Quantizer
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
+    @property
+    def heads(self) -> int:
+        return jax.tree.leaves(self.inner)[0].shape[0]
+
+    @property
+    def bits_per_vector(self) -> int:
+        return self.inner.bits_per_vector
+
+    @operation
+    def encode(self, x: Vectors) -> Codes:
+        if x.ndim < 3 or x.shape[-3] != self.heads:
+            raise ValueError(f"expected vectors (..., {self.heads} heads, tokens, {self.dim}), got shape {x.shape}")
+        return jax.vmap(lambda q, x: q.encode(x), (0, x.ndim - 3), x.ndim - 3)(self.inner, jnp.asarray(x))
+
+    @operation
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        axis = self._axis(codes)
+        return jax.vmap(lambda q, codes: q.decode(codes), (0, axis), axis)(self.inner, codes)
+
+    @operation
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        axis = self._axis(codes)
+        return jax.vmap(lambda q, codes: q.dot(y, codes), (0, axis), y.ndim - 1 + axis)(self.inner, codes)
+
+    def _axis(self, codes: Codes) -> int:
+        """The axis of the heads in all arrays of `codes`."""
+
+        def one(inner, codes):
+            return jax.tree.map(lambda leaf: leaf[0], inner).decode(codes)
+
+        return len(jax.eval_shape(one, self.inner, codes).shape) - 3
+
+
+def over_heads(function: Any) -> Any:
+    """`function(quantizer, *arrays)` of arrays (batch, heads, ...) for the quantizer within a `PerHead`."""
+
+    def one(quantizer: Any, *arrays: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.squeeze(x, 1), function(quantizer, *_single(arrays)))
+
+    return lambda quantizer, *arrays: jax.vmap(one, (0, *[1] * len(arrays)), 1)(quantizer.inner, *arrays)
+
+
+def _single(arrays: Any) -> Any:
+    """With an axis of one head."""
+    return jax.tree.map(lambda x: jnp.expand_dims(x, 1), arrays)
+
+
+def stack_heads(x: Array) -> tuple[Float[Array, "heads n d"], Callable[[Any], Quantizer]]:
+    """Vectors (heads, n, d) in float32 of an x (n, d) or (heads, n, d), and what makes a quantizer for x of quantizers
+    with the heads as the first axis of their arrays.
+
+    Raises:
+      ValueError: x has another shape or dtype, or nothing can be learned from it.
+    """
+    x = jnp.asarray(x)
+    if x.ndim not in (2, 3) or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"expected floating-point vectors (n, d) or (heads, n, d), got {x.dtype} {x.shape}")
+    for vectors in x if x.ndim == 3 else x[None]:
+        check_data("x", vectors)
+    if x.ndim == 3:
+        return x.astype(jnp.float32), PerHead
+    return x[None].astype(jnp.float32), lambda quantizers: jax.tree.map(lambda leaf: leaf[0], quantizers)

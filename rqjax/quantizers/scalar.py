@@ -1,0 +1,85 @@
+"""The scalar quantizer: the nearest level of one codebook, coordinate by coordinate."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped, UInt32
+
+from rqjax import codebooks
+from rqjax.arrays import blocks, packing
+from rqjax.arrays.levels import nearest
+from rqjax.arrays.planes import planes
+from rqjax.core.checks import check_int, check_vectors
+from rqjax.core.dispatch import operation
+from rqjax.core.pytree import pytree, static
+from rqjax.core.quantizer import Queries, Vectors
+
+
+@pytree
+class Scalar:
+    """Nearest level per coordinate. Codes: packed indices, uint32 (*n, words).
+
+    The levels are `step * levels`. Lloyd-Max codebooks of up to 4 bits hold whole numbers in int8, so that products
+    with codes can be taken in integers; finer and learned codebooks hold floats.
+    """
+
+    levels: Shaped[Array | np.ndarray, "k"]
+    """Ascending, k = 2**bits; int8 or a float dtype."""
+    step: Float[Array | np.ndarray, ""]
+    dim: int = static()
+    symmetric: bool = static(default=False)
+    """Whether `levels[::-1] == -levels`; it halves the comparisons."""
+
+    def __post_init__(self):
+        size = self.levels.shape[-1]
+        if size < 2 or size & (size - 1):
+            raise ValueError(f"expected a power of two of levels, got {size}")
+
+    @property
+    def bits(self) -> int:
+        return (self.levels.shape[-1] - 1).bit_length()
+
+    @property
+    def bits_per_vector(self) -> int:
+        return 32 * packing.words_per_vector(self.dim, self.bits)
+
+    @property
+    def values(self) -> Float[Array, "k"]:
+        """The levels in the units of the vectors."""
+        return jnp.asarray(self.levels) * self.step
+
+    @operation
+    def encode(self, x: Vectors, scale: Float[Array, "*n 1"] | None = None) -> UInt32[Array, "*n words"]:
+        """As `Quantizer.encode`, of `x / scale` if a scale of each vector is given."""
+        indices = [
+            nearest(plane, self.values, scale, symmetric=self.symmetric) for plane in planes(check_vectors(x, self.dim))
+        ]
+        return packing.pack_planes(indices, self.bits)
+
+    def indices(self, codes: UInt32[Array, "*n words"]) -> UInt32[Array, "*n d"]:
+        """The level of each coordinate."""
+        return packing.unpack(codes, self.bits, self.dim)
+
+    @operation
+    def decode(self, codes: UInt32[Array, "*n words"]) -> Float[Array, "*n d"]:
+        return self.values[self.indices(codes)]
+
+    @operation
+    def dot(self, y: Queries, codes: UInt32[Array, "*n words"]) -> Float[Array, "*mn"]:
+        return blocks.inner(check_vectors(y, self.dim), self.decode(codes))
+
+
+def lloyd_max(dim: int, bits: int, sphere_dim: int | None = None) -> Scalar:
+    """The Lloyd-Max quantizer for the coordinates of a random unit vector (TurboQuant, section 3.1), 1 to 8 bits.
+
+    Args:
+      dim: the number of coordinates to quantize.
+      bits: bits a coordinate.
+      sphere_dim: the dimension of the unit vector, `dim` unless the coordinates are a part of it.
+    """
+    sphere_dim = dim if sphere_dim is None else sphere_dim
+    bits = check_int("bits", bits, 1, codebooks.MAX_BITS)
+    if bits <= 4:
+        step, levels = codebooks.integer(sphere_dim, bits)
+        return Scalar(jnp.asarray(levels), jnp.float32(step), dim, symmetric=True)
+    levels = jnp.asarray(codebooks.beta(sphere_dim, bits), jnp.float32)
+    return Scalar(levels, jnp.float32(1), dim, symmetric=True)

@@ -1,0 +1,134 @@
+"""Trellis-coded quantization: the level of a coordinate depends on its own b bits and on those before them.
+
+A bit-shift trellis (Mao, Gray and Linder 2010; QTIP 2024): the level is a table's entry at the last L bits of the
+stream of codes, so that all coordinates decode at once by one look-up. The stream is a ring (Forney's tail-biting), so
+that d coordinates take d b bits.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, Shaped, UInt32
+
+from rqjax.arrays import blocks, packing, viterbi
+from rqjax.arrays.planes import as_float32, fit
+from rqjax.arrays.viterbi import Segment
+from rqjax.codebooks import trellis_tables
+from rqjax.codebooks.trellis_tables import Computed, Table
+from rqjax.core import platforms
+from rqjax.core.checks import check_int, check_vectors
+from rqjax.core.dispatch import operation
+from rqjax.core.pytree import pytree, static
+from rqjax.core.quantizer import Queries, Vectors
+
+
+@pytree
+class Trellis:
+    """The path through the trellis that is nearest to a vector. Codes: packed indices, uint32 (*n, words).
+
+    Time runs through the fields of `packing`'s lanes: the coordinate in plane k and lane j is at time 8 j + k. Where 8
+    does not divide d, the padding of the last planes carries codes, too, which stand for nothing.
+    """
+
+    table: Table | Computed
+    bits: int = static()
+    dim: int = static()
+
+    def __post_init__(self):
+        check_int("bits", self.bits, 1, 8)
+        check_int("state_bits", self.table.state_bits, self.bits, min(16, 8 * self._lanes * self.bits))
+
+    @property
+    def bits_per_vector(self) -> int:
+        return 32 * packing.words_per_vector(self.dim, self.bits)
+
+    @property
+    def values(self) -> Float[Array, "S"]:
+        """What each state stands for, in the units of the vectors."""
+        return self._values(jnp.arange(2**self.table.state_bits, dtype=jnp.uint32))
+
+    @operation
+    def encode(self, x: Vectors) -> UInt32[Array, "*n words"]:
+        return by_rows(self._encode, check_vectors(x, self.dim), self.table.state_bits)
+
+    def states(self, codes: UInt32[Array, "*n words"]) -> Integer[Array, "*n d"]:
+        """The state of each coordinate: a window that slides over the stream."""
+        if self.bits > 4:
+            lead, times = codes.shape[:-1], 8 * self._lanes
+            planes = packing.unpack(codes, self.bits, times).reshape(*lead, 8, self._lanes)
+            in_time = jnp.swapaxes(planes, -2, -1).reshape(*lead, times)
+            states = viterbi.windows(in_time, (self.bits,) * times, self.table.state_bits)
+            return jnp.swapaxes(states.reshape(*lead, self._lanes, 8), -2, -1).reshape(*lead, times)[..., : self.dim]
+        lanes, size = packing.unpack_lanes(codes, self.bits, self._lanes), self.table.state_bits
+        lanes = lanes.astype(jnp.uint16) if self.bits <= 2 else lanes  # which is twice as many to a register
+        dtype = jnp.uint8 if size <= 8 else jnp.uint16
+
+        def plane(k: int) -> Integer[Array, "*n lanes"]:
+            state, missing = jnp.zeros_like(lanes), size - self.bits * (k + 1)
+            for back in range(1 + max(0, -(-missing // (8 * self.bits)))):  # its own lane and those before it
+                lane, shift = jnp.roll(lanes, back, axis=-1), 8 * self.bits * back - missing
+                state = state | (lane >> shift if shift >= 0 else lane << -shift)
+            return (state & (2**size - 1)).astype(dtype)
+
+        return jnp.concatenate([plane(k) for k in range(8)], axis=-1)[..., : self.dim]
+
+    @operation
+    def decode(self, codes: UInt32[Array, "*n words"]) -> Float[Array, "*n d"]:
+        return self._values(self.states(codes))
+
+    @operation
+    def dot(self, y: Queries, codes: UInt32[Array, "*n words"]) -> Float[Array, "*mn"]:
+        return blocks.inner_in_blocks(check_vectors(y, self.dim), self.decode, codes)
+
+    def _values(self, states: Integer[Array, "*n d"]) -> Float[Array, "*n d"]:
+        return self.table(states) * self.table.step
+
+    @property
+    def _lanes(self) -> int:
+        return -(-self.dim // 8)
+
+    def _encode(self, x: Shaped[Array, "n d"]) -> UInt32[Array, "n words"]:
+        count, times = len(x), 8 * self._lanes
+        x = fit(as_float32(x).astype(jnp.float32), times)  # whose costs have bits to spare, in 32
+        y = x.reshape(count, 8, self._lanes).transpose(2, 1, 0).reshape(times, count)
+        weights = None
+        if self.dim % 8:
+            weights = (jnp.arange(times) < self.dim).reshape(8, self._lanes).T.reshape(times).astype(jnp.float32)
+        (codes,) = viterbi.tail_biting([Segment(y, self.values.astype(jnp.float32), self.bits, weights)])
+        planes = codes.reshape(self._lanes, 8, count).transpose(1, 2, 0).astype(jnp.uint32)
+        return packing.pack_planes(list(planes), self.bits)
+
+
+def by_rows(encode: Callable[[Array], Array], x: Shaped[Array, "*n d"], state_bits: int) -> Shaped[Array, "*n size"]:
+    """`encode`, which takes vectors (n, d), of vectors with any leading axes: so many side by side that on a CPU the
+    costs of their states stay in cache; elsewhere there are more processors than those would keep busy."""
+    lead, rows = x.shape[:-1], max(64, 2 ** (15 - state_bits)) * (1 if platforms.on_cpu() else 128)
+    codes = blocks.in_blocks(encode, x.reshape(math.prod(lead), x.shape[-1]), rows=rows)
+    return codes.reshape(*lead, codes.shape[-1])
+
+
+def trellis_coded(dim: int, bits: int, sphere_dim: int | None = None, state_bits: int = 8) -> Trellis:
+    """A trellis for the coordinates of a random unit vector, with trained levels.
+
+    Args:
+      dim: the number of coordinates to quantize.
+      bits: bits a coordinate, 1 to 8.
+      sphere_dim: the dimension of the unit vector, `dim` unless the coordinates are a part of it.
+      state_bits: L, 6 to 12, above 4 bits 8: encoding takes time and memory as 2^L.
+    """
+    table = trellis_tables.trained(bits, state_bits)
+    scale = 1 / math.sqrt(dim if sphere_dim is None else sphere_dim)
+    return Trellis(dataclasses.replace(table, step=table.step * scale), bits, dim)
+
+
+def improved(trellis: Trellis, x: Float[Array, "n d"], rate: float | Float[Array, ""] = 1.0) -> Trellis:
+    """Moves each level to the mean of the coordinates that take it, `rate` times the way (Lloyd's algorithm).
+
+    One coordinate more stands for the level as it was, so that no level is lost. A rate between 1 and 2 gets there in
+    half the steps.
+    """
+    states, levels = trellis.states(trellis.encode(x)), trellis.values
+    total, count = levels.at[states].add(x), jnp.ones_like(levels).at[states].add(1)
+    return dataclasses.replace(trellis, table=Table(levels + rate * (total / count - levels), jnp.float32(1)))

@@ -1,0 +1,92 @@
+"""A trellis with bits of each coordinate's own: what `Columns` is to `Scalar`."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, UInt8, UInt32
+
+from rqjax.arrays import blocks, packing, viterbi
+from rqjax.arrays.planes import as_float32
+from rqjax.codebooks import trellis_tables
+from rqjax.codebooks.trellis_tables import Table
+from rqjax.core.checks import check_vectors
+from rqjax.core.dispatch import operation
+from rqjax.core.pytree import pytree, static
+from rqjax.core.quantizer import Queries, Vectors
+from rqjax.quantizers.trellis import by_rows
+
+
+@pytree
+class TrellisColumns:
+    """The path through a trellis that is nearest to a vector. Codes: packed indices, uint8 (*n, bytes).
+
+    Coordinate i shifts bits[i] bits into the state, which its level, `mean + deviation * table(state)`, depends on; the
+    coordinates without bits come last and are their means. One ring goes through all of them. The indices are packed by
+    `packing.pack_bytes`: as many bits as there are, rounded up to whole bytes.
+    """
+
+    mean: Float[Array, "d"]
+    deviation: Float[Array, "d"]
+    tables: tuple[Table, ...]
+    """For each number of bits but 0, the most first."""
+    bits: tuple[int, ...] = static()
+    """Of each coordinate, descending."""
+
+    def __post_init__(self):
+        if list(self.bits) != sorted(self.bits, reverse=True) or len(self._classes) != len(self.tables):
+            raise ValueError(f"expected descending bits and a table for each number of them, got {self.bits}")
+        if sum(self.bits) < self.tables[0].state_bits:
+            raise ValueError(f"expected as many bits as a state has, {self.tables[0].state_bits}, got {sum(self.bits)}")
+
+    @property
+    def dim(self) -> int:
+        return len(self.bits)
+
+    @property
+    def bits_per_vector(self) -> int:
+        return 8 * -(-sum(self.bits) // 8)
+
+    @operation
+    def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
+        return by_rows(self._encode, as_float32(check_vectors(x, self.dim)), self.tables[0].state_bits)
+
+    @operation
+    def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
+        states = self.states(codes)
+        parts = [states[..., part] for _, part in self._classes]
+        units = [table(part) * table.step for table, part in zip(self.tables, parts, strict=True)]
+        units.append(jnp.zeros((*codes.shape[:-1], self.dim - states.shape[-1])))
+        return self.mean + self.deviation * jnp.concatenate(units, axis=-1)
+
+    @operation
+    def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
+        return blocks.inner_in_blocks(check_vectors(y, self.dim), self.decode, codes)
+
+    def states(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n active"]:
+        """The state of each coordinate that has bits: a window that slides over the stream."""
+        bits = tuple(b for b in self.bits if b)
+        return viterbi.windows(
+            packing.unpack_bytes(codes, packing.bit_counts(bits), len(bits)), bits, self.tables[0].state_bits
+        )
+
+    @property
+    def _classes(self) -> list[tuple[int, slice]]:
+        """Bits, and the coordinates that have as many."""
+        starts = [(b, self.bits.index(b), self.bits.count(b)) for b in dict.fromkeys(self.bits) if b]
+        return [(b, slice(start, start + count)) for b, start, count in starts]
+
+    def _encode(self, x: Float[Array, "n d"]) -> UInt8[Array, "n bytes"]:
+        unit = jnp.where(self.deviation > 0, self.deviation, 1)  # constant coordinates weigh nothing
+        z, weights = (a.astype(jnp.float32) for a in (((x - self.mean) / unit).T, self.deviation**2))
+        segments = [
+            viterbi.Segment(z[part], table(jnp.arange(2**table.state_bits)) * table.step, b, weights[part])
+            for table, (b, part) in zip(self.tables, self._classes, strict=True)
+        ]
+        codes = jnp.concatenate(viterbi.tail_biting(segments)).T
+        return packing.pack_bytes(codes.astype(jnp.uint32), packing.bit_counts(self.bits))
+
+    @classmethod
+    def gaussian(
+        cls, mean: Float[Array, "d"], deviation: Float[Array, "d"], bits: tuple[int, ...], state_bits: int = 8
+    ) -> "TrellisColumns":
+        """The tables of Gaussian coordinates; `bits` of each, descending, at most 8."""
+        tables = tuple(trellis_tables.trained(b, state_bits) for b in dict.fromkeys(bits) if b)
+        return cls(mean, deviation, tables, bits)

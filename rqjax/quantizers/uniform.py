@@ -1,0 +1,68 @@
+"""Round-to-nearest on one grid that is known beforehand."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, UInt8, UInt32
+
+from rqjax.arrays import blocks, packing
+from rqjax.arrays.planes import as_float32
+from rqjax.core.checks import check_int, check_vectors
+from rqjax.core.dispatch import operation
+from rqjax.core.pytree import pytree, static
+from rqjax.core.quantizer import Queries, Vectors
+
+MAX_BITS = 16
+
+
+@pytree
+class Uniform:
+    """Coordinates as low + step * index. Codes: packed indices, uint8 (*n, bytes).
+
+    The grid belongs to the quantizer, where `Affine` stores one with each group of coordinates. What lies outside goes
+    to the nearest end.
+    """
+
+    low: Float[Array, "..."]
+    """It and the step are numbers, or arrays that broadcast to vectors."""
+    step: Float[Array, "..."]
+    """Where it is 0, so is every index."""
+    bits: int = static()
+    dim: int = static()
+
+    def __post_init__(self):
+        check_int("bits", self.bits, 1, MAX_BITS)
+
+    @property
+    def bits_per_vector(self) -> int:
+        return 8 * -(-self.dim * self.bits // 8)
+
+    @operation
+    def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
+        offset = as_float32(check_vectors(x, self.dim)) - as_float32(self.low)
+        step = as_float32(self.step)
+        index = jnp.where(step > 0, jnp.round(offset / jnp.where(step > 0, step, 1)), 0)
+        return packing.pack_bytes(jnp.clip(index, 0, 2**self.bits - 1).astype(jnp.uint32), [self.dim] * self.bits)
+
+    def indices(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n d"]:
+        """The place of each coordinate on the grid."""
+        return packing.unpack_bytes(codes, [self.dim] * self.bits, self.dim)
+
+    @operation
+    def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
+        return as_float32(self.low) + as_float32(self.step) * self.indices(codes)
+
+    @operation
+    def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
+        return blocks.inner(check_vectors(y, self.dim), self.decode(codes))
+
+    @classmethod
+    def of(cls, x: Float[Array, "*n d"], bits: int, *, axis: int | None = None) -> "Uniform":
+        """From the least to the greatest number of x, or of each slice along an axis; in the dtype of x."""
+        low, high = (as_float32(f(x, axis=axis, keepdims=axis is not None)) for f in (jnp.min, jnp.max))
+        return cls(low.astype(x.dtype), ((high - low) / (2**bits - 1)).astype(x.dtype), bits, x.shape[-1])
+
+    @classmethod
+    def symmetric(cls, x: Float[Array, "*n d"], bits: int) -> "Uniform":
+        """From minus to plus the largest magnitude, with 0 on the grid: round-to-nearest as it is usually meant."""
+        half = max(1, 2 ** (bits - 1) - 1)
+        step = jnp.abs(x).max() / half
+        return cls(-half * step, step, bits, x.shape[-1])

@@ -1,0 +1,1 @@
+"""Quantizers by the names of papers."""

@@ -1,0 +1,81 @@
+"""A transform code that takes no training: principal axes, bits by variance, one trellis through all coordinates."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rqjax import metrics
+from rqjax.arrays import norms
+from rqjax.codebooks import MAX_BITS
+from rqjax.core.checks import check_int
+from rqjax.core.dispatch import operation
+from rqjax.core.quantizer import Quantizer
+from rqjax.quantizers.combinators import Rotated, Scaled
+from rqjax.quantizers.per_head import stack_heads
+from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
+from rqjax.recipes.allocation import allocate
+from rqjax.recipes.methods import turboquant_trellis
+from rqjax.rotations import Dense
+
+BLOCKS = (8, 32)
+"""Principal coordinates that a random rotation mixes."""
+WORTH = 0.98
+"""Of the error of `turboquant_trellis`, which decodes faster, that a transform code has to be below."""
+HELD_OUT = 1024
+"""Vectors at most that decide, an eighth of all."""
+
+
+def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
+    """A Karhunen-Loeve transform, a trellis with bits where the variance is, and the best scale per vector.
+
+    Blocks of neighbouring principal coordinates are mixed by random rotations: alone they have heavy tails, and a
+    trellis wants Gaussian ones. Held-out vectors choose among `BLOCKS` and `turboquant_trellis`, which mixes all. Bits
+    may be fractional.
+
+    The scale is that of the whole vector, not of what is left of a mean: the error is then orthogonal to the vector,
+    and nearly so to a query nearby, so that little of it is in the scores of the nearest neighbours.
+    """
+    x, unstack = stack_heads(x)
+    check_int("the whole part of bits", int(bits // 1), 1, MAX_BITS)
+    unit = norms.direction(x)
+    keys = jax.random.split(key, len(x))
+    held = min(HELD_OUT, x.shape[1] // 8)
+    train, test = (unit[:, :-held], x[:, -held:]) if held else (unit, x)
+    if float(bits).is_integer():
+        mixed = jax.vmap(lambda key: turboquant_trellis(key, x.shape[2], bits))(keys)
+    else:  # in whole bytes, not words
+        mixed = _transform_code(keys, train, bits, x.shape[2])
+    codes = [mixed, *(_transform_code(keys, train, bits, block) for block in BLOCKS)]
+    errors = [WORTH * _error(mixed, test), *(_error(code, test) for code in codes[1:])]
+    return unstack(codes[errors.index(min(errors))])
+
+
+def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | int, block: int) -> Any:
+    rotation, mean, deviation = _principal(keys, unit, block)
+    spectrum = np.exp(2 * np.log(np.asarray(deviation)).mean(axis=0))
+    columns = functools.partial(TrellisColumns.gaussian, bits=allocate(spectrum, int(bits * unit.shape[2])))
+    return Scaled(Rotated(rotation, jax.vmap(columns)(mean, deviation)), "mse")
+
+
+@operation
+@functools.partial(jax.vmap, in_axes=(0, 0, None))
+def _principal(key: Array, unit: Float[Array, "n d"], block: int) -> tuple[Dense, Array, Array]:
+    """The rotation to mixed principal coordinates, by falling variance; their means and deviations."""
+    matrix = Dense.haar(key, unit.shape[1], block)(Dense.klt(unit).matrix.T).T
+    y = Dense(matrix)(unit)
+    order = jnp.argsort(-y.var(axis=0))
+    return Dense(matrix[order]), y.mean(axis=0)[order], jnp.maximum(y.std(axis=0)[order], 1e-9)
+
+
+def _error(code: Any, x: Float[Array, "heads n d"]) -> float:
+    return float(_errors(code, x).mean())
+
+
+@operation
+@jax.vmap
+def _errors(code: Any, x: Float[Array, "n d"]) -> Float[Array, ""]:
+    return metrics.relative_mse(x, code.decode(code.encode(x)))

@@ -1,0 +1,1 @@
+"""Products with codes that are not decoded, which caches and indexes share."""

@@ -1,0 +1,84 @@
+"""Products with levels in int8: numbers are split into int8 limbs, so that sums are exact integers.
+
+Shapes: queries y (batch, heads, rows, d), weights w (batch, heads, rows, tokens).
+"""
+
+import functools
+import operator
+from typing import TypeAlias
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int8, Int32, Shaped
+
+from rqjax.arrays.planes import as_float32
+from rqjax.core import platforms
+from rqjax.core.dispatch import operation
+
+BASE = 128
+"""Of the int8 limbs: the highest is from -127 to 127, the others are from 0 to 127."""
+QUERY_LIMBS, WEIGHT_LIMBS = 2, 3
+"""15 bits of a query's largest coordinate; 22 bits of the largest weight, so that a long flat tail of small weights
+beside a large one is kept. A third limb of the queries would take 10 to 15 % more time for an error that is a twentieth
+of the codes' own at most: 2e-5 of the norms of query and key, one coordinate 1,000 times as large as the others."""
+TOKENS = (2**31 - 1) // (128 * (BASE - 1))
+"""Over which a sum of levels times limbs stays within int32: no level is beyond 128."""
+
+Limbs: TypeAlias = tuple[Int8[Array, "b h limbs d"], Float[Array, "b h r 1"]] | Float[Array, "b h r d"]
+"""Queries as limbs and the unit of the last one; as they are on Apple's devices, which multiply no integers."""
+
+
+def limbs(x: Float[Array, "b h r d"], count: int) -> tuple[Int8[Array, "b h limbs d"], Float[Array, "b h r 1"]]:
+    """x as `count` int8 limbs, the highest first, stacked along the rows; and the unit of the last one."""
+    unit = jnp.abs(x).max(-1, keepdims=True) / ((BASE - 1) * float(BASE) ** (count - 1))
+    whole = jnp.round(x / jnp.where(unit > 0, unit, 1)).astype(jnp.int32)
+    bits = BASE.bit_length() - 1
+    low = [(whole >> bits * k) & (BASE - 1) for k in reversed(range(count - 1))]
+    return jnp.concatenate([whole >> bits * (count - 1), *low], axis=-2).astype(jnp.int8), unit
+
+
+def query_limbs(y: Float[Array, "b h r d"]) -> Limbs:
+    return y if platforms.on_apple() else limbs(y, QUERY_LIMBS)
+
+
+def products(y: Limbs, levels: Int8[Array, "b h t d"]) -> Float[Array, "b h r t"]:
+    """Inner products of queries and levels."""
+    if not isinstance(y, tuple):
+        return float_products(y, levels)
+    found = jnp.einsum("bhrd,bhtd->bhrt", y[0], levels, preferred_element_type=jnp.int32)
+    return _joined(found, y[1], QUERY_LIMBS)
+
+
+def sums(w: Float[Array, "b h r t"], levels: Int8[Array, "b h d t"]) -> Float[Array, "b h r d"]:
+    """Sums of levels with weights w, of at most `TOKENS` tokens."""
+    if platforms.on_apple():
+        return float_products(w, levels)
+    parts, unit = limbs(w, WEIGHT_LIMBS)
+    found = jnp.einsum("bhdt,bhrt->bhdr", levels, parts, preferred_element_type=jnp.int32)  # faster than into bhrd
+    return _joined(jnp.swapaxes(found, 2, 3), unit, WEIGHT_LIMBS)
+
+
+@operation
+def float_products(y: Float[Array, "b h r n"], levels: Int8[Array, "b h m n"]) -> Float[Array, "b h r m"]:
+    """Inner products with levels, in float32."""
+    return jnp.einsum("bhrn,bhmn->bhrm", y, levels.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+
+
+def full_precision_einsum(
+    subscripts: str, y: Float[Array, "b h r n"], x: Shaped[Array, "b h t d"]
+) -> Float[Array, "b h r m"]:
+    """An einsum with tokens in full precision. bfloat16 is used as it is, with y in three parts of 8 bits each."""
+    if x.dtype != jnp.bfloat16 or platforms.on_apple():
+        return jnp.einsum(subscripts, y, as_float32(x), precision=lax.Precision.HIGHEST)
+    parts = []
+    for _ in range(3):
+        parts.append(y.astype(jnp.bfloat16))
+        y = y - parts[-1].astype(jnp.float32)
+    found = jnp.einsum(subscripts, jnp.concatenate(parts, axis=2), x, preferred_element_type=jnp.float32)
+    return functools.reduce(operator.add, jnp.split(found, 3, axis=2))
+
+
+def _joined(found: Int32[Array, "b h limbs n"], unit: Float[Array, "b h r 1"], count: int) -> Float[Array, "b h r n"]:
+    """Exact products with limbs as products with what the limbs stand for."""
+    parts = [part.astype(jnp.float32) for part in jnp.split(found, count, axis=2)]
+    return functools.reduce(lambda high, low: high * BASE + low, parts) * unit

@@ -1,0 +1,130 @@
+"""The layout of codes in a cache: tiles of bytes that integer dot products, on a CPU or a GPU, read as they are.
+
+A cache holds codes of tokens on heads, written `UNIT` tokens at a time. Codes that are plain indices of levels in int8
+(of `Scalar` and `Affine`) are stored as tiles of indices, all others as they are. For a field of w bits:
+
+- Keys, by token: (batch, heads, units, UNIT w / 8, d). Dot products run along d.
+- Values, transposed: (batch, heads, d w / 8, tokens). Dot products run along the tokens.
+- Norms and scales: (batch, heads, tokens) and (batch, heads, groups, tokens).
+
+The b bits of an index are split into fields of 8, 4, 2 and 1 bits (3 = 2 + 1), an array for each. The R rows of a tile
+share bytes: a byte holds w bits of each of the rows i, i + R w / 8, i + 2 R w / 8, ..., so that unpacking shifts whole
+rows.
+"""
+
+import dataclasses
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int, Integer, Shaped, UInt8
+
+from rqjax.arrays.planes import as_bits
+from rqjax.core.pytree import pytree, static
+
+UNIT = 16
+"""Tokens that are encoded together."""
+BLOCK = 128
+"""Tokens by which the capacity of a cache grows: what a GPU kernel takes at a time."""
+
+
+@pytree
+class TokenArray:
+    """An array along one of whose axes time runs, `tokens_per_entry` to an entry.
+
+    It holds the bits of its numbers: XLA's CPU backend would write a bfloat16 by way of a float32 copy of the whole.
+    """
+
+    bits: Shaped[Array, "..."]
+    axis: int = static()
+    tokens_per_entry: int = static()
+    dtype: str = static()
+
+    @classmethod
+    def of(cls, x: Shaped[Array, "..."], axis: int, tokens_per_entry: int = 1) -> "TokenArray":
+        return cls(as_bits(x), axis, tokens_per_entry, x.dtype.name)
+
+    def empty(self, tokens: int) -> "TokenArray":
+        """Zeros in its form."""
+        shape = [*self.bits.shape]
+        shape[self.axis] = tokens // self.tokens_per_entry
+        return dataclasses.replace(self, bits=jnp.zeros(shape, self.bits.dtype))
+
+    def read(self, start: Int[Array, ""] | int, tokens: int) -> Shaped[Array, "..."]:
+        """The entries of some tokens from token `start` on."""
+        bits = lax.dynamic_slice_in_dim(
+            self.bits, start // self.tokens_per_entry, tokens // self.tokens_per_entry, self.axis
+        )
+        return lax.bitcast_convert_type(bits, self.dtype)
+
+    def write(self, new: "TokenArray", start: Int[Array, "batch"], active: Shaped[Array, "batch"]) -> "TokenArray":
+        """With `new` from token `start[b]` on in each sequence b (axis 0) that is active."""
+
+        def one(old, new, start, active):
+            at = [jnp.zeros_like(start)] * old.ndim
+            at[self.axis - 1] = start // self.tokens_per_entry
+            kept = lax.dynamic_slice(old, at, new.shape)
+            return lax.dynamic_update_slice(old, jnp.where(active, new, kept), at)
+
+        return dataclasses.replace(self, bits=jax.vmap(one)(self.bits, new.bits, start, active))
+
+    def extend(self, tokens: int) -> "TokenArray":
+        """Room for more tokens."""
+        widths = [(0, 0)] * self.bits.ndim
+        widths[self.axis] = (0, tokens // self.tokens_per_entry)
+        return dataclasses.replace(self, bits=jnp.pad(self.bits, widths))
+
+
+def is_token_array(x: Any) -> bool:
+    return isinstance(x, TokenArray)
+
+
+def tile(indices: Integer[Array, "b h t d"], bits: int, *, transposed: bool) -> tuple[TokenArray, ...]:
+    """Indices of (batch, heads, tokens) vectors, a multiple of UNIT tokens, as tiles of keys or of values."""
+    if transposed:
+        return tuple(TokenArray.of(section, axis=3) for section in pack_rows(jnp.swapaxes(indices, 2, 3), bits))
+    units = indices.reshape(*indices.shape[:2], -1, UNIT, indices.shape[3])
+    return tuple(TokenArray.of(section, axis=2, tokens_per_entry=UNIT) for section in pack_rows(units, bits))
+
+
+def key_indices(sections: tuple[UInt8[Array, "b h units _ d"], ...], bits: int) -> UInt8[Array, "b h t d"]:
+    """The indices of tiles of keys."""
+    batch, heads, units, _, dim = sections[0].shape
+    return unpack_rows(sections, bits, UNIT).reshape(batch, heads, units * UNIT, dim)
+
+
+def pack_rows(indices: Integer[Array, "*n rows cols"], bits: int) -> tuple[UInt8[Array, "*n packed cols"], ...]:
+    """Packs the indices of a tile, below 2**bits, 1 <= bits <= 8: ceil(rows / 8) w rows of bytes for w bits."""
+    missing = -indices.shape[-2] % 8
+    indices = jnp.pad(indices, [(0, 0)] * (indices.ndim - 2) + [(0, missing), (0, 0)]).astype(jnp.uint8)
+
+    def section(width, below):
+        field = (indices >> below) & (2**width - 1)
+        field = field.reshape(*field.shape[:-2], 8 // width, -1, field.shape[-1])
+        return (field << _shifts(width)).sum(-3, dtype=jnp.uint8)
+
+    return tuple(section(*field) for field in _fields(bits))
+
+
+def unpack_rows(sections: tuple[UInt8[Array, "..."], ...], bits: int, rows: int) -> UInt8[Array, "*n rows cols"]:
+    """The inverse of `pack_rows`."""
+
+    def field(section, width, below):
+        values = ((section[..., None, :, :] >> _shifts(width)) & (2**width - 1)) << below
+        return values.reshape(*section.shape[:-2], -1, section.shape[-1])[..., :rows, :]
+
+    parts = [field(section, *place) for section, place in zip(sections, _fields(bits), strict=True)]
+    return functools.reduce(operator.or_, parts)
+
+
+def _fields(bits: int) -> list[tuple[int, int]]:
+    """Width of each field of an index, and the bits below it."""
+    widths = [width for width in (8, 4, 2, 1) if bits & width]
+    return [(width, sum(widths[:i])) for i, width in enumerate(widths)]
+
+
+def _shifts(width: int) -> UInt8[Array, "fields 1 1"]:
+    return width * jnp.arange(8 // width, dtype=jnp.uint8)[:, None, None]

@@ -1,0 +1,1 @@
+"""Nearest neighbours over codes."""

@@ -1,0 +1,109 @@
+"""What an index stores of each vector, in rows of arrays."""
+
+import dataclasses
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int32, Shaped
+
+from rqjax.arrays import norms
+from rqjax.arrays.planes import as_float32
+from rqjax.core.checks import is_traced
+from rqjax.core.dispatch import operation
+from rqjax.core.pytree import pytree
+from rqjax.core.quantizer import Codes, Quantizer
+
+FREE = -1
+"""The id of a row that holds no vector."""
+ENCODED = 2**22
+"""Coordinates that are encoded in one call: 16 MiB in float32; a copy of more is new memory each time."""
+
+
+@pytree
+class Rows:
+    """Arrays (rows, ...)."""
+
+    codes: Codes
+    ids: Int32[Array, "rows"]
+    """`FREE` where there is no vector."""
+    energies: Float[Array, "rows"] | None
+    """For the metric "l2", <x, x~> of a vector x and what its codes stand for, x~."""
+    stored: Codes | None
+    """Codes of the store."""
+
+
+def encode(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Any, ids: Any, first: int) -> Rows:
+    """Rows of checked vectors, a part at a time; ids from `first` on if they are not given."""
+    x = x if hasattr(x, "dtype") else np.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"expected vectors of a floating-point dtype (float32, bfloat16, float16), got {x.dtype}")
+    if x.ndim != 2 or x.shape[1] != quantizer.dim:
+        raise ValueError(f"expected vectors (n, {quantizer.dim}), got shape {x.shape}")
+    ids = check_ids(first + np.arange(len(x)) if ids is None else ids, len(x))
+    size = max(1, ENCODED // quantizer.dim)
+
+    def part(start: int) -> Any:
+        low = max(0, min(start, len(x) - size))  # the last part overlaps the one before: nothing is compiled for it
+        coded = _encoded(quantizer, store, metric, jnp.asarray(x[low : low + size]))
+        return jax.tree.map(lambda a: a[start - low :], coded) if start > low else coded
+
+    parts = list(map(part, range(0, max(1, len(x)), size)))
+    (finite, held), *coded = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+    for good, what, bad in (
+        (finite, "finite vectors", "with NaN or Inf"),
+        (held, "vectors", "too large for the codes"),
+    ):
+        if not is_traced(good) and not bool(good.all()):
+            where = np.flatnonzero(~np.asarray(good))
+            raise ValueError(f"expected {what}, got {len(where)} {bad}, the first is vector {where[0]}")
+    return Rows(coded[0], jnp.asarray(ids), *coded[1:])
+
+
+@operation
+def _encoded(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Shaped[Array, "n d"]) -> Any:
+    """Whether vectors and all numbers that are stored of them are finite; codes, energies, codes of the store."""
+    finite = jnp.isfinite(x).all(axis=-1)
+    x = norms.direction(x) if metric == "cosine" else as_float32(x)
+    codes = quantizer.encode(x)
+    energies = jnp.sum(x * quantizer.decode(codes), axis=-1).astype(jnp.float32) if metric == "l2" else None
+    made = codes, energies, None if store is None else store.encode(x)
+    floats = [leaf for leaf in jax.tree.leaves(made) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    held = [jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim))) for leaf in floats]
+    return (finite, functools.reduce(operator.and_, held, finite)), *made
+
+
+def check_ids(ids: Any, count: int) -> Int32[np.ndarray, "n"]:
+    """`count` different ids, or a TypeError or ValueError; one may be a scalar."""
+    ids = np.atleast_1d(ids)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise TypeError(f"expected ids that are whole numbers, got {ids.dtype}")
+    if ids.shape != (count,):
+        raise ValueError(f"expected {count} ids, got shape {ids.shape}")
+    if ids.size and not 0 <= ids.min() <= ids.max() < 2**31:
+        raise ValueError(f"expected ids from 0 to 2^31 - 1, got {ids.min()} to {ids.max()}")
+    values, counts = np.unique(ids, return_counts=True)
+    twice = values[counts > 1]
+    if len(twice):
+        raise ValueError(f"expected different ids, got {len(twice)} more than once, the first is {twice[0]}")
+    return ids.astype(np.int32)
+
+
+@operation
+def grow(rows: Rows, count: int) -> Rows:
+    """With free rows at the end."""
+
+    def padded(array: Shaped[Array, "rows ..."]) -> Shaped[Array, "more ..."]:
+        return jnp.pad(array, [(0, count)] + [(0, 0)] * (array.ndim - 1))
+
+    ids = jnp.pad(rows.ids, (0, count), constant_values=FREE)
+    return dataclasses.replace(jax.tree.map(padded, rows), ids=ids)
+
+
+@operation
+def put(rows: Rows, new: Rows, places: Int32[Array | np.ndarray, "n"]) -> Rows:
+    """With new ones in some places."""
+    return jax.tree.map(lambda array, part: array.at[places].set(part), rows, new)
