@@ -11,7 +11,7 @@ import rqjax
 from experiments import plot as plots
 from experiments.rows import mean_and_deviation
 from experiments.table import Table
-from rqjax.core.registry import unknown_name
+from rqjax.core import unknown_name
 from rqjax.scoring import rules, tiles
 
 DATA = ("gaussian", "outlier_channels", "key_bias", "outlier_channels_and_key_bias")

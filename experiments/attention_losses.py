@@ -17,7 +17,7 @@ from experiments import attention_error, plot as plots
 from experiments.models import calibration, captured
 from experiments.rows import mean_and_deviation
 from experiments.table import Table
-from rqjax.core.registry import Registry
+from rqjax.core import Registry
 from rqjax.learning import losses
 from rqjax.recipes.learned import with_lloyd_levels
 from rqjax.rotations import Chain, Hadamard, Rotor

@@ -13,7 +13,7 @@ from absl import app, flags
 
 import experiments
 from experiments.models import captured
-from rqjax.core.checks import check_int
+from rqjax.core import check_int
 from rqjax.core.treefile import replacing
 
 MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")

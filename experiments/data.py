@@ -15,8 +15,7 @@ from scipy import sparse
 from scipy.sparse import linalg
 
 from experiments.cache import cached
-from rqjax.core import extras
-from rqjax.core.registry import Registry, unknown_name
+from rqjax.core import Registry, extras, unknown_name
 from rqjax.rotations import Dense
 
 Sampler = Callable[[jax.Array, int, int], jax.Array]

@@ -13,7 +13,7 @@ from absl import app, flags
 import experiments
 import rqjax
 from experiments import models
-from rqjax.core.checks import check_int
+from rqjax.core import check_int
 from rqjax.nn import generate
 
 MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")

@@ -16,7 +16,7 @@ import rqjax
 from experiments import gpu_clock, gpu_torch
 from experiments.gpu_clock import Settings, Time
 from experiments.gpu_codes import Missing, row
-from rqjax.core.quantizer import nbytes
+from rqjax.core import nbytes
 
 SAMPLE = 256
 WINDOW, SINKS = 112, 4

@@ -8,7 +8,7 @@ import rqjax
 from experiments import published
 from experiments.table import Table
 from rqjax.cache.kv import GROWTH
-from rqjax.core.registry import unknown_name
+from rqjax.core import unknown_name
 from rqjax.scoring import tiles
 
 MODELS = {

@@ -18,7 +18,7 @@ from experiments import perplexity, plot as plots
 from experiments.attention_error import keep
 from experiments.models import calibration
 from experiments.table import Table
-from rqjax.core.registry import UnknownName, unknown_name
+from rqjax.core import UnknownName, unknown_name
 from rqjax.nn import Decoder
 
 TABLES = (

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import data
-from rqjax.core import extras
-from rqjax.core.checks import check_int
-from rqjax.core.registry import Registry
+from rqjax.core import Registry, check_int, extras
 
 OUTLIERS = 1e-4
 """Elements of the synthetic matrices that are uniform on [-100, 100]."""

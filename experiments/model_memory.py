@@ -15,7 +15,7 @@ from flax import nnx
 
 import rqjax
 from experiments.table import Table
-from rqjax.core.registry import Registry
+from rqjax.core import Registry
 from rqjax.nn import Decoder, DecoderConfig, compat, load_decoder
 from rqjax.nn.checkpoint import tensor_name
 

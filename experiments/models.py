@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from experiments import text
-from rqjax.core.registry import Registry
+from rqjax.core import Registry
 from rqjax.nn import Decoder, exact_attention, find_checkpoint, load_decoder
 
 TRAINED = Path(__file__).parents[1] / "results" / "models"

@@ -20,7 +20,7 @@ from experiments import plot as plots
 from experiments.attention_error import keep
 from experiments.table import Table
 from experiments.training import Plan, train
-from rqjax.core.checks import check_int
+from rqjax.core import check_int
 from rqjax.nn import Decoder, DecoderConfig
 
 KEYS, VALUES = 128, 64

@@ -13,8 +13,7 @@ from experiments.distortion import distortion
 from experiments.table import Row, Table
 from rqjax import codebooks, turboquant_mixed
 from rqjax.codebooks.trellis_tables import STATE_BITS
-from rqjax.core.quantizer import Quantizer
-from rqjax.core.registry import Registry
+from rqjax.core import Quantizer, Registry
 from rqjax.quantizers.combinators import Rotated, Scaled
 from rqjax.quantizers.scalar import lloyd_max
 from rqjax.quantizers.trellis import trellis_coded

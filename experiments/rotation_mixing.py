@@ -12,7 +12,7 @@ import rqjax
 from experiments import data, plot as plots, published
 from experiments.distortion import distortion
 from experiments.table import Row, Table
-from rqjax.core.registry import Registry
+from rqjax.core import Registry
 from rqjax.rotations import (
     Chain,
     Dense,

@@ -24,8 +24,7 @@ import experiments
 from experiments import sources, table
 from experiments.environment import environment
 from experiments.rows import Rows
-from rqjax.core import extras, platforms
-from rqjax.core.registry import unknown_name
+from rqjax.core import extras, platforms, unknown_name
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with the config; see configs/.", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for rows, table and plots; runs/<config name>, or the config's.")

@@ -13,7 +13,7 @@ import numpy as np
 import rqjax
 from experiments import data
 from experiments.peers import PEERS, Peer, library
-from rqjax.core.registry import unknown_name
+from rqjax.core import unknown_name
 
 BLOCK = 2**24
 """Inner products that are held at a time."""

@@ -23,8 +23,7 @@ from experiments import data
 from rqjax import FITTED, METHODS, Exact, Index, metrics, nbytes
 from rqjax.arrays import norms
 from rqjax.backends.hopper import nest
-from rqjax.core.quantizer import Quantizer
-from rqjax.core.registry import Registry
+from rqjax.core import Quantizer, Registry
 from rqjax.core.treefile import replacing
 
 flags.DEFINE_string("vectors", None, "build: file of the vectors, PATH or PATH#ARRAY.")

@@ -15,7 +15,7 @@ from absl import app, flags
 
 import experiments
 from experiments import run
-from rqjax.core.registry import unknown_name
+from rqjax.core import unknown_name
 
 INTO = flags.DEFINE_string("into", "runs", "Folder with a folder for each table.")
 CONFIGS = Path("configs")

@@ -18,7 +18,7 @@ from experiments.rows import mean_and_deviation
 from experiments.table import Row, Table
 from rqjax import learning, metrics, rotations
 from rqjax.arrays import norms
-from rqjax.core.registry import Registry, unknown_name
+from rqjax.core import Registry, unknown_name
 from rqjax.rotations import Chain, Dense, Permutation, Rotor
 
 TABLES = (

@@ -4,8 +4,7 @@ import os
 from typing import Any
 
 from rqjax.cache.kv import KVCache
-from rqjax.core import treefile
-from rqjax.core.registry import unknown_name
+from rqjax.core import treefile, unknown_name
 from rqjax.recipes.learned import FITTED
 from rqjax.recipes.methods import METHODS
 

@@ -58,17 +58,6 @@ def test_integer_levels_cost_next_to_nothing(bits):
     assert error < codebooks.distortion(bits, 128) * [1.0001, 1.0001, 1.001, 1.0015][bits - 1]
 
 
-def test_levels_from_samples():
-    samples = np.random.default_rng(0).standard_normal(200_000)
-    np.testing.assert_allclose(codebooks.from_samples(samples, 3), codebooks.gaussian(3), atol=0.03)
-    two = codebooks.from_samples(np.array([0.0, 0.0, 0.0, 4.0, 5.0, 6.0]), 1)
-    np.testing.assert_allclose(two, [0, 5])
-    with pytest.raises(ValueError, match="at least 8 distinct finite samples, got 2 distinct"):
-        codebooks.from_samples(np.array([1.0, 2.0, 1.0]), 3)
-    with pytest.raises(ValueError, match="finite"):
-        codebooks.from_samples(np.array([1.0, np.nan, 3.0, 4.0]), 1)
-
-
 def test_codebooks_are_cached_and_read_only():
     assert codebooks.beta(128, 3) is codebooks.beta(128, 3)
     with pytest.raises(ValueError, match="read-only"):

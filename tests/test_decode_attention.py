@@ -15,7 +15,7 @@ import rqjax
 from pallas_kernels import mosaic, registers
 from pallas_kernels.decode_attention import Packed, decode_attention
 from rqjax.backends import hopper
-from rqjax.core.dispatch import Unsupported
+from rqjax.core import Unsupported
 from rqjax.scoring import tiles
 
 TOLERANCE = 5e-4

@@ -106,7 +106,7 @@ def test_shrinkage_of_inner_products(name):
     seeds = 20
     keys = jax.random.split(jax.random.key(0), seeds)
     slopes = np.asarray(jax.jit(jax.vmap(one))(keys, data.sample("sphere", seeds, 500, DIM)))
-    expected = theory.shrinkage(theory.lloyd_max(2, DIM)) if name in MSE_OPTIMAL else 1
+    expected = 1 - theory.lloyd_max(2, DIM) if name in MSE_OPTIMAL else 1
     # eden_unbiased has no spread but that of its bfloat16 scale (2^-9 relative, hardly averaged over 500 vectors)
     assert abs(slopes.mean() - expected) < 3 * slopes.std(ddof=1) / seeds**0.5 + 2e-4
 

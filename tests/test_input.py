@@ -13,7 +13,7 @@ from suites import some
 import rqjax
 from rqjax import METHODS
 from rqjax.arrays import blocks, norms
-from rqjax.core.checks import check_int
+from rqjax.core import check_int
 
 MESSAGES = [
     (

@@ -11,7 +11,7 @@ from pallas_kernels import launch, mosaic, rows
 from pallas_kernels.encode import halves
 from rqjax.arrays import packing
 from rqjax.backends import hopper
-from rqjax.core.dispatch import Unsupported
+from rqjax.core import Unsupported
 
 ULP = 2.0**-22
 """Of coordinates up to 1 that are sums of rotated ones: codes may differ where a boundary is as near as this."""

@@ -66,7 +66,7 @@ def test_products_with_codes_are_those_with_decoded_vectors(name, bits, dim):
 
 
 def read(quantizer, codes, tokens, *, transposed):
-    laid_out = rules.lay_out(quantizer, codes, transposed=transposed)
+    laid_out = rules.lay_out(quantizer, codes, transposed)
     return jax.tree.map(lambda leaf: leaf.read(0, tokens), laid_out, is_leaf=tiles.is_token_array)
 
 

@@ -9,8 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import as_float32, stored
-from rqjax.core import platforms
-from rqjax.core.quantizer import Codes
+from rqjax.core import Codes, platforms
 
 BLOCK = 2**20
 """Coordinates in a block of rows that are processed together: 4 MiB in float32."""

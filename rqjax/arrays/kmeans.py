@@ -5,8 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from rqjax.core.checks import check_int
-from rqjax.core.dispatch import operation
+from rqjax.core import check_int, operation
 
 BLOCK = 2**19
 """Distances that are held at a time: 2 MiB, which stay in a core's cache."""

@@ -24,7 +24,7 @@ from jax import lax
 from jaxtyping import Array, Int, Integer, UInt8, UInt32
 
 from rqjax.arrays.planes import fit, planes, stored
-from rqjax.core.checks import check_int
+from rqjax.core import check_int
 
 
 def words_per_vector(dim: int, bits: int) -> int:

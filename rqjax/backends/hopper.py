@@ -16,10 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
-from rqjax.core import platforms
+from rqjax.core import Codes, Quantizer, nest, platforms
 from rqjax.core.dispatch import CONTEXT, Refusal, Unsupported, register
-from rqjax.core.pytree import nest
-from rqjax.core.quantizer import Codes, Quantizer
 from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled, Split
 from rqjax.quantizers.scalar import Scalar
 from rqjax.rotations import Chain, Dense, Hadamard, Rotation, Rotor

@@ -12,8 +12,7 @@ from rqjax.backends import hopper
 from rqjax.backends.hopper import RotatedScalar
 from rqjax.cache import attention
 from rqjax.cache.kv import KVCache
-from rqjax.core.dispatch import Refusal, register
-from rqjax.core.quantizer import Codes, Quantizer
+from rqjax.core import Codes, Quantizer, Refusal, register
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.scalar import Scalar
 from rqjax.scoring import rules

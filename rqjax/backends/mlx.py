@@ -17,10 +17,7 @@ from jaxtyping import Array, Bool, Float, Int8, Shaped
 from rqjax.arrays.planes import as_float32
 from rqjax.cache import attention
 from rqjax.cache.kv import KVCache
-from rqjax.core import platforms
-from rqjax.core.dispatch import Refusal, register
-from rqjax.core.pytree import nest
-from rqjax.core.quantizer import Codes
+from rqjax.core import Codes, Refusal, nest, platforms, register
 from rqjax.quantizers.affine import MLX_BITS, MLX_GROUPS, Affine
 from rqjax.quantizers.combinators import Rotated
 from rqjax.scoring import rules

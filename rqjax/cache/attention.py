@@ -12,8 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32, stored
 from rqjax.cache.kv import KVCache, Tokens, append
-from rqjax.core.checks import check_int, is_traced
-from rqjax.core.dispatch import Implementation, operation
+from rqjax.core import Implementation, check_int, is_traced, operation
 from rqjax.scoring import integers, rules, tiles
 from rqjax.scoring.integers import full_precision_einsum
 

@@ -10,11 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core import quantizer as protocol
-from rqjax.core.checks import check_int, is_traced
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree, static
-from rqjax.core.quantizer import Codes, Quantizer
+from rqjax.core import Codes, Quantizer, check_int, is_traced, operation, pytree, quantizer as protocol, static
 from rqjax.scoring import rules, tiles
 
 GROWTH = 256
@@ -96,7 +92,7 @@ class KVCache:
 
         def empty(quantizer, transposed):
             unit = jax.ShapeDtypeStruct((batch, kv_heads, tiles.UNIT, dim), jnp.float32)
-            encode = lambda x: rules.lay_out(quantizer, quantizer.encode(x), transposed=transposed)  # noqa: E731
+            encode = lambda x: rules.lay_out(quantizer, quantizer.encode(x), transposed)  # noqa: E731
             return _over(lambda leaf: leaf.empty(capacity), jax.eval_shape(encode, unit))
 
         exact = jnp.zeros((batch, kv_heads, sinks + window + tiles.UNIT, dim), dtype)
@@ -238,7 +234,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
         key, value = tokens(cache.sinks + start, tiles.UNIT)
         key = as_float32(key) if mean is None else as_float32(key) - mean[:, :, None]
         units = (
-            rules.lay_out(cache.key_quantizer, cache.key_quantizer.encode(key), transposed=False),
+            rules.lay_out(cache.key_quantizer, cache.key_quantizer.encode(key), False),
             rules.lay_out(cache.value_quantizer, cache.value_quantizer.encode(as_float32(value)), transposed=True),
         )
         return _over(lambda old, new: old.write(new, start, start < after), stored, units)

@@ -8,8 +8,7 @@ import jax
 from jaxtyping import Array
 
 from rqjax.cache.kv import KVCache
-from rqjax.core.quantizer import Quantizer
-from rqjax.core.registry import unknown_name
+from rqjax.core import Quantizer, unknown_name
 from rqjax.quantizers.combinators import Residual
 from rqjax.quantizers.exact import Exact
 from rqjax.recipes import methods

@@ -5,7 +5,6 @@ from rqjax.codebooks.lloyd_max import (
     beta as beta,
     distortion as distortion,
     entropy_coded as entropy_coded,
-    from_samples as from_samples,
     gaussian as gaussian,
     integer as integer,
     probabilities as probabilities,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import linalg, optimize, special
 
-from rqjax.core.checks import check_int
+from rqjax.core import check_int
 
 MAX_BITS = 8
 
@@ -91,30 +91,6 @@ def gaussian(bits: int) -> np.ndarray:
 def beta(dim: int, bits: int) -> np.ndarray:
     """Lloyd-Max levels (2**bits,) of one coordinate of a random unit vector in `dim` >= 2 dimensions, ascending."""
     return _lloyd_max(_sphere_density(check_int("dim", dim, 2, 2**31)), bits)
-
-
-def from_samples(samples: np.ndarray, bits: int) -> np.ndarray:
-    """Lloyd's levels (2**bits,) for an array of samples of any shape, ascending.
-
-    Raises:
-      ValueError: a sample is not finite, or there are fewer distinct samples than levels.
-    """
-    size = 2 ** check_int("bits", bits, 1, MAX_BITS)
-    samples = np.sort(np.asarray(samples, np.float64).ravel())
-    distinct = np.unique(samples)
-    if not np.isfinite(samples).all() or len(distinct) < size:
-        raise ValueError(f"expected at least {size} distinct finite samples, got {len(distinct)} distinct ones")
-    sums = np.append(0, np.cumsum(samples))
-    levels = distinct[((np.arange(size) + 0.5) / size * len(distinct)).astype(int)]
-    for _ in range(10_000):
-        edges = np.searchsorted(samples, (levels[1:] + levels[:-1]) / 2)
-        edges = np.concatenate([[0], edges, [len(samples)]])
-        count = np.diff(edges)
-        means = np.where(count > 0, np.diff(sums[edges]) / np.maximum(count, 1), levels)
-        if np.abs(means - levels).max() <= 1e-10 * np.abs(distinct).max():
-            break
-        levels = means
-    return levels
 
 
 @functools.cache

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int8, Integer, Shaped
 
-from rqjax.core.checks import check_int
-from rqjax.core.pytree import pytree, static
+from rqjax.core import check_int, pytree, static
 
 FILE = Path(__file__).with_name("trellis_tables.npz")
 """Made by `python -m experiments.run --config=configs/trellis_tables.py`."""

@@ -1,1 +1,29 @@
 """What everything rests on: the protocol, pytrees, checks, registries, platforms, and who computes an operation."""
+
+from rqjax.core.checks import (
+    check_data as check_data,
+    check_int as check_int,
+    check_vectors as check_vectors,
+    is_traced as is_traced,
+)
+from rqjax.core.dispatch import (
+    Implementation as Implementation,
+    Refusal as Refusal,
+    Unsupported as Unsupported,
+    operation as operation,
+    register as register,
+)
+from rqjax.core.pytree import pytree as pytree, static as static
+from rqjax.core.quantizer import (
+    Codes as Codes,
+    Quantizer as Quantizer,
+    Queries as Queries,
+    Vectors as Vectors,
+    nbytes as nbytes,
+)
+from rqjax.core.registry import (
+    Registry as Registry,
+    UnknownName as UnknownName,
+    nest as nest,
+    unknown_name as unknown_name,
+)

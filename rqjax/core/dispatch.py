@@ -17,8 +17,7 @@ from jax.interpreters.partial_eval import DynamicJaxprTracer
 from jaxtyping import PyTree
 
 from rqjax.core import platforms
-from rqjax.core.pytree import nest
-from rqjax.core.registry import unknown_name
+from rqjax.core.registry import nest, unknown_name
 
 Implementation: TypeAlias = Literal["xla", "mosaic_gpu", "mps"]
 """What computes an operation: plain JAX, a fused kernel for Hopper GPUs, or MLX's kernels on Apple GPUs."""
@@ -77,6 +76,9 @@ def operation(body: Callable[..., Result]) -> Callable[..., Result]:
       UnknownName: there is no such implementation.
     """
 
+    if hasattr(body, "is_operation"):
+        return body
+
     @functools.wraps(body)
     def run(*args, implementation=None, **options):
         if implementation is not None and implementation not in get_args(Implementation):
@@ -93,6 +95,7 @@ def operation(body: Callable[..., Result]) -> Callable[..., Result]:
     more = inspect.Parameter("implementation", inspect.Parameter.KEYWORD_ONLY, default=None)
     parameters = sorted([*signature.parameters.values(), more], key=lambda parameter: parameter.kind)
     run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    run.is_operation = True  # pyright: ignore[reportFunctionMemberAccess]
     return run
 
 

@@ -5,8 +5,12 @@ from typing import Any, TypeVar, dataclass_transform
 
 import jax
 
+from rqjax.core.dispatch import operation
+
 T = TypeVar("T")
 
+OPERATIONS = {"encode", "decode", "dot"}
+"""Methods of quantizers that are operations (`dispatch.operation`)."""
 CLASSES: dict[str, type] = {}
 """All pytrees by name, for files that name them."""
 
@@ -18,7 +22,8 @@ def static(**kwargs: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
 def pytree(cls: type[T]) -> type[T]:
-    """Makes `cls` a frozen dataclass and registers it as a pytree.
+    """Makes `cls` a frozen dataclass and registers it as a pytree. Its `encode`, `decode` and `dot` become operations:
+    called outside jit they are compiled once for each shape, and backends may have kernels for them.
 
     `jax.tree_util.register_dataclass` calls `__init__` to unflatten. That rejects the placeholders which `vmap`,
     `eval_shape` and tree transposition put in the leaves as soon as `__init__` checks its arguments, so the object is
@@ -42,14 +47,8 @@ def pytree(cls: type[T]) -> type[T]:
             object.__setattr__(tree, name, value)
         return tree
 
+    for name in OPERATIONS & vars(cls).keys():
+        setattr(cls, name, operation(vars(cls)[name]))
     CLASSES[cls.__name__] = cls
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls
-
-
-def nest(tree: Any) -> str:
-    """The names of quantizers and rotations in one another: "Normalized(Rotated(Rotor, Scalar))"."""
-    values = [getattr(tree, field.name) for field in dataclasses.fields(tree)] if dataclasses.is_dataclass(tree) else []
-    parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
-    inner = [nest(part) for part in parts if dataclasses.is_dataclass(part) and hasattr(part, "dim")]
-    return type(tree).__name__ + (f"({', '.join(inner)})" if inner else "")

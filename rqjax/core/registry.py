@@ -1,5 +1,6 @@
-"""Things by name, whose look-up error names the nearest valid name."""
+"""Names: of things in a registry, whose look-up error names the nearest ones, and of quantizers in one another."""
 
+import dataclasses
 import difflib
 from collections.abc import Iterable
 from typing import Any
@@ -27,3 +28,11 @@ class Registry(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise unknown_name(self.kind, name, self)
+
+
+def nest(tree: Any) -> str:
+    """The names of quantizers and rotations in one another: "Normalized(Rotated(Rotor, Scalar))"."""
+    values = [getattr(tree, field.name) for field in dataclasses.fields(tree)] if dataclasses.is_dataclass(tree) else []
+    parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+    inner = [nest(part) for part in parts if dataclasses.is_dataclass(part) and hasattr(part, "dim")]
+    return type(tree).__name__ + (f"({', '.join(inner)})" if inner else "")

@@ -18,8 +18,7 @@ from jaxtyping import Array, Float
 
 from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
-from rqjax.core.pytree import nest, pytree, static
-from rqjax.core.quantizer import Quantizer
+from rqjax.core import Quantizer, nest, pytree, static
 from rqjax.quantizers.combinators import Centered, Normalized, Rotated, Scaled
 from rqjax.quantizers.gain import Gain, gain_of, nearest_gains
 from rqjax.quantizers.per_coordinate import Columns

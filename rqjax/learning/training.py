@@ -16,10 +16,7 @@ from jax import lax
 from jax.tree_util import Partial, all_leaves
 from jaxtyping import Array, Float, Int, PyTree
 
-from rqjax.core import platforms, treefile
-from rqjax.core.checks import check_data, check_int, is_traced
-from rqjax.core.dispatch import operation
-from rqjax.core.quantizer import Quantizer
+from rqjax.core import Quantizer, check_data, check_int, is_traced, operation, platforms, treefile
 from rqjax.learning.losses import Distortion
 from rqjax.rotations import Chain, Dense, Rotation, StridedRotor
 

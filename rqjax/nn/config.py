@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from rqjax.core.checks import check_int
-from rqjax.core.registry import unknown_name
+from rqjax.core import check_int, unknown_name
 from rqjax.nn.rope import Rope
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3")

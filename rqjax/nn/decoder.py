@@ -18,8 +18,7 @@ from rqjax.arrays.planes import never_true
 from rqjax.cache.attention import dot_product_attention
 from rqjax.cache.kv import KVCache
 from rqjax.cache.strategies import Strategy, strategy
-from rqjax.core import platforms
-from rqjax.core.checks import check_int
+from rqjax.core import check_int, platforms
 from rqjax.nn.compat import jittable, listed
 from rqjax.nn.config import DecoderConfig
 

@@ -5,11 +5,7 @@ from jaxtyping import Array, Float, UInt32
 
 from rqjax.arrays import packing
 from rqjax.arrays.planes import as_float32
-from rqjax.core import platforms
-from rqjax.core.checks import check_int, check_vectors
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree, static
-from rqjax.core.quantizer import Codes, Queries, Vectors
+from rqjax.core import Codes, Queries, Vectors, check_int, check_vectors, platforms, pytree, static
 
 MLX_BITS, MLX_GROUPS = (4, 8), (32, 64, 128)
 """That jax-mps 0.11 and MLX take."""
@@ -45,7 +41,6 @@ class Affine:
         words = -(-self.dim * self.bits // 32)
         return 32 * words + 16 * jnp.dtype(self.dtype).itemsize * (self.dim // self.group_size)
 
-    @operation
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))
         groups = x.reshape(*x.shape[:-1], self.dim // self.group_size, self.group_size)
@@ -65,12 +60,10 @@ class Affine:
         """The place of each coordinate on its group's grid."""
         return packing.unpack_stream(codes[0], self.bits, self.dim)
 
-    @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         groups = self._grouped(codes) * as_float32(codes[1])[..., None] + as_float32(codes[2])[..., None]
         return groups.reshape(*groups.shape[:-2], self.dim)
 
-    @operation
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         """Scales and biases are folded into the products and sums of the groups."""
         y = as_float32(check_vectors(y, self.dim))

@@ -10,10 +10,7 @@ from jaxtyping import Array, Float, Shaped
 from rqjax.arrays import norms
 from rqjax.arrays.blocks import in_blocks
 from rqjax.arrays.planes import as_float32
-from rqjax.core.checks import check_vectors
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree, static
-from rqjax.core.quantizer import Codes, Quantizer, Queries, Vectors
+from rqjax.core import Codes, Quantizer, Queries, Vectors, check_vectors, pytree, static
 from rqjax.quantizers.scalar import Scalar
 from rqjax.rotations import Chain, Dense, Hadamard, Rotation
 
@@ -41,18 +38,15 @@ class Normalized:
     def bits_per_vector(self) -> int:
         return _bits(self.dtype) + self.inner.bits_per_vector
 
-    @operation
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)
         norm = norms.norm(x).astype(self.dtype)
         return norm[..., 0], encode_direction(self.inner, x, as_float32(norm))
 
-    @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         norm, inner = codes
         return as_float32(norm)[..., None] * self.inner.decode(inner)
 
-    @operation
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         norm, inner = codes
         return self.inner.dot(y, inner) * as_float32(norm)
@@ -85,7 +79,6 @@ class Scaled:
 
     decode, dot = Normalized.decode, Normalized.dot
 
-    @operation
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)
         norm = norms.norm(x)
@@ -113,15 +106,12 @@ class Rotated:
     def bits_per_vector(self) -> int:
         return self.inner.bits_per_vector
 
-    @operation
     def encode(self, x: Vectors) -> Codes:
         return self.inner.encode(self.rotation(check_vectors(x, self.dim)))
 
-    @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         return self.rotation.inverse(self.inner.decode(codes))
 
-    @operation
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         return self.inner.dot(self.rotation(check_vectors(y, self.dim)), codes)
 
@@ -141,18 +131,15 @@ class Residual:
     def bits_per_vector(self) -> int:
         return self.first.bits_per_vector + self.second.bits_per_vector
 
-    @operation
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)
         first = self.first.encode(x)
         return first, self.second.encode(as_float32(x) - self.first.decode(first))
 
-    @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         first, second = codes
         return self.first.decode(first) + self.second.decode(second)
 
-    @operation
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         first, second = codes
         return self.first.dot(y, first) + self.second.dot(y, second)
@@ -172,17 +159,14 @@ class Split:
     def bits_per_vector(self) -> int:
         return sum(part.bits_per_vector for part in self.parts)
 
-    @operation
     def encode(self, x: Vectors) -> Codes:
         blocks = self.split(check_vectors(x, self.dim))
         return tuple(part.encode(block) for part, block in zip(self.parts, blocks, strict=True))
 
-    @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         blocks = [part.decode(code) for part, code in zip(self.parts, codes, strict=True)]
         return jnp.concatenate(blocks, axis=-1)
 
-    @operation
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         blocks = self.split(check_vectors(y, self.dim))
         return functools.reduce(operator.add, map(lambda p, b, c: p.dot(b, c), self.parts, blocks, codes))
@@ -207,15 +191,12 @@ class Centered:
     def bits_per_vector(self) -> int:
         return self.inner.bits_per_vector
 
-    @operation
     def encode(self, x: Vectors) -> Codes:
         return self.inner.encode(as_float32(check_vectors(x, self.dim)) - self.mean)
 
-    @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         return self.inner.decode(codes) + self.mean
 
-    @operation
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         y = check_vectors(y, self.dim)
         products = self.inner.dot(y, codes)

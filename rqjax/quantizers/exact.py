@@ -5,10 +5,7 @@ from jaxtyping import Array, Float
 
 from rqjax.arrays import blocks
 from rqjax.arrays.planes import as_float32
-from rqjax.core.checks import check_vectors
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree, static
-from rqjax.core.quantizer import Queries, Vectors
+from rqjax.core import Queries, Vectors, check_vectors, pytree, static
 
 
 @pytree
@@ -22,14 +19,11 @@ class Exact:
     def bits_per_vector(self) -> int:
         return 8 * jnp.dtype(self.dtype).itemsize * self.dim
 
-    @operation
     def encode(self, x: Vectors) -> Float[Array, "*n d"]:
         return check_vectors(x, self.dim).astype(self.dtype)
 
-    @operation
     def decode(self, codes: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
         return as_float32(codes)
 
-    @operation
     def dot(self, y: Queries, codes: Float[Array, "*n d"]) -> Float[Array, "*mn"]:
         return blocks.inner(check_vectors(y, self.dim), as_float32(codes))

@@ -8,10 +8,7 @@ from jaxtyping import Array, Bool, Float
 
 from rqjax.arrays import blocks, packing
 from rqjax.arrays.planes import as_float32
-from rqjax.core.checks import check_int, check_vectors
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree, static
-from rqjax.core.quantizer import Codes, Quantizer, Queries, Vectors
+from rqjax.core import Codes, Quantizer, Queries, Vectors, check_int, check_vectors, pytree, static
 
 
 @pytree
@@ -43,19 +40,16 @@ class Exchange:
     def bits_per_vector(self) -> int:
         return 8 * -(-self._pairs // 8) + self.inner.bits_per_vector
 
-    @operation
     def encode(self, x: Vectors) -> Codes:
         y, maps = exchange(as_float32(check_vectors(x, self.dim)), self.levels)
         bits = jnp.concatenate([x[..., :0].astype(bool), *maps], axis=-1)
         return packing.pack_bytes(bits.astype(jnp.uint32), [self._pairs]), self.inner.encode(y)
 
-    @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         bits = packing.unpack_bytes(codes[0], [self._pairs], self._pairs) > 0
         maps = [bits[..., i : i + self.dim // 2] for i in range(0, self._pairs, max(1, self.dim // 2))]
         return exchange_back(self.inner.decode(codes[1]), maps)
 
-    @operation
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         return blocks.inner(check_vectors(y, self.dim), self.decode(codes))
 

@@ -4,10 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core.checks import check_vectors
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree
-from rqjax.core.quantizer import Codes, Quantizer, Queries, Vectors
+from rqjax.core import Codes, Quantizer, Queries, Vectors, check_vectors, pytree
 
 STEPS = 8
 """Gains an octave: 9 % apart, so that what is left of a gain's spread is 2.5 %; 256 of them are 32 octaves."""
@@ -34,7 +31,6 @@ class Gain:
     def bits_per_vector(self) -> int:
         return 8 + self.inner.bits_per_vector
 
-    @operation
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))
         gains = nearest_gains(x, self.weights)
@@ -44,11 +40,9 @@ class Gain:
         best = _nearest((jnp.maximum(product, 0) / jnp.where(square > 0, square, 1)) ** 2)
         return jnp.where(gains > best.astype(jnp.int32) + STEPS, best, gains), codes
 
-    @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         return stored_gain(codes)[..., None] * self.inner.decode(codes[1])
 
-    @operation
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         return self.inner.dot(y, codes[1]) * stored_gain(codes)
 

@@ -8,10 +8,7 @@ from jaxtyping import Array, Float, UInt8
 
 from rqjax.arrays.kmeans import nearest
 from rqjax.arrays.planes import as_float32
-from rqjax.core.checks import check_vectors
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree
-from rqjax.core.quantizer import Codes, Quantizer, Queries, Vectors
+from rqjax.core import Codes, Quantizer, Queries, Vectors, check_vectors, pytree
 
 
 @pytree
@@ -34,20 +31,17 @@ class Local:
     def bits_per_vector(self) -> int:
         return 8 + self.inner.bits_per_vector
 
-    @operation
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))
         cell = nearest(x.reshape(-1, self.dim), as_float32(self.centers)).reshape(x.shape[:-1]).astype(jnp.uint8)
         codes = jax.vmap(lambda center, quantizer: quantizer.encode(x - center))(self.centers, self.inner)
         return cell, jax.tree.map(lambda codes: _chosen(codes, cell), codes)
 
-    @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         cell, inner = codes
         decoded = jax.vmap(lambda quantizer: quantizer.decode(inner))(self.inner)
         return _chosen(decoded, cell) + self.centers[cell]
 
-    @operation
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         cell, inner = codes
         y = check_vectors(y, self.dim)

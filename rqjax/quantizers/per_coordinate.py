@@ -9,10 +9,7 @@ from rqjax import codebooks
 from rqjax.arrays import blocks, packing
 from rqjax.arrays.levels import nearest
 from rqjax.arrays.planes import as_float32
-from rqjax.core.checks import check_vectors
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree
-from rqjax.core.quantizer import Queries, Vectors
+from rqjax.core import Queries, Vectors, check_vectors, pytree
 
 MAX_BITS = codebooks.MAX_BITS
 PRIOR = 8.0
@@ -55,15 +52,12 @@ class Columns:
         """How many coordinates, the first ones, have a lowest bit, a second one and so on."""
         return packing.bit_counts(self.bits)
 
-    @operation
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         return packing.pack_bytes(self.nearest(as_float32(check_vectors(x, self.dim))), self.counts)
 
-    @operation
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         return self.values(self.indices(codes))
 
-    @operation
     def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
         return blocks.inner(check_vectors(y, self.dim), self.decode(codes))
 

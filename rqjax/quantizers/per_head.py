@@ -7,10 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rqjax.core.checks import check_data
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree
-from rqjax.core.quantizer import Codes, Quantizer, Queries, Vectors
+from rqjax.core import Codes, Quantizer, Queries, Vectors, check_data, pytree
 
 
 @pytree
@@ -34,18 +31,15 @@ class PerHead:
     def bits_per_vector(self) -> int:
         return self.inner.bits_per_vector
 
-    @operation
     def encode(self, x: Vectors) -> Codes:
         if x.ndim < 3 or x.shape[-3] != self.heads:
             raise ValueError(f"expected vectors (..., {self.heads} heads, tokens, {self.dim}), got shape {x.shape}")
         return jax.vmap(lambda q, x: q.encode(x), (0, x.ndim - 3), x.ndim - 3)(self.inner, jnp.asarray(x))
 
-    @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         axis = self._axis(codes)
         return jax.vmap(lambda q, codes: q.decode(codes), (0, axis), axis)(self.inner, codes)
 
-    @operation
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         axis = self._axis(codes)
         return jax.vmap(lambda q, codes: q.dot(y, codes), (0, axis), y.ndim - 1 + axis)(self.inner, codes)

@@ -7,10 +7,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from rqjax.arrays import packing
 from rqjax.arrays.kmeans import kmeans, nearest
 from rqjax.arrays.planes import as_float32
-from rqjax.core.checks import check_vectors
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree, static
-from rqjax.core.quantizer import Codes, Queries, Vectors
+from rqjax.core import Codes, Queries, Vectors, check_vectors, pytree, static
 from rqjax.quantizers.uniform import Uniform
 
 
@@ -59,7 +56,6 @@ class Product:
     def bits_per_vector(self) -> int:
         return 8 * -(-sum(self._counts) // 8)
 
-    @operation
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         x = as_float32(check_vectors(x, self.dim))
         groups = x.reshape(-1, self._groups, self.dim // self._groups).swapaxes(0, 1)
@@ -70,12 +66,10 @@ class Product:
         """The centroid of each group."""
         return packing.unpack_bytes(codes, self._counts, self._groups).astype(jnp.int32)
 
-    @operation
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         decoded = self.centroids[jnp.arange(self._groups), self.indices(codes)]
         return decoded.reshape(*codes.shape[:-1], self.dim)
 
-    @operation
     def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
         y = check_vectors(y, self.dim)
         products = self.looked_up(self.tables(y.reshape(-1, self.dim)), codes.reshape(-1, codes.shape[-1]))

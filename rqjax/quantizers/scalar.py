@@ -8,10 +8,7 @@ from rqjax import codebooks
 from rqjax.arrays import blocks, packing
 from rqjax.arrays.levels import nearest
 from rqjax.arrays.planes import planes
-from rqjax.core.checks import check_int, check_vectors
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree, static
-from rqjax.core.quantizer import Queries, Vectors
+from rqjax.core import Queries, Vectors, check_int, check_vectors, pytree, static
 
 
 @pytree
@@ -47,7 +44,6 @@ class Scalar:
         """The levels in the units of the vectors."""
         return jnp.asarray(self.levels) * self.step
 
-    @operation
     def encode(self, x: Vectors, scale: Float[Array, "*n 1"] | None = None) -> UInt32[Array, "*n words"]:
         """As `Quantizer.encode`, of `x / scale` if a scale of each vector is given."""
         indices = [
@@ -59,11 +55,9 @@ class Scalar:
         """The level of each coordinate."""
         return packing.unpack(codes, self.bits, self.dim)
 
-    @operation
     def decode(self, codes: UInt32[Array, "*n words"]) -> Float[Array, "*n d"]:
         return self.values[self.indices(codes)]
 
-    @operation
     def dot(self, y: Queries, codes: UInt32[Array, "*n words"]) -> Float[Array, "*mn"]:
         return blocks.inner(check_vectors(y, self.dim), self.decode(codes))
 

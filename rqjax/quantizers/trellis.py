@@ -17,11 +17,7 @@ from rqjax.arrays.planes import as_float32, fit
 from rqjax.arrays.viterbi import Segment
 from rqjax.codebooks import trellis_tables
 from rqjax.codebooks.trellis_tables import Computed, Table
-from rqjax.core import platforms
-from rqjax.core.checks import check_int, check_vectors
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree, static
-from rqjax.core.quantizer import Queries, Vectors
+from rqjax.core import Queries, Vectors, check_int, check_vectors, platforms, pytree, static
 
 
 @pytree
@@ -49,7 +45,6 @@ class Trellis:
         """What each state stands for, in the units of the vectors."""
         return self._values(jnp.arange(2**self.table.state_bits, dtype=jnp.uint32))
 
-    @operation
     def encode(self, x: Vectors) -> UInt32[Array, "*n words"]:
         return by_rows(self._encode, check_vectors(x, self.dim), self.table.state_bits)
 
@@ -74,11 +69,9 @@ class Trellis:
 
         return jnp.concatenate([plane(k) for k in range(8)], axis=-1)[..., : self.dim]
 
-    @operation
     def decode(self, codes: UInt32[Array, "*n words"]) -> Float[Array, "*n d"]:
         return self._values(self.states(codes))
 
-    @operation
     def dot(self, y: Queries, codes: UInt32[Array, "*n words"]) -> Float[Array, "*mn"]:
         return blocks.inner_in_blocks(check_vectors(y, self.dim), self.decode, codes)
 

@@ -7,10 +7,7 @@ from rqjax.arrays import blocks, packing, viterbi
 from rqjax.arrays.planes import as_float32
 from rqjax.codebooks import trellis_tables
 from rqjax.codebooks.trellis_tables import Table
-from rqjax.core.checks import check_vectors
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree, static
-from rqjax.core.quantizer import Queries, Vectors
+from rqjax.core import Queries, Vectors, check_vectors, pytree, static
 from rqjax.quantizers.trellis import by_rows
 
 
@@ -44,11 +41,9 @@ class TrellisColumns:
     def bits_per_vector(self) -> int:
         return 8 * -(-sum(self.bits) // 8)
 
-    @operation
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         return by_rows(self._encode, as_float32(check_vectors(x, self.dim)), self.tables[0].state_bits)
 
-    @operation
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         states = self.states(codes)
         parts = [states[..., part] for _, part in self._classes]
@@ -56,7 +51,6 @@ class TrellisColumns:
         units.append(jnp.zeros((*codes.shape[:-1], self.dim - states.shape[-1])))
         return self.mean + self.deviation * jnp.concatenate(units, axis=-1)
 
-    @operation
     def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
         return blocks.inner_in_blocks(check_vectors(y, self.dim), self.decode, codes)
 

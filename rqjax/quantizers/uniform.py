@@ -5,10 +5,7 @@ from jaxtyping import Array, Float, UInt8, UInt32
 
 from rqjax.arrays import blocks, packing
 from rqjax.arrays.planes import as_float32
-from rqjax.core.checks import check_int, check_vectors
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree, static
-from rqjax.core.quantizer import Queries, Vectors
+from rqjax.core import Queries, Vectors, check_int, check_vectors, pytree, static
 
 MAX_BITS = 16
 
@@ -35,7 +32,6 @@ class Uniform:
     def bits_per_vector(self) -> int:
         return 8 * -(-self.dim * self.bits // 8)
 
-    @operation
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         offset = as_float32(check_vectors(x, self.dim)) - as_float32(self.low)
         step = as_float32(self.step)
@@ -46,11 +42,9 @@ class Uniform:
         """The place of each coordinate on the grid."""
         return packing.unpack_bytes(codes, [self.dim] * self.bits, self.dim)
 
-    @operation
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         return as_float32(self.low) + as_float32(self.step) * self.indices(codes)
 
-    @operation
     def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
         return blocks.inner(check_vectors(y, self.dim), self.decode(codes))
 

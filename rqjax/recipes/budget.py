@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from rqjax.core.dispatch import operation
-from rqjax.core.quantizer import Codes, Quantizer, nbytes
-from rqjax.core.registry import Registry
+from rqjax.core import Codes, Quantizer, Registry, nbytes, operation
 from rqjax.quantizers.combinators import Residual
 from rqjax.quantizers.exchange import Exchange, exchange
 from rqjax.quantizers.product import Product, Rounded

@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rqjax import metrics
 from rqjax.arrays import norms
 from rqjax.codebooks import MAX_BITS
-from rqjax.core.checks import check_int
-from rqjax.core.dispatch import operation
-from rqjax.core.quantizer import Quantizer
+from rqjax.core import Quantizer, check_int, operation
+from rqjax.learning.losses import Distortion
 from rqjax.quantizers.combinators import Rotated, Scaled
 from rqjax.quantizers.per_head import stack_heads
 from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
@@ -78,4 +76,4 @@ def _error(code: Any, x: Float[Array, "heads n d"]) -> float:
 @operation
 @jax.vmap
 def _errors(code: Any, x: Float[Array, "n d"]) -> Float[Array, ""]:
-    return metrics.relative_mse(x, code.decode(code.encode(x)))
+    return Distortion()(code, x)

@@ -17,11 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from rqjax import codebooks
 from rqjax.arrays import norms
-from rqjax.core import platforms
-from rqjax.core.checks import check_int
-from rqjax.core.dispatch import operation
-from rqjax.core.quantizer import Quantizer
-from rqjax.core.registry import Registry
+from rqjax.core import Quantizer, Registry, check_int, operation, platforms
 from rqjax.learning.losses import CodingGain
 from rqjax.learning.training import fit
 from rqjax.quantizers.combinators import Rotated, Scaled

@@ -6,9 +6,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from rqjax.core.checks import check_int
-from rqjax.core.quantizer import Quantizer
-from rqjax.core.registry import Registry
+from rqjax.core import Quantizer, Registry, check_int
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled, Split
 from rqjax.quantizers.scalar import lloyd_max

@@ -9,8 +9,7 @@ import jax
 from jax import lax
 from jaxtyping import Array
 
-from rqjax.core.checks import check_int
-from rqjax.core.quantizer import Quantizer
+from rqjax.core import Quantizer, check_int
 from rqjax.quantizers.combinators import Residual
 from rqjax.quantizers.exchange import Exchange, exchange
 from rqjax.quantizers.per_head import stack_heads

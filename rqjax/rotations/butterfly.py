@@ -12,8 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import as_float32, assembled
-from rqjax.core import platforms
-from rqjax.core.pytree import pytree, static
+from rqjax.core import platforms, pytree, static
 from rqjax.rotations.chain import Chain
 from rqjax.rotations.rotor import planar_matrices, random_bivectors, rotation_matrices
 

@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32, assembled
-from rqjax.core import platforms
-from rqjax.core.pytree import pytree
+from rqjax.core import platforms, pytree
 
 
 @pytree

@@ -6,8 +6,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core import platforms
-from rqjax.core.pytree import pytree
+from rqjax.core import platforms, pytree
 
 
 @pytree

@@ -9,8 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int8, Shaped
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core import platforms
-from rqjax.core.pytree import pytree
+from rqjax.core import platforms, pytree
 
 
 @pytree

@@ -3,7 +3,7 @@
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core.pytree import pytree, static
+from rqjax.core import pytree, static
 
 
 @pytree

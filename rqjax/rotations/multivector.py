@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import as_float32, fit
-from rqjax.core.pytree import pytree, static
+from rqjax.core import pytree, static
 from rqjax.rotations.rotor import rotation_matrices
 
 

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import assembled, columns, mix
-from rqjax.core import platforms
-from rqjax.core.pytree import pytree, static
+from rqjax.core import platforms, pytree, static
 from rqjax.rotations.rotor import Rotor
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import assembled, columns, mix
-from rqjax.core import platforms
-from rqjax.core.pytree import pytree, static
+from rqjax.core import platforms, pytree, static
 
 
 @pytree

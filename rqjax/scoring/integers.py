@@ -12,8 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int8, Int32, Shaped
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core import platforms
-from rqjax.core.dispatch import operation
+from rqjax.core import operation, platforms
 
 BASE = 128
 """Of the int8 limbs: the highest is from -127 to 127, the others are from 0 to 127."""

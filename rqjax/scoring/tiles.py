@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Int, Integer, Shaped, UInt8
 
 from rqjax.arrays.planes import as_bits
-from rqjax.core.pytree import pytree, static
+from rqjax.core import pytree, static
 
 UNIT = 16
 """Tokens that are encoded together."""

@@ -18,11 +18,20 @@ from jaxtyping import Array, Float, Int32, Shaped
 
 from rqjax.arrays import blocks, norms
 from rqjax.arrays.planes import as_float32
-from rqjax.core import treefile
-from rqjax.core.checks import check_int, check_vectors, is_traced
-from rqjax.core.dispatch import Implementation, operation
-from rqjax.core.pytree import pytree, static
-from rqjax.core.quantizer import Quantizer, Queries, Vectors, nbytes
+from rqjax.core import (
+    Implementation,
+    Quantizer,
+    Queries,
+    Vectors,
+    check_int,
+    check_vectors,
+    is_traced,
+    nbytes,
+    operation,
+    pytree,
+    static,
+    treefile,
+)
 from rqjax.search import shards
 from rqjax.search.rows import FREE, Rows, check_ids, encode, grow, put
 from rqjax.search.scan import largest, scan

@@ -12,10 +12,7 @@ from jaxtyping import Array, Float, Int32, Shaped
 
 from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
-from rqjax.core.checks import is_traced
-from rqjax.core.dispatch import operation
-from rqjax.core.pytree import pytree
-from rqjax.core.quantizer import Codes, Quantizer
+from rqjax.core import Codes, Quantizer, is_traced, operation, pytree
 
 FREE = -1
 """The id of a row that holds no vector."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32, Shaped
 
-from rqjax.core.quantizer import Codes, Quantizer
+from rqjax.core import Codes, Quantizer
 from rqjax.scoring import rules
 
 QUERIES = 1024
