@@ -15,6 +15,7 @@ from rqjax.arrays import viterbi
 from rqjax.codebooks import trellis_tables
 from rqjax.codebooks.trellis_tables import Computed, Table
 from rqjax.quantizers.trellis import Trellis, improved, trellis_coded
+from rqjax.recipes.allocation import allocate
 
 
 def levels(state_bits, key=0):
@@ -200,7 +201,7 @@ def test_committed_tables_are_what_training_makes():
 def test_one_ring_through_coordinates_of_many_bits():
     """What the ring takes off a transform code of the same bytes."""
     deviation = jnp.exp(-jnp.arange(64) / 16)
-    bits = rqjax.columns.allocate(np.asarray(deviation**2), 128)
+    bits = allocate(np.asarray(deviation**2), 128)
     assert len(set(bits)) >= 5
     x = deviation * jax.random.normal(jax.random.key(0), (512, 64))
     codes = [kind.gaussian(jnp.zeros(64), deviation, bits) for kind in (rqjax.TrellisColumns, rqjax.Columns)]

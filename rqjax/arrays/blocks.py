@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from rqjax.arrays.planes import as_float32, stored
+from rqjax.arrays.planes import as_float32, materialized
 from rqjax.core import Codes, platforms
 
 BLOCK = 2**20
@@ -54,7 +54,7 @@ def inner_in_blocks(
 
     def block(codes: Array) -> Array:
         x = decode(codes)
-        return inner(stored(x), queries)
+        return inner(materialized(x), queries)
 
     products = in_blocks(block, codes, rows=max(1, BLOCK // y.shape[-1]))
     return jnp.moveaxis(products, -1, 0).reshape(*y.shape[:-1], *codes.shape[:-1])

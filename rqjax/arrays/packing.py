@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, Integer, UInt8, UInt32
 
-from rqjax.arrays.planes import fit, planes, stored
+from rqjax.arrays.planes import materialized, pad_to, planes
 from rqjax.core import check_int
 
 
@@ -49,14 +49,16 @@ def pack_planes(fields: list[UInt32[Array, "*n lanes"]], bits: int) -> UInt32[Ar
         lanes = lanes | (fields[k] << (bits * k))
     if bits == 4:
         return lanes
-    lanes = stored(lanes)  # on a CPU packing 32 MiB takes 3 ms so, and 24 ms where this is fused into what follows
+    lanes = materialized(
+        lanes
+    )  # on a CPU packing 32 MiB takes 3 ms so, and 24 ms where this is fused into what follows
     size = -(-lanes.shape[-1] * bits // 4)
     words, rest = lanes[..., :size], lanes[..., size:]
     if bits == 3:  # three bytes of each lane that is left over go to three words
         extra = jnp.concatenate([(rest >> shift) & 255 for shift in (0, 8, 16)], axis=-1)
-        return words | (fit(extra, size) << 24)
+        return words | (pad_to(extra, size) << 24)
     for k in range(1, 4 // bits):
-        words = words | (fit(rest[..., (k - 1) * size : k * size], size) << (8 * bits * k))
+        words = words | (pad_to(rest[..., (k - 1) * size : k * size], size) << (8 * bits * k))
     return words
 
 
@@ -82,7 +84,7 @@ def unpack_lanes(words: UInt32[Array, "*n words"], bits: int, lanes: int) -> UIn
         words = jnp.concatenate([words & mask, extra], axis=-1)
     else:
         words = jnp.concatenate([(words >> (8 * bits * k)) & mask for k in range(4 // bits)], axis=-1)
-    return stored(words[..., :lanes])
+    return materialized(words[..., :lanes])
 
 
 def unpack_octets(words: UInt32[Array, "*n words"], bits: int) -> UInt8[Array, "*n d"]:
@@ -107,7 +109,7 @@ def pack_stream(indices: Integer[Array, "*n d"], bits: int) -> UInt32[Array, "*n
     bits, dim = check_int("bits", bits, 1, 8), indices.shape[-1]
     size = -(-dim * bits // 32)
     bit = (indices.astype(jnp.uint32)[..., None] >> jnp.arange(bits, dtype=jnp.uint32)) & 1
-    bit = fit(bit.reshape(*indices.shape[:-1], dim * bits), 32 * size)
+    bit = pad_to(bit.reshape(*indices.shape[:-1], dim * bits), 32 * size)
     bit = bit.reshape(*indices.shape[:-1], size, 32)
     return (bit << jnp.arange(32, dtype=jnp.uint32)).sum(-1, dtype=jnp.uint32)
 
@@ -129,7 +131,7 @@ def pack_bytes(indices: Integer[Array, "*n d"], counts: Sequence[int]) -> UInt8[
     """Packs indices of which the first counts[0] have a lowest bit, the first counts[1] a second one, and so on."""
     planes = [((indices[..., :count] >> bit) & 1).astype(jnp.uint8) for bit, count in enumerate(counts)]
     bits = jnp.concatenate([indices[..., :0].astype(jnp.uint8), *planes], axis=-1)
-    parts = jnp.split(fit(bits, -(-sum(counts) // 8) * 8), 8, axis=-1)
+    parts = jnp.split(pad_to(bits, -(-sum(counts) // 8) * 8), 8, axis=-1)
     return functools.reduce(operator.or_, (part << k for k, part in enumerate(parts)))
 
 
@@ -138,6 +140,6 @@ def unpack_bytes(codes: UInt8[Array, "*n bytes"], counts: Sequence[int], dim: in
     bits, start = jnp.concatenate([(codes >> k) & 1 for k in range(8)], axis=-1), 0
     total = jnp.zeros((*codes.shape[:-1], dim), jnp.uint32)
     for bit, count in enumerate(counts):
-        plane = fit(bits[..., start : start + count], dim).astype(jnp.uint32)
+        plane = pad_to(bits[..., start : start + count], dim).astype(jnp.uint32)
         total, start = total | (plane << bit), start + count
     return total

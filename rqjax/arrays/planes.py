@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 from rqjax.core import platforms
 
 
-def columns(x: Shaped[Array, "*n d"]) -> Callable[[int, int], Shaped[Array, "*n cols"]]:
+def widened_slices(x: Shaped[Array, "*n d"]) -> Callable[[int, int], Shaped[Array, "*n cols"]]:
     """The function (i, j) -> x[..., i:j], low-precision floats widened to float32.
 
     bfloat16 is widened by bit operations after the slice: XLA would convert all of x first, into a copy twice its size.
@@ -29,9 +29,9 @@ def columns(x: Shaped[Array, "*n d"]) -> Callable[[int, int], Shaped[Array, "*n 
 
 
 def planes(x: Shaped[Array, "*n d"]) -> list[Shaped[Array, "*n lanes"]]:
-    """The 8 planes of the last axis, widened as by `columns`; zeros fill the last ones where 8 does not divide d."""
-    lanes, part = -(-x.shape[-1] // 8), columns(x)
-    return [fit(part(k * lanes, (k + 1) * lanes), lanes) for k in range(8)]
+    """The 8 planes of the last axis, as `widened_slices`; zeros fill the last ones where 8 does not divide d."""
+    lanes, part = -(-x.shape[-1] // 8), widened_slices(x)
+    return [pad_to(part(k * lanes, (k + 1) * lanes), lanes) for k in range(8)]
 
 
 def assembled(x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
@@ -43,27 +43,31 @@ def assembled(x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
     return jnp.stack(planes(x), axis=-2).reshape(x.shape) if x.shape[-1] % 8 == 0 else x
 
 
-def fit(x: Shaped[Array, "*n d"], size: int) -> Shaped[Array, "*n size"]:
+def pad_to(x: Shaped[Array, "*n d"], size: int) -> Shaped[Array, "*n size"]:
     """Appends zeros to the last axis until it is `size` long."""
     missing = size - x.shape[-1]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
-def mix(matrices: Float[Array, "k k lanes"], parts: list[Float[Array, "*n lanes"]]) -> list[Float[Array, "*n lanes"]]:
+def multiply_blocks(
+    matrices: Float[Array, "k k lanes"], parts: list[Float[Array, "*n lanes"]]
+) -> list[Float[Array, "*n lanes"]]:
     """Multiplies the k coordinates that lane j has in k planes by the j-th k x k matrix."""
     return [functools.reduce(operator.add, [m * part for m, part in zip(row, parts, strict=True)]) for row in matrices]
 
 
-def stored(x: Shaped[Array, "..."], never: Bool[Array, ""] | None = None) -> Shaped[Array, "..."]:
-    """`x`, computed before its consumers: on the CPU XLA may fuse it into each of them and lose their vectorisation.
+def materialized(x: Shaped[Array, "..."], after: Shaped[Array, "..."] | None = None) -> Shaped[Array, "..."]:
+    """Materializes x once: on a CPU XLA would fuse it into every consumer, which may lose their vectorisation.
 
-    An optimization barrier does not stop fusion there; a loop does whose zero trips only the run can know. `never` is
-    a value of the run that is False, as the caller knows and the compiler does not; by default `never_true(x)`.
+    A loop whose trip count is a zero of the run prevents that, an optimization barrier does not. With `after`, x is
+    computed after that array, too; bytes then only wait, and are still fused into what unpacks them.
     """
     if not platforms.on_cpu():
         return x
-    trips = (never_true(x) if never is None else never).astype(jnp.int32)
-    return lax.fori_loop(0, trips, lambda _, value: value + value, x)
+    never = never_true(x if after is None else after)
+    if after is not None and x.dtype == jnp.uint8:
+        return x ^ never.astype(jnp.uint8)
+    return lax.fori_loop(0, never.astype(jnp.int32), lambda _, value: value + value, x)
 
 
 def never_true(x: Shaped[Array, "..."]) -> Bool[Array, ""]:

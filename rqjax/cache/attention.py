@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from rqjax.arrays.planes import as_float32, stored
+from rqjax.arrays.planes import as_float32, materialized
 from rqjax.cache.kv import KVCache, Tokens, append
 from rqjax.core import Implementation, check_int, is_traced, operation
 from rqjax.scoring import integers, rules, tiles
@@ -234,17 +234,15 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
     prepared = rules.prepare(cache.key_quantizer, y)
     shift = 0 if cache.key_mean is None else jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)[..., None]
     coded = cache.coded
-    never = (coded < 0).any()
     allowed = mask if mask is None else _padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
 
     def block(first, size, before):
         start = jnp.minimum(first, cache.capacity - size)  # the last block may reach back into the one before
 
         def read(codes, after):
-            """A block of codes. Bytes wait for `after`, never negative, so that all are unpacked into one memory."""
-            zero = (after[0, 0, 0] < 0).any().astype(jnp.uint8)
+            """A block of codes, after what has been computed of the block before: all are unpacked into one memory."""
             arrays = jax.tree.map(lambda leaf: leaf.read(start, size), codes, is_leaf=tiles.is_token_array)
-            return jax.tree.map(lambda x: x ^ zero if x.dtype == jnp.uint8 else stored(x, never), arrays)
+            return jax.tree.map(lambda x: materialized(x, after), arrays)
 
         def weigh(w):
             return rules.weigh(cache.value_quantizer, w, read(cache.values, w))

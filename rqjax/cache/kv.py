@@ -235,7 +235,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
         key = as_float32(key) if mean is None else as_float32(key) - mean[:, :, None]
         units = (
             rules.lay_out(cache.key_quantizer, cache.key_quantizer.encode(key), False),
-            rules.lay_out(cache.value_quantizer, cache.value_quantizer.encode(as_float32(value)), transposed=True),
+            rules.lay_out(cache.value_quantizer, cache.value_quantizer.encode(as_float32(value)), True),
         )
         return _over(lambda old, new: old.write(new, start, start < after), stored, units)
 

@@ -75,7 +75,6 @@ def operation(body: Callable[..., Result]) -> Callable[..., Result]:
       Unsupported: the kernel that is asked for cannot be used; the message says why.
       UnknownName: there is no such implementation.
     """
-
     if hasattr(body, "is_operation"):
         return body
 
@@ -84,18 +83,16 @@ def operation(body: Callable[..., Result]) -> Callable[..., Result]:
         if implementation is not None and implementation not in get_args(Implementation):
             raise unknown_name("implementation", implementation, get_args(Implementation))
         asked = "xla" if _ONLY_XLA.get() else implementation
-        leaves, structure = jax.tree.flatten((args, options))
-        if any(isinstance(leaf, DynamicJaxprTracer) for leaf in leaves):
+        parts = _Parts.of(args, options)
+        if any(isinstance(leaf, DynamicJaxprTracer) for leaf in (*parts.own, *parts.others)):
             return _run(body, asked, args, options)
-        operands = [leaf if _is_array(leaf) else None for leaf in leaves]
-        statics = tuple((None, None) if _is_array(leaf) else (type(leaf), leaf) for leaf in leaves)  # 1 is not True
-        return _compiled(body, asked, tuple(part() for part in CONTEXT), structure, statics, operands)
+        return _compiled(body, asked, tuple(part() for part in CONTEXT), *parts)
 
     signature = inspect.signature(body)
     more = inspect.Parameter("implementation", inspect.Parameter.KEYWORD_ONLY, default=None)
     parameters = sorted([*signature.parameters.values(), more], key=lambda parameter: parameter.kind)
     run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
-    run.is_operation = True  # pyright: ignore[reportFunctionMemberAccess]
+    run.is_operation = True  # pyright: ignore[reportAttributeAccessIssue]
     return run
 
 
@@ -113,16 +110,33 @@ def only_xla(function: Function) -> Function:
     return run  # pyright: ignore[reportReturnType]
 
 
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+class _Parts(NamedTuple):
+    """Arguments as the arrays among their leaves, those of the first argument apart, and all else, hashable."""
+
+    own: list[Any]
+    others: list[Any]
+    rest: Any
+
+    @classmethod
+    def of(cls, args: Any, options: Any) -> "_Parts":
+        leaves, structure = jax.tree.flatten((args, options))
+        count = len(jax.tree.leaves(args[:1]))
+        arrays = [leaf if isinstance(leaf, jax.Array | np.ndarray | np.generic) else None for leaf in leaves]
+        # With their types: 1 is True is 1.0 to a dictionary.
+        statics = [(type(leaf), leaf) if x is None else None for x, leaf in zip(arrays, leaves, strict=True)]
+        return cls(arrays[:count], arrays[count:], (structure, tuple(statics)))
+
+    def joined(self) -> Any:
+        structure, statics = self.rest
+        arrays = [*self.own, *self.others]
+        return jax.tree.unflatten(structure, [s[1] if s else x for x, s in zip(arrays, statics, strict=True)])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), inline=True)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 5), inline=True)
 def _compiled(
-    body: Callable[..., Any], asked: str | None, context: Hashable, structure: Any, statics: Any, operands: Any
+    body: Callable[..., Any], asked: str | None, context: Hashable, own: Any, others: Any, rest: Hashable
 ) -> PyTree:
-    pairs = zip(operands, statics, strict=True)
-    args, options = jax.tree.unflatten(structure, [value if x is None else x for x, (_, value) in pairs])
+    args, options = _Parts(own, others, rest).joined()
     return _run(body, asked, args, options)
 
 
@@ -137,7 +151,7 @@ def _run(body: Callable[..., Any], asked: str | None, args: Any, options: Any) -
         if asked in (None, implementation):
             found = kernel.find(*args, **options)
             if not isinstance(found, Refusal):
-                return _differentiable(functools.partial(found, **options), body, options, kernel.rows)(*args)
+                return _differentiable(found, body, kernel.rows, _Parts.of(args, options))
             if asked is not None:
                 raise Unsupported(found.reason)
     return body(*args, **options)
@@ -148,32 +162,35 @@ def _kernels(name: str, cls: type) -> Iterator[tuple[str, Kernel]]:
         yield from KERNELS.get((name, base), {}).items()
 
 
-def _differentiable(
-    run: Callable[..., Any], body: Callable[..., Any], options: dict[str, Any], rows: bool
-) -> Callable[..., Any]:
+def _differentiable(run: Callable[..., Any], body: Callable[..., Any], rows: bool, parts: _Parts) -> PyTree:
     """`run` with the derivative of `body`; over a batched first argument (a quantizer a head) it runs one by one."""
 
+    def called(function: Callable[..., Any], own: Any, others: Any) -> PyTree:
+        args, options = _Parts(own, others, parts.rest).joined()
+        return function(*args, **options)
+
     @jax.custom_batching.custom_vmap
-    def batched(first, *others):
-        return run(first, *others)
+    def batched(own, others):
+        return called(run, own, others)
 
     @batched.def_vmap
-    def rule(axis_size, in_batched, *args):
-        own, others = map(jax.tree.leaves, (in_batched[0], in_batched[1:]))
-        if rows and not any(own) and all(others):
-            out = batched(*args)
+    def rule(axis_size, in_batched, own, others):
+        first, second = map(jax.tree.leaves, in_batched)
+        if rows and not any(first) and all(second):
+            out = batched(own, others)
         else:
-            axes = jax.tree.map(lambda b: 0 if b else None, tuple(in_batched))
-            pick = lambda i: jax.tree.map(lambda x, a: x if a is None else x[i], args, axes)  # noqa: E731
-            out = jax.lax.map(lambda i: batched(*pick(i)), jnp.arange(axis_size))
+            axes = [0 if b else None for b in (*first, *second)]
+            leaves, structure = jax.tree.flatten((own, others))
+            pick = lambda i: [x if a is None else x[i] for x, a in zip(leaves, axes, strict=True)]  # noqa: E731
+            out = jax.lax.map(lambda i: batched(*jax.tree.unflatten(structure, pick(i))), jnp.arange(axis_size))
         return out, jax.tree.map(lambda _: True, out)
 
     @jax.custom_vjp
-    def function(*args):
-        return batched(*args)
+    def function(own, others):
+        return batched(own, others)
 
-    def backward(args, cotangent):
-        return jax.vjp(only_xla(functools.partial(body, **options)), *args)[1](cotangent)
+    def backward(arrays, cotangent):
+        return jax.vjp(lambda *arrays: called(only_xla(body), *arrays), *arrays)[1](cotangent)
 
-    function.defvjp(lambda *args: (batched(*args), args), backward)
-    return function
+    function.defvjp(lambda *arrays: (batched(*arrays), arrays), backward)
+    return function(parts.own, parts.others)

@@ -63,7 +63,7 @@ def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dic
         fields[name], fields[f"{name}.tokens_per_entry"] = "TokenArray", fields.pop(f"{name}.per")
     for name in [name for name, text in fields.items() if text == "Sign"]:
         sketch, rotated, scalar = f"{name}.sketch", f"{name}.inner", f"{name}.inner.inner"
-        tables: tuple[dict[str, Any], ...] = fields, arrays
+        tables: list[Any] = [fields, arrays]
         for table in tables:
             for old in [old for old in table if old == sketch or old.startswith((f"{sketch}.", f"{sketch}["))]:
                 table[f"{rotated}.rotation{old.removeprefix(sketch)}"] = table.pop(old)

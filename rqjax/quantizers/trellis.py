@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, Shaped, UInt32
 
 from rqjax.arrays import blocks, packing, viterbi
-from rqjax.arrays.planes import as_float32, fit
+from rqjax.arrays.planes import as_float32, pad_to
 from rqjax.arrays.viterbi import Segment
 from rqjax.codebooks import trellis_tables
 from rqjax.codebooks.trellis_tables import Computed, Table
@@ -84,7 +84,7 @@ class Trellis:
 
     def _encode(self, x: Shaped[Array, "n d"]) -> UInt32[Array, "n words"]:
         count, times = len(x), 8 * self._lanes
-        x = fit(as_float32(x).astype(jnp.float32), times)  # whose costs have bits to spare, in 32
+        x = pad_to(as_float32(x).astype(jnp.float32), times)  # whose costs have bits to spare, in 32
         y = x.reshape(count, 8, self._lanes).transpose(2, 1, 0).reshape(times, count)
         weights = None
         if self.dim % 8:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from rqjax.arrays.planes import assembled, columns, mix
+from rqjax.arrays.planes import assembled, multiply_blocks, widened_slices
 from rqjax.core import platforms, pytree, static
 
 
@@ -22,10 +22,10 @@ class Givens:
         return assembled(self._apply(y, -self.angles))
 
     def _apply(self, x, angles) -> Array:
-        size, part = self.dim // 2, columns(x)
+        size, part = self.dim // 2, widened_slices(x)
         plane = jnp.array([[0, 1], [-1, 0]])[..., None]
         matrices = jnp.cos(angles) * jnp.eye(2)[..., None] + jnp.sin(angles) * plane
-        blocks = mix(matrices, [part(0, size), part(size, 2 * size)])
+        blocks = multiply_blocks(matrices, [part(0, size), part(size, 2 * size)])
         return jnp.concatenate([*blocks, part(2 * size, self.dim)], axis=-1)
 
     @classmethod

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from rqjax.arrays.planes import as_float32, fit
+from rqjax.arrays.planes import as_float32, pad_to
 from rqjax.core import pytree, static
 from rqjax.rotations.rotor import rotation_matrices
 
@@ -22,7 +22,7 @@ class MultivectorRotor:
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n e"]:
         groups = self.bivectors.shape[-2]
-        vectors = self._rotate(fit(as_float32(x), 3 * groups), self.bivectors)
+        vectors = self._rotate(pad_to(as_float32(x), 3 * groups), self.bivectors)
         zeros = jnp.zeros((*x.shape[:-1], groups), vectors.dtype)
         return jnp.concatenate([zeros, vectors, zeros, zeros, zeros, zeros], axis=-1)
 

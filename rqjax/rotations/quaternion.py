@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from rqjax.arrays.planes import assembled, columns, mix
+from rqjax.arrays.planes import assembled, multiply_blocks, widened_slices
 from rqjax.core import platforms, pytree, static
 from rqjax.rotations.rotor import Rotor
 
@@ -29,8 +29,8 @@ class Quaternion:
         return assembled(self._apply(y, jnp.swapaxes(self._matrices(), 0, 1), self.tail.inverse))
 
     def _apply(self, x, matrices, rotate_tail) -> Array:
-        size, part = self.dim // 4, columns(x)
-        blocks = mix(matrices, [part(k * size, (k + 1) * size) for k in range(4)])
+        size, part = self.dim // 4, widened_slices(x)
+        blocks = multiply_blocks(matrices, [part(k * size, (k + 1) * size) for k in range(4)])
         tail = [rotate_tail(x[..., 4 * size :])] if self.dim % 4 else []
         return jnp.concatenate([*blocks, *tail], axis=-1)
 

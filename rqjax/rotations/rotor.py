@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from rqjax.arrays.planes import assembled, columns, mix
+from rqjax.arrays.planes import assembled, multiply_blocks, widened_slices
 from rqjax.core import platforms, pytree, static
 
 
@@ -39,16 +39,16 @@ class Rotor:
 
     def _apply(self, x: Array, matrices: Float[Array, "3 3 g"], planar: Float[Array, "2 2 t"]) -> Array:
         dim, lanes = self.dim, self.dim // 8
-        part, start, stop = columns(x), 3 * lanes, dim - 3 * lanes
+        part, start, stop = widened_slices(x), 3 * lanes, dim - 3 * lanes
 
         def rotate_planes(matrices, first):
-            return mix(matrices, [part(first + k * lanes, first + (k + 1) * lanes) for k in range(3)])
+            return multiply_blocks(matrices, [part(first + k * lanes, first + (k + 1) * lanes) for k in range(3)])
 
         low = rotate_planes(matrices[..., :lanes], 0)
         high = rotate_planes(matrices[..., lanes : 2 * lanes], stop)
         coefficients = _band(matrices[..., 2 * lanes :], planar, stop - start)
         if not lanes:  # fewer than 8 coordinates: no planes around the band to shift into
-            part = columns(jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(2, 2)]))
+            part = widened_slices(jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(2, 2)]))
             start, stop = 2, dim + 2
 
         def rotate_band(first, last):

@@ -1,0 +1,81 @@
+"""Who computes an operation, and how often it is compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rqjax
+from rqjax.core import Refusal, Unsupported, dispatch, operation, register
+
+KEY = jax.random.key(0)
+
+
+def calls():
+    """Operations called outside jit, each with arguments of one shape but of new numbers each time."""
+    x = lambda seed, *shape: np.random.default_rng(seed).standard_normal((*shape, 64)).astype(np.float32)  # noqa: E731
+    for name in ("turboquant_prod", "affine_rotated"):
+        quantizer = rqjax.METHODS[name](KEY, 64, 3)
+        codes = quantizer.encode(x(0, 100))
+        yield f"encode {name}", lambda seed, q=quantizer: q.encode(x(seed, 100))
+        yield f"decode {name}", lambda seed, q=quantizer, codes=codes: q.decode(codes)
+        yield f"dot {name}", lambda seed, q=quantizer, codes=codes: q.dot(x(seed, 5), codes)
+    cache = rqjax.append(rqjax.strategy("v3_3.5", KEY, 64).cache(2, 2, 256, window=16), *[x(1, 2, 60, 2)] * 2)
+    yield "append", lambda seed: rqjax.append(cache, x(seed, 2, 1, 2), x(seed, 2, 1, 2))
+    yield "attend", lambda seed: rqjax.attend(cache, x(seed, 2, 1, 4))
+    index = rqjax.Index.build(quantizer, x(2, 300), store=rqjax.Exact(64))
+    yield "search", lambda seed: index.search(x(seed, 3), 5, rerank=10)
+
+
+def test_the_second_call_outside_jit_compiles_nothing(caplog):
+    def compiled():
+        return [record.message for record in caplog.records if "Finished XLA compilation" in record.message]
+
+    with jax.log_compiles():
+        jax.jit(lambda x: x + 1)(jnp.ones(3))
+        assert compiled()
+        for name, call in calls():
+            call(1)
+            caplog.clear()
+            call(2)
+            assert compiled() == [], name
+
+
+class Toy:
+    """Not a pytree: a static argument."""
+
+
+@operation
+def shifted(first, x, *, by=1):
+    return x + by
+
+
+def test_bodies_kernels_and_refusals():
+    x = jnp.arange(3.0)
+    np.testing.assert_array_equal(shifted(Toy(), x, by=2), x + 2)
+    with pytest.raises(Unsupported, match="there is no mps kernel to shifted Toy"):
+        shifted(Toy(), x, implementation="mps")
+    with pytest.raises(rqjax.UnknownName, match="unknown implementation 'msp'; did you mean 'mps'"):
+        shifted(Toy(), x, implementation="msp")
+
+    @register("mps", "shifted", Toy)
+    def find(first, x, *, by=1):
+        return Refusal("only by 1") if by != 1 else lambda first, x: x + 100
+
+    toy = Toy()
+    try:
+        np.testing.assert_array_equal(shifted(toy, x), x + 100)
+        np.testing.assert_array_equal(jax.jit(lambda x: shifted(toy, x))(x), x + 100)
+        np.testing.assert_array_equal(shifted(toy, x, implementation="xla"), x + 1)
+        np.testing.assert_array_equal(dispatch.only_xla(shifted)(toy, x, implementation="mps"), x + 1)
+        np.testing.assert_array_equal(shifted(toy, x, by=3), x + 3)
+        with pytest.raises(Unsupported, match="only by 1"):
+            shifted(toy, x, by=3, implementation="mps")
+    finally:
+        del dispatch.KERNELS["shifted", Toy]
+
+
+def test_options_of_equal_value_are_not_taken_for_each_other():
+    """True is 1 is 1.0 to a dictionary."""
+    x = jnp.arange(3)
+    assert [shifted(Toy, x, by=by).dtype for by in (1, 1.0, True)] == ["int32", "float32", "int32"]
