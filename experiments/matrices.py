@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import data
+from experiments import data, vector_files
 from rqjax.core import Registry, check_int, extras
 
 OUTLIERS = 1e-4
@@ -66,7 +66,7 @@ def matrix(name: str, seed: int, scale: int) -> jax.Array:
     check_int("scale", scale, 1, 64)
     if name.startswith("file:"):
         path, _, array = name.removeprefix("file:").partition("#")
-        whole = data.read(path, array)
+        whole = vector_files.read(path, array)
         return jnp.asarray(whole[: len(whole) // scale, : whole.shape[1] // 64 * 64])
     return MATRICES[name](jax.random.key(2000 + seed), scale)
 

@@ -10,21 +10,21 @@ import io
 import lzma
 import tarfile
 
-from experiments import data
+from experiments import words
 from experiments.text import HELD_OUT
 
 
 def main() -> None:
-    texts = data.corpus()
-    with tarfile.open(data.PINNED / "text.tar.xz", "w:xz", preset=9) as tar:
+    texts = words.corpus()
+    with tarfile.open(words.PINNED / "text.tar.xz", "w:xz", preset=9) as tar:
         for start, part in enumerate(("held_out", "seen")):
             for name in list(texts)[start::HELD_OUT]:
                 content = texts[name].encode()
                 member = tarfile.TarInfo(f"{part}/{name}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-    lines = "\n".join(" ".join(data.words_of(text)) for text in texts.values())
-    data.PINNED_WORDS.write_bytes(lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME))
+    lines = "\n".join(" ".join(words.words_of(text)) for text in texts.values())
+    words.PINNED_WORDS.write_bytes(lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
 if __name__ == "__main__":

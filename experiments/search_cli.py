@@ -19,7 +19,7 @@ import numpy as np
 from absl import app, flags
 
 import experiments
-from experiments import data
+from experiments import vector_files
 from rqjax import FITTED, METHODS, Exact, Index, metrics, nbytes
 from rqjax.arrays import norms
 from rqjax.backends.hopper import nest
@@ -45,7 +45,7 @@ LEARNED, SHOWN = 20_000, 5
 
 def build(vectors: str, index: str, method: str, bits: float, metric: Any, store: str, seed: int) -> None:
     """Writes an index of the vectors of a file."""
-    x = _file(data.mapped, vectors)
+    x = _file(vector_files.mapped, vectors)
     path, key, dim = _output(index), jax.random.key(seed), x.shape[1]
     stores = {"none": None, "float16": Exact(dim, "float16"), "int8": METHODS["rtn"](key, dim, 8)}
     quantizer = _timed("fit", lambda: _quantizer(method, key, x, bits, metric))
@@ -60,8 +60,8 @@ def query(
     index: str, queries: str, k: int, rerank: int | None = None, truth: str | None = None, out: str | None = None
 ) -> None:
     """Finds the k vectors nearest to each query."""
-    y = _file(data.read, queries)
-    true = _file(data.read_ids, truth)[:, :k] if truth else None
+    y = _file(vector_files.read, queries)
+    true = _file(vector_files.read_ids, truth)[:, :k] if truth else None
     path = out and _output(out)
     loaded = _timed("load", lambda: Index.load(index))
     if k > len(loaded):  # compiled, a search does not know which rows are free

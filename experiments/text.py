@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from experiments import data
+from experiments import words
 from experiments.cache import cached
 
 BYTES = 256
@@ -31,7 +31,7 @@ class Text(NamedTuple):
 def corpus(folder: str) -> dict[str, str]:
     """The texts of a folder's files (or of one file); of Python's standard library, if `folder` is empty."""
     if not folder:
-        return data.corpus()
+        return words.corpus()
     root = Path(folder)
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     texts = {str(p): text for p in files if (text := p.read_text(encoding="utf-8", errors="ignore"))}
@@ -54,7 +54,7 @@ def documents(folder: str, part: str) -> dict[str, str]:
 
 @functools.cache
 def _pinned(part: str) -> dict[str, str]:
-    with tarfile.open(data.PINNED / "text.tar.xz") as tar:
+    with tarfile.open(words.PINNED / "text.tar.xz") as tar:
         files = {member.name: tar.extractfile(member) for member in tar if member.name.startswith(f"{part}/")}
         return {name.removeprefix(f"{part}/"): file.read().decode() for name, file in files.items() if file}
 

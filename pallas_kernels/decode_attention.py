@@ -21,21 +21,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import registers, unpacking
-from pallas_kernels.registers import COLUMN, ROW, SLICE, TILE
+from pallas_kernels.registers import COLUMN, SLICE, TILE
+from pallas_kernels.softmax_block import BLOCK, LARGEST, NEVER, accumulated, scores_of, seen
 from pallas_kernels.unpacking import UNIT, Side
 
-BLOCK = 128
-"""Tokens of a step."""
-MAX_ROWS = 16
-"""Queries of one key-value head."""
 STAGES = 3
 """Blocks of tokens that are on their way or in use."""
-LARGEST = 127 * 128
-"""Of the numbers that two limbs hold."""
-NEVER = -1e30
-"""The score of a token that is not seen."""
-MAGIC = 1.5 * 2**23
-"""A float32 to which a smaller number is added ends in the bits of that number, rounded to a whole one."""
 LOG2E = math.log2(math.e)
 
 
@@ -77,7 +68,7 @@ def decode_attention(
     """The softmax sums of queries over the tokens start[b] <= t < stop[b] of each sequence.
 
     Args:
-      y: queries float32 (batch, heads, rows, d), scaled as the scores shall be; d is 64, 128 or 256, rows <= MAX_ROWS.
+      y: queries float32 (batch, heads, rows, d), scaled as the scores shall be; d is 64, 128 or 256, rows <= 16.
       keys, values: codes, each of 1 to 4 bits; groups are of a multiple of 64 dimensions.
       start, stop: int32 (batch,).
       shift: float32 (batch, heads, rows), added to the scores.
@@ -169,12 +160,12 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
         def step(indices, *arguments):
             *refs, carry = arguments
             key_refs, value_refs = tree.unflatten([ref.at[0] for ref in refs])
-            scores = _scores(plan, key_refs, key_levels, y_smem, column)
+            scores = scores_of(plan, key_refs, key_levels, y_smem, column)
             token = (first + indices[0]) * BLOCK
             scores = [
-                _seen(x, begin - token - SLICE * k, end - token - SLICE * k, interpret) for k, x in enumerate(scores)
+                seen(x, begin - token - SLICE * k, end - token - SLICE * k, interpret) for k, x in enumerate(scores)
             ]
-            return _accumulated(plan, value_refs, value_levels, weights_smem, scores, carry)
+            return accumulated(plan, value_refs, value_levels, weights_smem, scores, carry)
 
         def specs(arrays, by_token):
             def spec(x, token, *, coded):
@@ -237,90 +228,3 @@ def _share(begin, end, split, splits):
     blocks = jnp.where(end > begin, (end + BLOCK - 1) // BLOCK - first, 0)
     each = (blocks + splits - 1) // splits
     return first + split * each, jnp.clip(blocks - split * each, 0, each)
-
-
-def _scores(plan, refs, table, y_smem, column):
-    """The scores (64, rows) of two tiles of tokens, in base 2."""
-    side, (unit, shift, *groups) = plan.keys, column
-    wide = lambda x: lax.broadcast_in_dim(x, (SLICE, plan.rows), (1,))  # noqa: E731
-    each, result = plan.dim // SLICE // side.groups, []
-    tiles = unpacking.key_tiles(side, refs.sections, table, BLOCK, interpret=plan.interpret)
-    for k, tile in enumerate(tiles):
-        terms = [(x, y_smem.at[:, pl.ds(SLICE * i, SLICE)]) for i, x in enumerate(tile)]
-        by_group = [terms[each * g : each * (g + 1)] for g in range(side.groups)]
-        scores = wide(shift)
-        for g, product in enumerate(registers.products(by_group, interpret=plan.interpret)):
-            scale, bias = _grid(side, refs, g, k, plan.interpret)
-            scores += _merged(product) * wide(unit) * _tall(scale, plan.rows)
-            if side.biased:
-                scores += wide(groups[g]) * _tall(bias, plan.rows)
-        result.append(scores if plan.softcap is None else plan.softcap * jnp.tanh(scores * (1 / plan.softcap)))
-    return result
-
-
-def _accumulated(plan, refs, table, weights_smem, scores, carry):
-    """The carry with a block of tokens added."""
-    side, (largest, total, biases, sums) = plan.values, carry
-    wide = lambda x: lax.broadcast_in_dim(x, (SLICE, plan.rows), (1,))  # noqa: E731
-    before, largest = largest, jnp.maximum(largest, jnp.max(jnp.maximum(*scores), axis=0))
-    kept = wide(jnp.exp2(before - largest))
-    weights = [jnp.exp2(x - wide(largest)) for x in scores]
-    total = total * kept + (weights[0] + weights[1])
-
-    grids = [[_grid(side, refs, g, k, plan.interpret) for k in range(len(scores))] for g in range(side.groups)]
-    if side.biased:
-        shares = [sum(w * _tall(bias, plan.rows) for w, (_, bias) in zip(weights, grid, strict=True)) for grid in grids]
-        biases = tuple(b * kept + share for b, share in zip(biases, shares, strict=True))
-    # The limbs' unit is that of the block, not of all tokens: a larger weight elsewhere costs no bits here.
-    sizes = [w * _tall(_largest([jnp.abs(grid[k][0]) for grid in grids]), plan.rows) for k, w in enumerate(weights)]
-    bound = jnp.maximum(jnp.max(jnp.maximum(*sizes), axis=0), 1e-30)
-    inverse = wide(LARGEST / bound)
-    for grid, smem in zip(grids, weights_smem, strict=True):
-        for k, (weight, (scale, _)) in enumerate(zip(weights, grid, strict=True)):
-            whole = lax.bitcast_convert_type(weight * _tall(scale, plan.rows) * inverse + MAGIC, jnp.int32)
-            for row, limb in ((0, whole >> 7), (plan.rows, whole & 127)):
-                registers.store_transposed(smem, limb, row, SLICE * k, interpret=plan.interpret)
-    # All is read before the fence: a copy may refill shared memory after it.
-    indices = unpacking.value_indices(side, refs.sections, interpret=plan.interpret)
-    plgpu.commit_smem()
-    unit, sums = wide(bound * (side.unit / LARGEST)), list(sums)
-    paired = plan.dim * plan.rows < 256 * MAX_ROWS  # else there are too few registers for two sums at once
-    for tiles in unpacking.value_tiles(side, indices, table, paired=paired, interpret=plan.interpret):
-        terms = []
-        for m, tile in tiles.items():
-            smem = weights_smem[m * side.groups // len(sums)]
-            terms.append([(x, smem.at[:, pl.ds(SLICE * k, SLICE)]) for k, x in enumerate(tile)])
-        for m, product in zip(tiles, registers.products(terms, interpret=plan.interpret), strict=True):
-            sums[m] = sums[m] * kept + _merged(product) * unit
-    return largest, total, biases, tuple(sums)
-
-
-def _grid(side, refs, group, tile, interpret):
-    """Scale and bias of the tokens of a tile, (64,); the bias is that of the level 0."""
-
-    def part(ref):
-        place = ref.at[group, pl.ds(SLICE * tile, SLICE)]
-        return registers.load(place, ROW, interpret=interpret).astype(jnp.float32)
-
-    scale = part(refs.scales)
-    return scale, part(refs.biases) + 2 ** (side.bits - 1) * scale if side.biased else None
-
-
-def _seen(scores, begin, end, interpret):
-    """The scores of the rows from `begin` on and below `end`, NEVER elsewhere."""
-    row = registers.iota(scores.shape, 0, TILE, interpret=interpret)
-    return jnp.where((row >= begin) & (row < end), scores, NEVER)
-
-
-def _merged(product):
-    """What products with two limbs stand for."""
-    rows = product.shape[1] // 2
-    return (product[:, :rows] * 128 + product[:, rows:]).astype(jnp.float32)
-
-
-def _largest(numbers):
-    return numbers[0] if len(numbers) == 1 else jnp.maximum(numbers[0], _largest(numbers[1:]))
-
-
-def _tall(x, rows):
-    return lax.broadcast_in_dim(x, (SLICE, rows), (0,))

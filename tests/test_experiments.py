@@ -22,6 +22,7 @@ from experiments import (
     train_rotor,
     trellis_tables,
     trellis_throughput,
+    words,
 )
 
 
@@ -88,23 +89,23 @@ def test_cached_arrays_are_made_once_and_mended(tmp_path, monkeypatch):
 @pytest.mark.full
 def test_words_are_real_vectors(monkeypatch):
     """From a tenth of the corpus, so that it takes seconds: related words are near. Which Python runs plays no part."""
-    monkeypatch.setattr(data, "corpus", lambda: pytest.fail("the running Python's library was read"))
-    texts = data.pinned_words()
+    monkeypatch.setattr(words, "corpus", lambda: pytest.fail("the running Python's library was read"))
+    texts = words.pinned_words()
     whole = hashlib.sha256("\n".join(texts).encode()).hexdigest()
     assert whole == "aac3302bff6959bd72f713e31e2620ba02d515e1d796e3d007748155f087f64f"
     assert len(texts) == 1790
     with monkeypatch.context() as patched:
-        patched.setattr(data, "cached", lambda name, make: make())
-        patched.setattr(data, "word_vectors", lambda texts: (texts, {}))
-        assert data._words.__wrapped__() == texts
-    monkeypatch.setattr(data, "WORD_COUNT", 2000)
-    monkeypatch.setattr(data, "WORD_DIMS", 50)
-    array, index = data.word_vectors(texts[::10])
+        patched.setattr(words, "cached", lambda name, make: make())
+        patched.setattr(words, "word_vectors", lambda texts: (texts, {}))
+        assert words.vectors.__wrapped__() == texts
+    monkeypatch.setattr(words, "WORD_COUNT", 2000)
+    monkeypatch.setattr(words, "WORD_DIMS", 50)
+    array, index = words.word_vectors(texts[::10])
     assert array.shape == (2000, 50)
     assert np.isfinite(array).all()
     unit = array / np.linalg.norm(array, axis=1, keepdims=True)
-    words = list(index)
-    near = {words[i] for i in np.argsort(-unit @ unit[index["true"]])[:10]}
+    known = list(index)
+    near = {known[i] for i in np.argsort(-unit @ unit[index["true"]])[:10]}
     assert "false" in near
 
 

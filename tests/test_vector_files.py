@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from experiments import data
+from experiments import vector_files as files
 from rqjax.core.extras import MissingExtra
 
 pytestmark = pytest.mark.full
@@ -28,44 +28,54 @@ def folder(tmp_path):
 
 
 def test_arrays_of_ann_benchmarks(folder):
-    np.testing.assert_array_equal(data.read(folder / "x.hdf5"), X)
-    np.testing.assert_array_equal(data.read(folder / "x.hdf5", "test"), X[:5])
-    assert data.sample(f"file:{folder / 'x.hdf5'}#test", 1, 20, 16).shape == (1, 5, 16)
+    np.testing.assert_array_equal(files.read(folder / "x.hdf5"), X)
+    np.testing.assert_array_equal(files.read(folder / "x.hdf5", "test"), X[:5])
+    assert files.sample(f"file:{folder / 'x.hdf5'}#test", 1, 20, 16).shape == (1, 5, 16)
 
 
 @pytest.mark.parametrize(("name", "array"), [("ids.ivecs", ""), ("ids.npy", ""), ("x.hdf5", "neighbors")])
 def test_ids(folder, name, array):
-    ids = data.read_ids(folder / name, array)
+    ids = files.read_ids(folder / name, array)
     assert ids.dtype.kind == "i"
     np.testing.assert_array_equal(ids, IDS)
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.fvecs", "x.hdf5"])
 def test_vectors_on_disk_are_those_in_memory(folder, name):
-    vectors = data.mapped(folder / name)
+    vectors = files.mapped(folder / name)
     assert vectors.dtype == np.float32
     assert vectors.dtype.isnative
-    np.testing.assert_array_equal(vectors, data.read(folder / name))
+    np.testing.assert_array_equal(vectors, files.read(folder / name))
 
 
 def test_a_file_is_mapped(tmp_path):
     np.save(tmp_path / "x.npy", X.reshape(5, 10, 24))
-    vectors = data.mapped(tmp_path / "x.npy")
+    vectors = files.mapped(tmp_path / "x.npy")
     assert isinstance(vectors, np.memmap)
     assert vectors.shape == (50, 24)
-    assert not isinstance(data.read(tmp_path / "x.npy"), np.memmap)
+    assert not isinstance(files.read(tmp_path / "x.npy"), np.memmap)
 
 
 @pytest.mark.parametrize(
     ("read", "name", "array", "message"),
     [
-        (data.read, "x.hdf5", "tset", "is not a readable .hdf5 file: unknown array 'tset'; did you mean 'test'"),
-        (data.read, "x.hdf5", "more", "unknown array 'more'"),
-        (data.read, "x.hdf5", "neighbors", r"expected floating-point vectors \(n, d\) in .*, got int32 \(50, 3\)"),
-        (data.read, "ids.ivecs", "", r"expected floating-point vectors \(n, d\) in .*, got int32 \(50, 3\)"),
-        (data.read_ids, "x.fvecs", "", r"expected whole numbers \(n, k\) in .*, got float32 \(50, 24\)"),
-        (data.read_ids, "x.hdf5", "", r"expected whole numbers \(n, k\) in .*, got float32 \(50, 24\)"),
-        (data.read_ids, "none.ivecs", "", "there is no file .*none.ivecs"),
+        (
+            files.read,
+            "x.hdf5",
+            "tset",
+            "is not a readable .hdf5 file: unknown array 'tset'; did you mean 'test'",
+        ),
+        (files.read, "x.hdf5", "more", "unknown array 'more'"),
+        (
+            files.read,
+            "x.hdf5",
+            "neighbors",
+            r"expected floating-point vectors \(n, d\) in .*, got int32 \(50, 3\)",
+        ),
+        (files.read, "ids.ivecs", "", r"expected floating-point vectors \(n, d\) in .*, got int32 \(50, 3\)"),
+        (files.read_ids, "x.fvecs", "", r"expected whole numbers \(n, k\) in .*, got float32 \(50, 24\)"),
+        (files.read_ids, "x.hdf5", "", r"expected whole numbers \(n, k\) in .*, got float32 \(50, 24\)"),
+        (files.read_ids, "none.ivecs", "", "there is no file .*none.ivecs"),
     ],
 )
 def test_wrong_arrays(folder, read, name, array, message):
@@ -86,10 +96,10 @@ def test_wrong_arrays(folder, read, name, array, message):
 def test_damaged_files(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        data.read_ids(tmp_path / name)
+        files.read_ids(tmp_path / name)
 
 
 def test_without_h5py_the_extra_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(MissingExtra, match=r"^h5py is not installed, it comes with the extra bench: pip install -e"):
-        data.read(folder / "x.hdf5")
+        files.read(folder / "x.hdf5")

@@ -16,16 +16,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
+from rqjax.backends.hopper_stages import inverse_stages, kernel, listed, refusal_of_rotation, stages
 from rqjax.core import Codes, Quantizer, nest, platforms
 from rqjax.core.dispatch import CONTEXT, Refusal, Unsupported, register
 from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled, Split
 from rqjax.quantizers.scalar import Scalar
-from rqjax.rotations import Chain, Dense, Hadamard, Rotation, Rotor
+from rqjax.rotations import Rotor
 
 INTERPRET: ContextVar[Any] = ContextVar("interpret", default=False)
 """Set to `pallas_kernels.mosaic.interpreter()` to run kernels on a CPU."""
 CONTEXT.append(INTERPRET.get)
-ROTATIONS = "Rotor, Hadamard, Dense, or a Chain of a Rotor and a Hadamard"
 
 
 def refusal_of_device() -> Refusal | None:
@@ -40,11 +40,6 @@ def refusal_of_device() -> Refusal | None:
     if importlib.util.find_spec("absl") is None:
         return Refusal("mosaic_gpu kernels need the package absl-py")
     return None
-
-
-def kernel(module: str) -> Any:
-    """A module of `pallas_kernels`, imported when it is used: jax.experimental.pallas takes a second."""
-    return importlib.import_module(f"pallas_kernels.{module}")
 
 
 class RotatedScalar(NamedTuple):
@@ -139,7 +134,7 @@ def roundtripper(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any
 def _refusal(quantizer: Any, *, back: bool = False) -> Refusal | None:
     """Why there are no kernels for a nest, if there are none."""
     found = _of_one_rotation(quantizer)
-    return found if isinstance(found, Refusal) else _refusal_of_rotation(found.rotations[0], back)
+    return found if isinstance(found, Refusal) else refusal_of_rotation(found.rotations[0], back)
 
 
 def _refusal_of_vectors(shape: tuple[int, ...], dtype: Any) -> Refusal | None:
@@ -148,47 +143,10 @@ def _refusal_of_vectors(shape: tuple[int, ...], dtype: Any) -> Refusal | None:
     if jnp.dtype(dtype).name not in launch.DTYPES:
         return Refusal(f"mosaic_gpu kernels take {', '.join(launch.DTYPES)}, not {jnp.dtype(dtype)}")
     if shape[-1] not in launch.DIMS:
-        return Refusal(f"mosaic_gpu kernels take vectors of dimension {_listed(launch.DIMS)}, not {shape[-1]}")
+        return Refusal(f"mosaic_gpu kernels take vectors of dimension {listed(launch.DIMS)}, not {shape[-1]}")
     if not 0 < math.prod(shape[:-1]) < 2**31 // shape[-1]:
         return Refusal(f"mosaic_gpu kernels take from 1 vector to 2**31 coordinates, not shape {shape}")
     return None
-
-
-def _refusal_of_rotation(rotation: Rotation, back: bool) -> Refusal | None:
-    dims = kernel("launch").DENSE_DIMS
-    match rotation:
-        case Dense() if back:
-            return Refusal("mosaic_gpu kernels do not rotate back by a dense matrix")
-        case Dense() if rotation.dim not in dims:
-            return Refusal(f"mosaic_gpu kernels take dense matrices of dimension {_listed(dims)}, not {rotation.dim}")
-        case Rotor() | Hadamard() | Dense():
-            return None
-        case Chain(rotations=(Rotor() | Hadamard() as first, Rotor() | Hadamard() as second)):
-            if type(first) is not type(second):
-                return None
-    return Refusal(f"mosaic_gpu kernels rotate by {ROTATIONS}, not by {nest(rotation)}")
-
-
-def stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
-    """A rotation as the kernels' stages."""
-    match rotation:
-        case Rotor():
-            return (("rotor", rotation.coefficients),)
-        case Hadamard():
-            return (("hadamard", rotation.signs[None].astype(jnp.float32)),)
-        case Dense():
-            return (("dense", kernel("encode").halves(rotation.matrix)),)
-    return tuple(stage for part in rotation.rotations for stage in stages(part))
-
-
-def inverse_stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
-    """The inverse of a rotation as the kernels' stages."""
-    match rotation:
-        case Rotor():
-            return (("rotor", rotation.inverted.coefficients),)
-        case Hadamard():
-            return (("hadamard_inverse", rotation.signs[None].astype(jnp.float32)),)
-    return tuple(stage for part in reversed(rotation.rotations) for stage in inverse_stages(part))
 
 
 def autotune(quantizer: Any, x: Shaped[Array, "*n d"], *, repeats: int = 20) -> dict[str, int]:
@@ -215,12 +173,14 @@ def autotune(quantizer: Any, x: Shaped[Array, "*n d"], *, repeats: int = 20) -> 
     found = {}
     for name, find, operand in (
         ("encode", encoder, x),
-        ("decode", functools.partial(decoder, dtype=x.dtype), codes),
+        ("decode", decoder, codes),
         ("roundtrip", roundtripper, x),
     ):
-        run = find(quantizer, operand)
+        options = {"dtype": x.dtype} if name == "decode" else {}
+        run = find(quantizer, operand, **options)
         if isinstance(run, Refusal):
             continue
+        run = functools.partial(run, **options)
 
         def seconds(tokens, name=name, run=run, operand=operand):
             launch.TUNED[name, dim, n] = tokens
@@ -302,7 +262,3 @@ def _roundtrip(quantizer: Any, x: Array) -> Array:
         interpret=INTERPRET.get(),
     )
     return out.reshape(x.shape)
-
-
-def _listed(values: Any) -> str:
-    return ", ".join(map(str, values))

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from rqjax.backends import hopper
 from rqjax.backends.hopper import RotatedScalar
+from rqjax.backends.hopper_stages import kernel
 from rqjax.cache import attention
 from rqjax.cache.kv import KVCache
 from rqjax.core import Codes, Quantizer, Refusal, register
@@ -95,7 +96,7 @@ def past(
       position: of the queries of each sequence.
       sliding_window, softcap: as in `rqjax.attend`.
     """
-    decode_attention = hopper.kernel("decode_attention")
+    decode_attention = kernel("decode_attention")
     keys = RotatedScalar.of(cache.key_quantizer, cache.keys)
     values = RotatedScalar.of(cache.value_quantizer, cache.values)
     shift = None if cache.key_mean is None else jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)

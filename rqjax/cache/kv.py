@@ -10,12 +10,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, check_int, is_traced, operation, pytree, quantizer as protocol, static
+from rqjax.core import Codes, Quantizer, check_int, is_traced, nbytes, operation, pytree, static
 from rqjax.scoring import rules, tiles
 
 GROWTH = 256
 """Tokens by which `grow` rounds up (TurboQuant MLX, "Pre-allocation")."""
-
 DOMINANT = 0.75
 """Share of the energy of a head's first keys that their mean must have to be subtracted from all keys.
 
@@ -118,7 +117,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays: codes, norms, tokens in full precision, lengths, quantizers."""
-        return protocol.nbytes(self)
+        return nbytes(self)
 
     @property
     def capacity(self) -> int:
