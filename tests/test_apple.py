@@ -150,7 +150,7 @@ def test_a_host_is_needed(device, monkeypatch):
 def test_pallas_is_not_imported():
     line = """
 import sys, jax, jax.numpy as jnp, rqjax
-from rqjax import platforms
+from rqjax.core import platforms
 platforms.PLATFORM.set("METAL")
 x = jnp.ones((1, 40, 1, 64))
 cache = rqjax.strategy("rotorquant", jax.random.key(0), 64).cache(1, 1, 64, window=0, sinks=0)

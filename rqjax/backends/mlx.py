@@ -56,42 +56,6 @@ def _refusal(quantizer: Any) -> Refusal | None:
     )
 
 
-@register("mps", "encode", Affine, Rotated, rows=True)
-def encoder(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], Codes] | Refusal:
-    """The kernel (quantizer, vectors) -> codes."""
-    return _refusal(quantizer) or _encode
-
-
-@register("mps", "decode", Affine, Rotated, rows=True)
-def decoder(quantizer: Any, codes: Codes, *, dtype: Any = None) -> Callable[..., Array] | Refusal:
-    """The kernel (quantizer, codes) -> vectors."""
-    return _refusal(quantizer) or _decode
-
-
-@register("mps", "dot", Affine)
-def dotter(quantizer: Affine, y: Float[Array, "*m d"], codes: Codes) -> Callable[..., Array] | Refusal:
-    """The kernel (quantizer, queries, codes) -> inner products."""
-    return _refusal(quantizer) or _dot
-
-
-@register("mps", "prepare", Affine, rows=True)
-def preparer(quantizer: Affine, y: Float[Array, "b h r d"]) -> Callable[..., Array] | Refusal:
-    """Nothing is to be done for queries that the kernel of `scorer` takes."""
-    return _refusal(quantizer) or (lambda quantizer, y: y)
-
-
-@register("mps", "scores", Affine, rows=True)
-def scorer(quantizer: Affine, y: Any, codes: Codes) -> Callable[..., Array] | Refusal:
-    """The kernel (quantizer, queries, codes of keys) -> scores."""
-    return _refusal(quantizer) or functools.partial(_products, transpose=True)
-
-
-@register("mps", "weigh", Affine, rows=True)
-def weigher(quantizer: Affine, w: Float[Array, "b h r t"], codes: Codes) -> Callable[..., Array] | Refusal:
-    """The kernel (quantizer, weights, codes of values) -> sums."""
-    return _refusal(quantizer) or functools.partial(_products, transpose=False)
-
-
 @register("mps", "float_products", object, rows=True)
 def multiplier(y: Float[Array, "b h r n"], levels: Int8[Array, "b h m n"]) -> Callable[..., Array] | Refusal:
     """The kernel (numbers, levels) -> inner products."""
@@ -140,6 +104,10 @@ def _decode(quantizer: Any, codes: Codes, *, dtype: Any = None) -> Array:
     return x.astype(dtype or jnp.float32)
 
 
+def _roundtrip(quantizer: Any, x: Array) -> Array:
+    return _decode(quantizer, _encode(quantizer, x), dtype=x.dtype)
+
+
 def _dot(quantizer: Affine, y: Float[Array, "*m d"], codes: Codes) -> Float[Array, "*mn"]:
     flat = [part.reshape(1, 1, -1, part.shape[-1]) for part in codes]
     found = _products(quantizer, as_float32(y).reshape(1, 1, -1, y.shape[-1]), flat, transpose=True)
@@ -168,3 +136,16 @@ def _attention(
 
 def _wide(codes: Codes) -> Codes:
     return codes[0], *map(as_float32, codes[1:])
+
+
+def _found(run: Callable[..., Any]) -> Callable[..., Any]:
+    """What finds `run` for the quantizers that it is for."""
+    return lambda quantizer, *arguments, **options: _refusal(quantizer) or run
+
+
+for _operation, _run in {"encode": _encode, "decode": _decode, "roundtrip": _roundtrip}.items():
+    register("mps", _operation, Affine, Rotated, rows=True)(_found(_run))
+register("mps", "dot", Affine)(_found(_dot))
+register("mps", "prepare", Affine, rows=True)(_found(lambda quantizer, y: y))
+register("mps", "scores", Affine, rows=True)(_found(functools.partial(_products, transpose=True)))
+register("mps", "weigh", Affine, rows=True)(_found(functools.partial(_products, transpose=False)))
