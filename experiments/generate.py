@@ -12,7 +12,7 @@ from absl import app, flags
 
 import experiments
 import rqjax
-from experiments import models
+from experiments.language import models
 from rqjax.core import check_int
 from rqjax.nn import generate
 

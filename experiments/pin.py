@@ -10,8 +10,8 @@ import io
 import lzma
 import tarfile
 
-from experiments import words
-from experiments.text import HELD_OUT
+from experiments.data import words
+from experiments.data.text import HELD_OUT
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ knows the code that made it; --fresh repeats the rows that today's code did not 
 import ast
 import importlib
 import itertools
+import re
 import sys
 import textwrap
 import time
@@ -21,46 +22,19 @@ from absl import app, flags
 from ml_collections import config_flags
 
 import experiments
-from experiments import sources, table
-from experiments.environment import environment
-from experiments.rows import Rows
+from experiments.harness import sources, table
+from experiments.harness.environment import environment
+from experiments.harness.rows import Rows
 from rqjax.core import extras, platforms, unknown_name
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with the config; see configs/.", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for rows, table and plots; runs/<config name>, or the config's.")
-EXPERIMENTS = (
-    "apple_suite",
-    "attention_error",
-    "attention_fidelity",
-    "attention_losses",
-    "cache_size",
-    "distortion",
-    "exchange_theory",
-    "fractional",
-    "generation_throughput",
-    "gpu_suite",
-    "indexing_time",
-    "inner_product",
-    "kv_memory",
-    "kv_throughput",
-    "learned_perplexity",
-    "matrix_budget",
-    "matrix_throughput",
-    "model_memory",
-    "needle",
-    "needle_model",
-    "parameters",
-    "perplexity",
-    "recall",
-    "rate_distortion",
-    "rotation_mixing",
-    "search_throughput",
-    "throughput",
-    "train_lm",
-    "train_rotor",
-    "trellis_tables",
-    "trellis_throughput",
-)
+EXPERIMENTS = {
+    path.stem: f"experiments.{path.parent.name}.{path.stem}"
+    for path in sorted(Path(__file__).parent.glob("*/*.py"))
+    if re.search(r"^TABLES\b", path.read_text(), re.MULTILINE)
+}
+"""The modules of experiments by name: those that have tables."""
 FRESH = flags.DEFINE_bool("fresh", False, "Repeat the rows that were made by other code than today's.")
 TRACEBACK = flags.DEFINE_bool("traceback", False, "Show where an error comes from.")
 TO_SEE = "To see: "
@@ -89,7 +63,7 @@ def load(name: str) -> Any:
     if name not in EXPERIMENTS:
         raise unknown_name("experiment", name, EXPERIMENTS)
     with extras.explained():
-        return importlib.import_module(f"experiments.{name}")
+        return importlib.import_module(EXPERIMENTS[name])
 
 
 def run(config: Mapping[str, Any], workdir: Path, fresh: bool = False) -> Made:

@@ -1,4 +1,4 @@
-"""Nearest neighbours in files of vectors (`experiments.data`): makes an index, searches it, and says what it takes.
+"""Nearest neighbours in files of vectors (`data.vector_files`): makes an index, searches it, and says what it takes.
 
 python -m experiments.search_cli build --vectors=base.npy --index=out.safetensors --method=turboquant_trellis
 python -m experiments.search_cli query --index=out.safetensors --queries=q.npy --k=10 --out=found.npz
@@ -19,7 +19,7 @@ import numpy as np
 from absl import app, flags
 
 import experiments
-from experiments import vector_files
+from experiments.data import vector_files
 from rqjax import FITTED, METHODS, Exact, Index, metrics, nbytes
 from rqjax.arrays import norms
 from rqjax.backends.hopper import nest

@@ -1,13 +1,13 @@
 """Lists the committed tables with rows that today's code did not make: `python -m experiments.stale`.
 
-Rows know the code that made them (`experiments.sources`).
+Rows know the code that made them (`experiments.harness.sources`).
 """
 
 import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments import sources
+from experiments.harness import sources
 
 RESULTS = sources.ROOT / "results"
 

@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from configs import apple_suite as config
-from experiments import apple_suite, published, run
+from experiments import run
+from experiments.devices import apple_suite
+from experiments.harness import published
 from experiments.readme import ROOT
 
 CONFIG = {**config.get_config().to_dict(), "rehearse": True}

@@ -9,8 +9,8 @@ import pytest
 from suites import some
 
 import rqjax
-from experiments import data
-from experiments.rotation_mixing import RECIPES
+from experiments.codes.rotation_mixing import RECIPES
+from experiments.data import samples
 from rqjax import METHODS, metrics, theory
 from rqjax.rotations import Hadamard
 
@@ -31,7 +31,7 @@ def errors(recipe, bits):
 def distortion(recipe, *bits, name="sphere", seeds=SEEDS):
     """Relative mean squared error for each number of bits, mean over seeds."""
     keys = jax.random.split(jax.random.key(7), seeds)
-    return np.mean(errors(recipe, bits)(keys, data.sample(name, seeds, N, DIM)), axis=1)
+    return np.mean(errors(recipe, bits)(keys, samples.sample(name, seeds, N, DIM)), axis=1)
 
 
 GOLDEN = [
@@ -85,7 +85,7 @@ def test_lognormal_channels_keep_the_order_of_the_rows():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in data.DATA if name != "words"])
+@pytest.mark.parametrize("name", [name for name in samples.DATA if name != "words"])
 def test_rotor_chain_is_haar_or_better(name):
     chain, haar = (distortion(METHODS[method], 3, name=name) for method in ("rotor_chain", "turboquant"))
     assert chain < 1.03 * haar
@@ -105,7 +105,7 @@ def test_shrinkage_of_inner_products(name):
 
     seeds = 20
     keys = jax.random.split(jax.random.key(0), seeds)
-    slopes = np.asarray(jax.jit(jax.vmap(one))(keys, data.sample("sphere", seeds, 500, DIM)))
+    slopes = np.asarray(jax.jit(jax.vmap(one))(keys, samples.sample("sphere", seeds, 500, DIM)))
     expected = 1 - theory.lloyd_max(2, DIM) if name in MSE_OPTIMAL else 1
     # eden_unbiased has no spread but that of its bfloat16 scale (2^-9 relative, hardly averaged over 500 vectors)
     assert abs(slopes.mean() - expected) < 3 * slopes.std(ddof=1) / seeds**0.5 + 2e-4
@@ -118,7 +118,7 @@ def inner_products(name, bits, seeds=10):
         true, estimate = jnp.sum(x * y, -1), jnp.sum(quantizer.decode(quantizer.encode(x)) * y, -1)
         return metrics.bias(true, estimate), metrics.rmse(true, estimate), metrics.correlation(true, estimate)
 
-    x = data.sample("sphere", seeds, 6000, DIM)
+    x = samples.sample("sphere", seeds, 6000, DIM)
     keys = jax.random.split(jax.random.key(0), seeds)
     return [np.asarray(v) for v in jax.jit(jax.vmap(one))(keys, x[:, :3000], x[:, 3000:])]
 
@@ -154,7 +154,7 @@ def test_sketches_are_unbiased(kind):
 
     seeds = 20
     slopes = np.asarray(
-        jax.vmap(one)(jax.random.split(jax.random.key(0), seeds), data.sample("sphere", seeds, 500, DIM))
+        jax.vmap(one)(jax.random.split(jax.random.key(0), seeds), samples.sample("sphere", seeds, 500, DIM))
     )
     assert abs(slopes.mean() - 1) < 3 * slopes.std(ddof=1) / seeds**0.5 + 2e-4
 

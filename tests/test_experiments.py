@@ -9,21 +9,11 @@ import numpy as np
 import pytest
 from safetensors.flax import save_file
 
-from experiments import (
-    attention_error,
-    cache,
-    data,
-    fractional,
-    kv_memory,
-    kv_throughput,
-    matrix_budget,
-    needle,
-    rate_distortion,
-    train_rotor,
-    trellis_tables,
-    trellis_throughput,
-    words,
-)
+from experiments.caches import attention_error, kv_memory, kv_throughput, needle
+from experiments.codes import fractional, rate_distortion, train_rotor, trellis_tables, trellis_throughput
+from experiments.data import samples, words
+from experiments.harness import cache
+from experiments.matrices import matrix_budget
 
 
 def vectors():
@@ -37,7 +27,7 @@ def test_files_of_vectors(tmp_path):
     save_file({"keys": jnp.asarray(x, jnp.bfloat16).reshape(5, 10, 24)}, tmp_path / "x.safetensors")
     np.concatenate([np.full((50, 1), 24, np.int32).view(np.float32), x], axis=1).tofile(tmp_path / "x.fvecs")
     for suffix in (".npy", ".npz", ".safetensors", ".fvecs"):
-        sample = np.asarray(data.sample(f"file:{tmp_path / f'x{suffix}'}", 2, 20, 16))
+        sample = np.asarray(samples.sample(f"file:{tmp_path / f'x{suffix}'}", 2, 20, 16))
         assert sample.shape == (2, 20, 16)
         assert all(np.abs(x[:, :16] - row).max(axis=1).min() < 0.02 for row in sample[0])
 
@@ -60,13 +50,13 @@ def test_bad_files(name, content, message, tmp_path):
     path = tmp_path / name
     path.write_bytes(content) if isinstance(content, bytes) else np.save(path, content)
     with pytest.raises(ValueError, match=message):
-        data.sample(f"file:{path}", 1, 2, 3)
+        samples.sample(f"file:{path}", 1, 2, 3)
 
 
 def test_too_few_dimensions(tmp_path):
     np.save(tmp_path / "x.npy", vectors())
     with pytest.raises(ValueError, match="has 24 dimensions, expected at least 25"):
-        data.sample(f"file:{tmp_path / 'x.npy'}", 1, 2, 25)
+        samples.sample(f"file:{tmp_path / 'x.npy'}", 1, 2, 25)
 
 
 def test_cached_arrays_are_made_once_and_mended(tmp_path, monkeypatch):
@@ -123,7 +113,7 @@ def test_nothing_is_trained_on_what_is_held_out(monkeypatch):
     monkeypatch.setattr(train_rotor, "_errors", errors)
     monkeypatch.setattr(train_rotor, "_reference", train_rotor._reference.__wrapped__)
     train_rotor.run({"data": "gaussian", "seeds": 2, "n": 64, "dim": 16, "bits": 2, "parametrisation": "identity"})
-    sample = np.asarray(data.sample("gaussian", 2, 64, 16))
+    sample = np.asarray(samples.sample("gaussian", 2, 64, 16))
     assert len(made) == len(measured) == 3
     for train, test in zip(made, measured, strict=True):
         assert train.shape == (2, 48, 16)
@@ -135,16 +125,16 @@ def test_nothing_is_trained_on_what_is_held_out(monkeypatch):
 
 def test_structured_data_are_what_they_say():
     key = jax.random.key(0)
-    spectrum = data.DATA["decaying_spectrum"](key, 20_000, 16)
+    spectrum = samples.DATA["decaying_spectrum"](key, 20_000, 16)
     np.testing.assert_allclose(spectrum.var(0) * np.arange(1, 17), 1, rtol=0.06)
-    rotated = data.DATA["decaying_spectrum_rotated"](key, 20_000, 16)
+    rotated = samples.DATA["decaying_spectrum_rotated"](key, 20_000, 16)
     np.testing.assert_allclose(
         np.linalg.svd(rotated, compute_uv=False), np.linalg.svd(spectrum, compute_uv=False), rtol=1e-3
     )
-    loud = np.sort(np.asarray(data.DATA["outlier_channels"](key, 5000, 16).std(0)))
+    loud = np.sort(np.asarray(samples.DATA["outlier_channels"](key, 5000, 16).std(0)))
     np.testing.assert_allclose(loud, [1] * 12 + [10] * 4, rtol=0.06)
-    assert set(np.unique(data.DATA["one_hot"](key, 100, 16))) == {0, 1}
-    np.testing.assert_allclose(jnp.linalg.norm(data.DATA["sphere"](key, 100, 16), axis=1), 1, rtol=1e-5)
+    assert set(np.unique(samples.DATA["one_hot"](key, 100, 16))) == {0, 1}
+    np.testing.assert_allclose(jnp.linalg.norm(samples.DATA["sphere"](key, 100, 16), axis=1), 1, rtol=1e-5)
 
 
 def test_splits():
@@ -268,7 +258,7 @@ def test_trellis_codes_in_tables(tmp_path):
 @pytest.mark.full
 def test_search_in_tables(tmp_path):
     """Recall rises with k and with bits, and is above that of FAISS's RaBitQ, which takes 20 bytes more."""
-    from experiments import indexing_time, recall, search_throughput
+    from experiments.search import indexing_time, recall, search_throughput
 
     point = {"vectors": "clustered, d = 32", "n": 1000, "queries": 100, "seeds": 2, "codec": "klt_trellis:tight"}
     rows = [{"point": {**point, "bits": bits}, "metrics": recall.run({**point, "bits": bits})} for bits in (2, 4)]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import rqjax
-from experiments import data, search
+from experiments.data import samples
+from experiments.search import search
 from rqjax.recipes.opq import fit_opq
 
 pytestmark = pytest.mark.full
@@ -54,7 +55,7 @@ def test_product_quantizers_agree_with_faiss():
 def test_search_finds_what_faiss_finds(bits):
     """With one rotation for both: the same recall. FAISS's levels are those of a normal law, not of a coordinate of a
     unit vector: at 4 bits and d = 64 a twentieth of the codes differ, and an eighth of what is found."""
-    x = np.array(data.sphere(jax.random.key(0), 5200, 64))
+    x = np.array(samples.sphere(jax.random.key(0), 5200, 64))
     x, queries = x[200:], x[:200]
     quantizer = rqjax.turboquant(jax.random.key(1), 64, bits)
     ids = np.asarray(rqjax.Index.build(quantizer, x).search(queries, 10)[1])

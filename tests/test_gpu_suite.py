@@ -13,7 +13,9 @@ import pytest
 
 import rqjax
 from configs import gpu_suite as config
-from experiments import gpu_attention, gpu_clock, gpu_codes, gpu_suite, published, run, table
+from experiments import run
+from experiments.devices import gpu_attention, gpu_clock, gpu_codes, gpu_suite
+from experiments.harness import published, table
 from experiments.readme import ROOT
 
 CONFIG = {**config.get_config().to_dict(), "rehearse": True}

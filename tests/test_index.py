@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from suites import some
 
 import rqjax
-from experiments import data
+from experiments.data import samples
 from rqjax import Index, metrics
 from rqjax.search import rows as stored_rows, scan
 
@@ -24,7 +24,7 @@ DIM = 64
 
 
 def vectors(count=1000, seed=0):
-    return np.array(data.decaying_spectrum(jax.random.key(seed), count, DIM))
+    return np.array(samples.decaying_spectrum(jax.random.key(seed), count, DIM))
 
 
 def quantizer(name="eden_unbiased", bits=4):

@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments import (
+from experiments.caches import attention_losses
+from experiments.data import samples, text
+from experiments.language import (
     attention_fidelity,
-    attention_losses,
-    data,
     generation_throughput,
     learned_perplexity,
     model_memory,
     models,
     needle_model,
     perplexity,
-    text,
     train_lm,
     training,
 )
@@ -61,7 +60,7 @@ def test_bytes_and_byte_pairs(corpus, monkeypatch, tmp_path):
 
 def test_the_held_out_text_is_pinned(monkeypatch):
     """What is held out of Python's library is the same under every Python, and no model was trained on it."""
-    monkeypatch.setattr(data, "corpus", lambda: pytest.fail("the running Python's library was read"))
+    monkeypatch.setattr(samples, "corpus", lambda: pytest.fail("the running Python's library was read"))
     held, seen = (text.documents("", part) for part in ("held_out", "seen"))
     whole = hashlib.sha256("\0".join(held.values()).encode()).hexdigest()
     assert whole == "7afe5c99677b426dcff28e184286262f895df91e46bb22f16f137b25f212a2f6"
@@ -77,7 +76,7 @@ def test_training_leaves_out_what_is_held_out_whatever_python_runs(monkeypatch):
     held = text.documents("", "held_out")
     (moved, same), (changed, other) = list(held.items())[:2]
     library = {f"renamed/{moved}": same, changed: other + "# a later release", "new.py": "x = 1"}
-    monkeypatch.setattr(data, "corpus", lambda: library)
+    monkeypatch.setattr(samples, "corpus", lambda: library)
     assert text.training("") == ["x = 1"]
 
 
@@ -191,9 +190,9 @@ def test_vectors_of_a_language_model():
     _, caches = jax.jit(lambda tokens, caches: decoder(tokens, caches))(tokens, caches)
     held = jnp.swapaxes(caches[2].exact_keys[0, :, :64], 0, 1)
     np.testing.assert_allclose(arrays["layers.2.k"], held, atol=1e-4)
-    assert data.sample("kv", 1, 100, 64).shape == (1, 100, 64)
+    assert samples.sample("kv", 1, 100, 64).shape == (1, 100, 64)
     with pytest.raises(ValueError, match="kv has vectors of 128, 64, 256 dimensions, got dim = 32"):
-        data.sample("kv", 1, 100, 32)
+        samples.sample("kv", 1, 100, 32)
 
 
 def test_no_window_of_text_is_on_both_sides_of_a_split(monkeypatch):
@@ -205,9 +204,9 @@ def test_no_window_of_text_is_on_both_sides_of_a_split(monkeypatch):
         return {f"layers.0.{kind}": jnp.broadcast_to(window[:, None, None], (len(window), 2, 64)) for kind in "qkv"}
 
     monkeypatch.setattr(models, "calibration", calibration)
-    monkeypatch.setattr(data, "_kv_windows", data._kv_windows.__wrapped__)
+    monkeypatch.setattr(samples, "_kv_windows", samples._kv_windows.__wrapped__)
     for n in (100, 10**6):
-        train, test = data.split(data.sample.__wrapped__("kv", 3, n, 64))
+        train, test = samples.split(samples.sample.__wrapped__("kv", 3, n, 64))
         assert train.shape[1] + test.shape[1] == min(n, 8 * 512 * 4)
         assert test.shape[1] == min(n, 8 * 512 * 4) // 4
         for seed in range(3):

@@ -14,7 +14,7 @@ import pytest
 from suites import some
 
 import rqjax
-from experiments import data
+from experiments.data import samples
 from rqjax import learning
 from rqjax.learning import losses, training
 from rqjax.recipes import learned
@@ -26,7 +26,7 @@ KEY = jax.random.key(0)
 
 
 def vectors(name, n, dim=DIM):
-    return data.sample(name, 1, n, dim)[0]
+    return samples.sample(name, 1, n, dim)[0]
 
 
 def start(key=KEY, dim=DIM, bits=BITS):

@@ -7,7 +7,10 @@ import pytest
 from suites import some
 
 import rqjax
-from experiments import kv_throughput, published, recall, search, train_rotor
+from experiments.caches import kv_throughput
+from experiments.codes import train_rotor
+from experiments.harness import published
+from experiments.search import recall, search
 
 
 def test_published_figures():

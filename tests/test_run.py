@@ -16,8 +16,12 @@ import pytest
 from absl.testing import flagsaver
 
 import experiments
-from experiments import data, exchange_theory, peers, run, search, sources, stale, table, tables
-from experiments.rows import Rows
+from experiments import run, stale, tables
+from experiments.data import samples
+from experiments.harness import sources, table
+from experiments.harness.rows import Rows
+from experiments.matrices import exchange_theory
+from experiments.search import peers, search
 from rqjax.core import extras
 
 ROOT = Path(__file__).parent.parent
@@ -167,10 +171,10 @@ def test_fresh_repeats_the_rows_of_other_code_only(tmp_path, counted):
 
 TREE = {
     "experiments/toy.py": '"""Doc."""\n'
-    "import rqjax\nfrom experiments.table import Table\n\n"
+    "import rqjax\nfrom experiments.harness.table import Table\n\n"
     "TABLES = (Table('Title'),)\n\n\n"
     'def run(point):\n    """Doc."""\n    if point:\n        from experiments import late\n    return rqjax.used(1)\n',
-    "experiments/table.py": "def Table(title):\n    return title\n",
+    "experiments/harness/table.py": "def Table(title):\n    return title\n",
     "experiments/late.py": "LATE = 1\n",
     "rqjax/__init__.py": "from rqjax.a import used as used\nfrom rqjax.b import unused as unused\n",
     "rqjax/a.py": 'from rqjax.c import STEP\n\n\ndef used(x):\n    return x + STEP  # why\n\n\nTABLE = "levels.npz"\n',
@@ -186,7 +190,7 @@ TREE = {
         ("experiments/toy.py", "used(1)", "used(2)", True),
         ("experiments/toy.py", '"""Doc."""', '"""Another."""', False),
         ("experiments/toy.py", "'Title'", "'Another'", False),
-        ("experiments/table.py", "return title", "return 1", False),
+        ("experiments/harness/table.py", "return title", "return 1", False),
         ("experiments/late.py", "1", "2", False),  # it has not been imported
         ("rqjax/a.py", "x + STEP", "x - STEP", True),
         ("rqjax/a.py", "# why", "# or why\n    # not", False),
@@ -219,19 +223,21 @@ def test_a_row_is_stale_when_what_it_was_made_with_has_changed(path, old, new, c
 
 def test_what_makes_the_rows_of_distortion():
     """What it takes by name from rqjax, and not all of it; what a data set imports when it is sampled."""
-    code = sources._code(ROOT, "experiments.distortion", frozenset(["experiments.models", "rqjax.nn", "json"]))
-    assert code.split("+")[1:] == ["experiments.models"]
-    _, now, later = sources._source(ROOT, "experiments.data")
-    assert {"rqjax.rotations.dense", "experiments.cache"} <= now
-    assert later == {"experiments.models", "experiments.text"}
-    _, now, later = sources._source(ROOT, "experiments.distortion")
-    assert {"rqjax.recipes.methods", "rqjax.metrics", "experiments.data"} <= now
+    code = sources._code(
+        ROOT, "experiments.codes.distortion", frozenset(["experiments.language.models", "rqjax.nn", "json"])
+    )
+    assert code.split("+")[1:] == ["experiments.language.models"]
+    _, now, later = sources._source(ROOT, "experiments.data.samples")
+    assert {"rqjax.rotations.dense", "experiments.data.words"} <= now
+    assert later == {"experiments.language.models", "experiments.data.text"}
+    _, now, later = sources._source(ROOT, "experiments.codes.distortion")
+    assert {"rqjax.recipes.methods", "rqjax.metrics", "experiments.data.samples"} <= now
     assert "rqjax" not in now
 
 
 def test_backends_make_rows_too():
     """They register for operations when rqjax is imported; nothing that a row is made with imports them."""
-    code = lambda: sources._code.__wrapped__(ROOT, "experiments.distortion", frozenset())  # noqa: E731
+    code = lambda: sources._code.__wrapped__(ROOT, "experiments.codes.distortion", frozenset())  # noqa: E731
     before = code()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "REGISTERING", {})
@@ -355,11 +361,11 @@ def message(package, extra):
 
 def test_a_missing_extra_is_one_line(without, command, tmp_path):
     """Where it is met, before anything has run. HDF5 files: tests/test_vector_files.py."""
-    without("matplotlib", "experiments.plot", "experiments.distortion")
+    without("matplotlib", "experiments.harness.plot", "experiments.codes.distortion")
     with pytest.raises(extras.MissingExtra, match=message("matplotlib", "experiments")):
         command("--config=configs/smoke.py", f"--workdir={tmp_path}")
-    without("tokenizers", "experiments.models", "experiments.text")
-    for check in (data.check, lambda name: exchange_theory.check({"data": name})):
+    without("tokenizers", "experiments.language.models", "experiments.data.text")
+    for check in (samples.check, lambda name: exchange_theory.check({"data": name})):
         with pytest.raises(extras.MissingExtra, match=message("tokenizers", "flax")):
             check("kv")
     without("flax", "rqjax.nn")

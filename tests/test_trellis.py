@@ -9,7 +9,8 @@ import pytest
 from suites import some
 
 import rqjax
-from experiments import data, trellis_tables as trellis_tables_experiment
+from experiments.codes import trellis_tables as trellis_tables_experiment
+from experiments.data import samples
 from rqjax import theory
 from rqjax.arrays import viterbi
 from rqjax.codebooks import trellis_tables
@@ -123,7 +124,7 @@ REACHED = {
 
 
 def distortion(trellis):
-    return error(trellis, data.sample("sphere", 1, 1024, 128)[0])
+    return error(trellis, samples.sample("sphere", 1, 1024, 128)[0])
 
 
 @pytest.mark.parametrize("state_bits", some(REACHED, []))

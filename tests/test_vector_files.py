@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from experiments import vector_files as files
+from experiments.data import samples, vector_files as files
 from rqjax.core.extras import MissingExtra
 
 pytestmark = pytest.mark.full
@@ -30,7 +30,7 @@ def folder(tmp_path):
 def test_arrays_of_ann_benchmarks(folder):
     np.testing.assert_array_equal(files.read(folder / "x.hdf5"), X)
     np.testing.assert_array_equal(files.read(folder / "x.hdf5", "test"), X[:5])
-    assert files.sample(f"file:{folder / 'x.hdf5'}#test", 1, 20, 16).shape == (1, 5, 16)
+    assert samples.sample(f"file:{folder / 'x.hdf5'}#test", 1, 20, 16).shape == (1, 5, 16)
 
 
 @pytest.mark.parametrize(("name", "array"), [("ids.ivecs", ""), ("ids.npy", ""), ("x.hdf5", "neighbors")])

@@ -1,0 +1,118 @@
+"""Attention from a compressed cache against attention from exact keys and values, on synthetic queries and keys."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import rqjax
+from experiments.harness import plot as plots
+from experiments.harness.rows import mean_and_deviation
+from experiments.harness.table import Table
+from rqjax.core import unknown_name
+from rqjax.scoring import rules, tiles
+
+DATA = ("gaussian", "outlier_channels", "key_bias", "outlier_channels_and_key_bias")
+
+TABLES = (
+    Table(
+        "Divergence of the attention weights (KL, nats), first and first five tokens kept, cosine of the output",
+        rows=("keep", "strategy"),
+        columns=("centered",),
+        values=("kl", "top1", "top5", "cosine"),
+        each=("data",),
+    ),
+)
+
+
+def check(point: dict[str, Any]) -> None:
+    if point["data"] not in DATA:
+        raise unknown_name("data set", point["data"], DATA)
+    rqjax.strategy(point["strategy"], jax.random.key(0), 8)
+    keep(point["keep"])
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    """The newest `queries` tokens of `context`, on `heads` heads, for each of the seeds."""
+    rows = [_run(point, seed) for seed in range(point["seeds"])]
+    columns = {name: jnp.asarray([row[name] for row in rows]) for name in rows[0]}
+    return mean_and_deviation(columns)
+
+
+def _run(point: dict[str, Any], seed: int) -> dict[str, Any]:
+    q, k, v = _sample(point, jax.random.key(1000 + seed))
+    strategy = rqjax.strategy(point["strategy"], jax.random.key(seed), point["dim"])
+    window, sinks = keep(point["keep"])
+    options = {"window": window, "sinks": sinks, "centered": point["centered"] == "centered", "dtype": jnp.float32}
+    return errors(strategy.cache(1, point["heads"], point["context"], **options), q, k, v)
+
+
+@functools.partial(jax.jit, static_argnames="sliding_window")
+def errors(
+    cache: rqjax.KVCache, q: jax.Array, k: jax.Array, v: jax.Array, sliding_window: int | None = None
+) -> dict[str, jax.Array]:
+    """Of the newest tokens' queries, on as many heads as keys have: attention from the cache against attention."""
+    cache = rqjax.append(cache, k, v)
+    time, count, dim = k.shape[1], q.shape[1], q.shape[3]
+    age = time - count + jnp.arange(count)[:, None] - jnp.arange(time)
+    seen = (age >= 0) & (age < (sliding_window or time))
+    logs = [jnp.where(seen, s / dim**0.5, -jnp.inf) for s in (jnp.einsum("bthd,bshd->bhts", q, k), scores(cache, q))]
+    exact, coded = (jax.nn.log_softmax(s) for s in logs)
+    kl = jnp.where(seen, jnp.exp(exact) * (exact - coded), 0).sum(-1)
+    top, first = (jax.lax.top_k(s, 5)[1] for s in (exact, coded))
+    out = jnp.einsum("bhts,bshd->bthd", jnp.exp(exact), v)
+    return {
+        "kl": kl.mean(),
+        "top1": (top[..., 0] == first[..., 0]).mean(),
+        "top5": (top[..., :, None] == first[..., None, :]).any(-1).mean(),
+        "cosine": rqjax.metrics.cosine(out, rqjax.attend(cache, q, sliding_window=sliding_window)),
+    }
+
+
+def scores(cache: rqjax.KVCache, q: jax.Array) -> jax.Array:
+    """Unscaled scores (batch, heads, queries, max_len) as `rqjax.attend` has them, before any mask."""
+    y = jnp.swapaxes(q, 1, 2)
+    tokens = cache.exact_tokens()[0]
+    result = jnp.zeros((*y.shape[:3], cache.max_len))
+    if cache.capacity:
+        keys = jax.tree.map(lambda leaf: leaf.read(0, cache.capacity), cache.keys, is_leaf=tiles.is_token_array)
+        coded = rules.scores(cache.key_quantizer, rules.prepare(cache.key_quantizer, y), keys)
+        if cache.key_mean is not None:
+            coded += jnp.einsum("bhtd,bhd->bht", y, cache.key_mean)[..., None]
+        room = cache.max_len - cache.sinks
+        result = result.at[..., cache.sinks :].set(jnp.pad(coded, [(0, 0)] * 3 + [(0, room)])[..., :room])
+    exact = jnp.einsum("bhtd,bhsd->bhts", y, cache.exact_keys)
+    return result.at[..., jnp.where(tokens >= 0, tokens, cache.max_len)].set(exact, mode="drop")
+
+
+def _sample(point: dict[str, Any], key: jax.Array) -> list[jax.Array]:
+    """Queries with scores of deviation 2; keys with four channels times ten, or ten deviations off their centre."""
+    keys, (heads, dim) = jax.random.split(key, 5), (point["heads"], point["dim"])
+    q = jax.random.normal(keys[0], (1, point["queries"], heads, dim))
+    k, v = (jax.random.normal(key, (1, point["context"], heads, dim)) for key in keys[1:3])
+    if point["data"].startswith("outlier_channels"):
+        loud = jax.vmap(lambda key: jax.random.choice(key, dim, (4,), replace=False))(jax.random.split(keys[3], heads))
+        k *= jax.vmap(lambda channels: jnp.ones(dim).at[channels].set(10))(loud)
+    q *= 2 / (jnp.einsum("bthd,bshd->bhts", q, k) / dim**0.5).std()
+    if point["data"].endswith("key_bias"):
+        k += 10 * jax.random.normal(keys[4], (heads, dim))
+    return [q, k, v]
+
+
+def keep(text: str) -> tuple[int, int]:
+    """Newest and first tokens in full precision: '128+4'."""
+    window, _, sinks = text.partition("+")
+    if not (window.isdigit() and sinks.isdigit()):
+        raise ValueError(f"expected newest and first tokens like '128+4', got {text!r}")
+    return int(window), int(sinks)
+
+
+def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    named = [
+        {**row, "point": {**row["point"], "data": f"{row['point']['data']}, {row['point']['centered']}"}}
+        for row in rows
+    ]
+    kept = [row for row in named if row["point"]["keep"] == rows[0]["point"]["keep"]]
+    return [plots.bars(kept, folder / "kl.png", x="data", y="kl", series="strategy")]

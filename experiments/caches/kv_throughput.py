@@ -1,0 +1,121 @@
+"""Speed of appending to a compressed cache and of attention from it, as ratios in one run against plain caches.
+
+A strategy takes turns with float32 and bfloat16 caches of the same tokens: arrays with a slot for each token and none
+to spare, attended to by two products and a softmax. Each is timed with the keys of a head as (tokens, dim) and as
+(dim, tokens), and the faster counts. The strategy's own cache has room for more tokens. Medians over the rounds of the
+second of two calls.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rqjax
+from experiments.harness import plot as plots
+from experiments.harness.table import Table
+from experiments.harness.timing import turns
+from rqjax.cache.kv import GROWTH
+
+TABLES = (
+    Table(
+        "Attention of one token, milliseconds, and how many times faster than a float32 and a bfloat16 cache",
+        rows=("tokens", "strategy"),
+        columns=(),
+        values=("attend_ms", "vs_float32", "vs_bfloat16", "append_ms", "steps_per_second"),
+        each=("groups",),
+    ),
+)
+LAYOUTS = ("bhtd", "bhdt")
+"""Of the keys in a plain cache: b sequences, h heads, t tokens, d dimensions."""
+
+
+def check(point: dict[str, Any]) -> None:
+    _shape(point)
+    rqjax.strategy(point["strategy"], jax.random.key(0), 8)
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    """One strategy at one shape, "<query heads a KV head>x<tokens>"."""
+    groups, tokens = _shape(point)
+    heads, dim = point["kv_heads"], point["dim"]
+    keys = jax.random.split(jax.random.key(0), 3)
+    k, v = (jax.random.normal(key, (1, tokens, heads, dim), jnp.bfloat16) for key in keys[:2])
+    q = jax.random.normal(keys[2], (1, 1, heads * groups, dim))
+    token, max_len = k[:, :1], -(-(tokens + 2 * (point["rounds"] + 2)) // GROWTH) * GROWTH
+    strategy = rqjax.strategy(point["strategy"], jax.random.key(1), dim)
+    append, attend = jax.jit(rqjax.append, donate_argnums=0), jax.jit(rqjax.attend)
+    cache, growing = (append(strategy.cache(1, heads, max_len), k, v) for _ in range(2))
+
+    def appended() -> Any:
+        nonlocal growing
+        growing = append(growing, token, token)
+        return growing
+
+    calls: dict[str, Callable[[], Any]] = {"append": appended, "attend": lambda: attend(cache, q)}
+    for dtype in ("float32", "bfloat16"):
+        for layout in LAYOUTS:
+            plain = (jnp.einsum(f"bthd->{layout}", k.astype(dtype)), jnp.einsum("bthd->bhtd", v.astype(dtype)), None)
+            calls[f"{dtype} {layout}"] = lambda plain=plain, layout=layout: plain_attend(plain, q, layout)
+    ms, mean_append = _times(calls, point["rounds"])
+    best = {dtype: min(ms[f"{dtype} {layout}"] for layout in LAYOUTS) for dtype in ("float32", "bfloat16")}
+    return {
+        "groups": groups,
+        "tokens": tokens,
+        "attend_ms": ms["attend"],
+        "append_ms": mean_append,
+        "steps_per_second": 1000 / (ms["attend"] + mean_append),
+        "vs_float32": best["float32"] / ms["attend"],
+        "vs_bfloat16": best["bfloat16"] / ms["attend"],
+    }
+
+
+@functools.partial(jax.jit, static_argnames="layout")
+def plain_attend(
+    cache: tuple[jax.Array, jax.Array, jax.Array | None], q: jax.Array, layout: str = LAYOUTS[0]
+) -> jax.Array:
+    """Keys in `layout`, values (batch, heads, slots, dim), and how many slots are taken: None for all of them."""
+    k, v, length = cache
+    y = q.reshape(q.shape[0], v.shape[1], -1, q.shape[3]).astype(k.dtype)
+    rows = y.shape[2]
+    if rows == 1 and k.dtype == jnp.bfloat16:  # XLA's product of a matrix and one vector takes seven times as long
+        y = jnp.repeat(y, 4, axis=2)
+    scores = jnp.einsum(f"bhrd,{layout}->bhrt", y, k, preferred_element_type=jnp.float32) / q.shape[3] ** 0.5
+    if length is not None:
+        scores = jnp.where(jnp.arange(v.shape[2]) < length, scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    out = jnp.einsum("bhrt,bhtd->bhrd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    return out[:, :, :rows].reshape(q.shape)
+
+
+def write(cache: tuple[jax.Array, jax.Array, jax.Array], k: jax.Array, v: jax.Array) -> Any:
+    put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(  # noqa: E731
+        old, jnp.swapaxes(new, 1, 2).astype(old.dtype), cache[2], axis=2
+    )
+    return put(cache[0], k), put(cache[1], v), cache[2] + 1
+
+
+def _times(calls: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, float], float]:
+    """Median milliseconds of each call; and the mean of mine of appending, one call in 16 of which makes codes."""
+    times = {name: 1e3 * seconds[2:] for name, seconds in turns(calls, rounds + 2, calls=2).items()}
+    medians = {name: float(np.median(ms[:, 1])) for name, ms in times.items()}
+    return medians, float(np.mean(times["append"].ravel()[: 2 * rounds // 16 * 16]))
+
+
+def _shape(point: dict[str, Any]) -> tuple[int, int]:
+    groups, _, tokens = point["shape"].partition("x")
+    if not (groups.isdigit() and tokens.isdigit() and int(groups) and int(tokens) > 1):
+        raise ValueError(f"expected a shape like '3x8192', query heads a KV head and tokens, got {point['shape']!r}")
+    return int(groups), int(tokens)
+
+
+def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    merged = [row for row in rows if row["metrics"]["groups"] == 3]
+    return [
+        plots.curves(merged, folder / f"{y}.png", x="tokens", y=y, series="strategy", levels={f"{y[3:]} cache": 1})
+        for y in ("vs_float32", "vs_bfloat16")
+    ]

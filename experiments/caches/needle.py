@@ -1,0 +1,37 @@
+"""Needle in a haystack, in vector form: RotorQuant's section 5.5."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import rqjax
+from experiments.harness.table import Table
+
+TABLES = (
+    Table(
+        "Needles whose key scores highest, of all that were looked for",
+        rows=("similarity", "method"),
+        columns=("context", "bits"),
+        values=("found",),
+    ),
+)
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    """Finds needles among random unit keys by their codes; the query has cosine `similarity` with the needle."""
+    dim, context, similarity = point["dim"], point["context"], point["similarity"]
+
+    def found(key):
+        keys = jax.random.split(key, 4)
+        unit = lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True)  # noqa: E731
+        hay = unit(jax.random.normal(keys[0], (context, dim)))
+        places = jax.random.choice(keys[1], context, (point["needles"],), replace=False)
+        noise = jax.random.normal(keys[2], (point["needles"], dim))
+        noise = unit(noise - (noise * hay[places]).sum(-1, keepdims=True) * hay[places])
+        queries = similarity * hay[places] + (1 - similarity**2) ** 0.5 * noise
+        quantizer = rqjax.METHODS[point["method"]](keys[3], dim, point["bits"])
+        return (quantizer.dot(queries, quantizer.encode(hay)).argmax(-1) == places).mean()
+
+    rates = jax.jit(jax.vmap(found))(jax.random.split(jax.random.key(0), point["seeds"]))
+    return {"found": float(rates.mean()), "found_sd": float(rates.std(ddof=1))}

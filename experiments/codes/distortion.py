@@ -1,0 +1,78 @@
+"""Mean squared error of every method: RotorQuant's Table 4 and TurboQuant's Figure 3."""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import rqjax
+from experiments.data import samples
+from experiments.harness import plot as plots, published
+from experiments.harness.table import Row, Table
+from rqjax import metrics, theory
+
+TABLES = (
+    Table(
+        "Relative mean squared error",
+        rows=("method",),
+        columns=("bits",),
+        values=("mse", "published", "stored_bits"),
+        footers=("lower_bound", "upper_bound"),
+        each=("data", "dim"),
+    ),
+)
+
+
+def check(point: dict[str, Any]) -> None:
+    """Fails on a point that cannot run, before the first one does."""
+    jax.eval_shape(lambda key: rqjax.METHODS[point["method"]](key, point["dim"], point["bits"]), jax.random.key(0))
+    samples.check(point["data"])
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    method, dim, bits = point["method"], point["dim"], point["bits"]
+    recipe = rqjax.METHODS[method]
+    result = distortion(method, recipe, point)
+    seen = point["data"] == "sphere" and dim == 128
+    return {
+        **result,
+        "published": published.MSE.get(method, {}).get(bits) if seen else None,
+        "mse_over_bound": result["mse"] / theory.shannon_bound(bits),
+        "lower_bound": theory.shannon_bound(bits),
+        "upper_bound": theory.mse_bound(bits),
+    }
+
+
+def distortion(name: str, recipe: Callable[..., rqjax.Quantizer], point: dict[str, Any]) -> dict[str, Any]:
+    """Relative squared error (mean, deviation over the seeds), cosine, and the bits that a vector takes."""
+    x = samples.sample(point["data"], point["seeds"], point["n"], point["dim"])
+    keys = jax.random.split(jax.random.key(0), point["seeds"])
+    mse, cosine = _measure(name, recipe, point["dim"], point["bits"])(keys, x)
+    quantizer = jax.eval_shape(lambda key: recipe(key, point["dim"], point["bits"]), keys[0])
+    return {
+        "mse": float(mse.mean()),
+        "mse_sd": float(mse.std(ddof=1)) if len(mse) > 1 else None,
+        "cosine": float(cosine.mean()),
+        "stored_bits": quantizer.bits_per_vector / point["dim"],
+    }
+
+
+@functools.cache
+def _measure(name: str, recipe: Callable[..., rqjax.Quantizer], dim: int, bits: int):
+    """Compiled once for a method: the data sets share it."""
+
+    def one(key, x):
+        quantizer = recipe(key, dim, bits)
+        decoded = quantizer.decode(quantizer.encode(x))
+        return metrics.relative_mse(x, decoded), metrics.cosine(x, decoded)
+
+    return jax.jit(jax.vmap(one))
+
+
+def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Error over Shannon's bound against bits, one panel for each data set, both bounds drawn."""
+    levels = {"Shannon's bound": 1, "TurboQuant's upper bound": theory.mse_bound(0)}
+    style = {"series": "method", "panel": "data", "log": True, "levels": levels}
+    return [plots.curves(rows, folder / "mse.png", x="bits", y="mse_over_bound", **style)]

@@ -1,0 +1,65 @@
+"""Fractional bits by splitting channels, true bits printed."""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import rqjax
+from experiments.codes.distortion import distortion
+from experiments.data import samples
+from experiments.harness import plot as plots
+from experiments.harness.table import Row, Table
+from rqjax import lloyd_max, theory
+from rqjax.rotations import Dense
+
+TABLES = (
+    Table(
+        "Bits split over the channels",
+        rows=("split",),
+        columns=(),
+        values=("claimed_bits", "index_bits", "stored_bits", "mse", "expected", "lower_bound"),
+        each=("data",),
+    ),
+)
+
+
+def parse(split: str) -> list[tuple[int, int]]:
+    """'32@3+96@2' as [(32, 3), (96, 2)]."""
+    try:
+        return [(int(channels), int(bits)) for channels, bits in (part.split("@") for part in split.split("+"))]
+    except ValueError:
+        raise ValueError(f"expected a split like '64@3+64@2', got {split!r}") from None
+
+
+def check(point: dict[str, Any]) -> None:
+    samples.check(point["data"])
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    shares = parse(point["split"])
+    dim = sum(channels for channels, _ in shares)
+    bits = sum(channels * bits for channels, bits in shares) / dim
+    result = distortion(point["split"], _recipe(point["split"]), {**point, "dim": dim, "bits": bits})
+    return {
+        **result,
+        "index_bits": bits,
+        "claimed_bits": 2.5 if point["split"] == "32@3+96@2" else None,  # TurboQuant, section 4.3
+        "expected": sum(channels * theory.lloyd_max(b, dim) for channels, b in shares) / dim,
+        "lower_bound": theory.shannon_bound(bits),
+    }
+
+
+@functools.cache
+def _recipe(split: str) -> Callable[..., rqjax.Quantizer]:
+    """One for a split, so that the data sets share what is compiled."""
+
+    def recipe(key, dim, bits):
+        parts = tuple(lloyd_max(channels, bits, dim) for channels, bits in parse(split))
+        return rqjax.Normalized(rqjax.Rotated(Dense.haar(key, dim), rqjax.Split(parts)))
+
+    return recipe
+
+
+def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
+    return [plots.curves(rows, folder / "mse.png", x="index_bits", y="mse", series="data", log=True)]

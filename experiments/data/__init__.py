@@ -1,0 +1,1 @@
+"""Vectors and texts to measure with."""

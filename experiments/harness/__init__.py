@@ -1,0 +1,1 @@
+"""What every experiment uses: rows, tables, plots, published figures, and which code made a row."""

@@ -1,0 +1,82 @@
+"""Plots beside the tables."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from experiments.harness.table import Row
+
+STYLES = [(color, line) for line in ("-", "--", ":") for color in plt.get_cmap("tab10").colors]  # pyright: ignore[reportAttributeAccessIssue]
+BARS = plt.get_cmap("tab20").colors  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def curves(
+    rows: Sequence[Row],
+    path: Path,
+    *,
+    x: str,
+    y: str,
+    series: str,
+    panel: str | None = None,
+    log: bool = False,
+    levels: dict[str, float] | None = None,
+    width: int = 3,
+) -> Path:
+    """One line for each value of `series` in a panel for each value of `panel`; named levels in grey."""
+    merged = [{**row["point"], **row["metrics"]} for row in rows]
+    panels = list(dict.fromkeys(row[panel] for row in merged)) if panel else [None]
+    names = list(dict.fromkeys(row[series] for row in merged))
+    figure, axes = _grid(len(panels), min(width, len(panels)))
+    for axis, value in zip(axes, panels, strict=False):
+        shown = [row for row in merged if panel is None or row[panel] == value]
+        for name, (color, line) in zip(names, STYLES, strict=False):
+            _line(axis, [row for row in shown if row[series] == name], x, y, color=color, linestyle=line, label=name)
+        for (name, height), line in zip((levels or {}).items(), ("-", "--"), strict=False):
+            axis.axhline(height, color="0.6", linestyle=line, label=name)
+        axis.set_yscale("log" if log else "linear")
+        axis.set(title=value or "", xlabel=x, ylabel=y)
+    return _save(figure, axes, path)
+
+
+def _line(axis: Any, rows: Sequence[dict[str, Any]], x: str, y: str, **style: Any) -> None:
+    if points := sorted({(row[x], row[y]) for row in rows}):
+        axis.plot(*zip(*points, strict=True), marker="." if len(points) < 20 else "", linewidth=1.2, **style)
+
+
+def bars(rows: Sequence[Row], path: Path, *, x: str, y: str, series: str) -> Path:
+    """Groups of bars on a logarithmic axis, one group for each value of `x`."""
+    merged = [{**row["point"], **row["metrics"]} for row in rows]
+    groups = list(dict.fromkeys(row[x] for row in merged))
+    names = list(dict.fromkeys(row[series] for row in merged))
+    figure, axes = _grid(1, 1, size=(2 + 1.6 * len(groups), 4))
+    for i, name in enumerate(names):
+        heights = {row[x]: (row[y], row.get(f"{y}_sd") or 0) for row in merged if row[series] == name}
+        places = np.array([groups.index(group) for group in heights]) + (i - len(names) / 2) * 0.8 / len(names)
+        means, deviations = zip(*heights.values(), strict=True)
+        axes[0].bar(places, means, 0.8 / len(names), yerr=deviations, label=name, color=BARS[i % len(BARS)])
+    axes[0].set_xticks(range(len(groups)), [group.replace("_", "\n") for group in groups])
+    axes[0].set(yscale="log", ylabel=y)
+    return _save(figure, axes, path)
+
+
+def _grid(count: int, width: int, size: tuple[float, float] | None = None):
+    height = -(-count // width)
+    size = size or (4.2 * width, 3.4 * height)
+    figure, axes = plt.subplots(height, width, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.ravel()[count:]:
+        axis.set_visible(False)
+    return figure, list(axes.ravel())
+
+
+def _save(figure: Any, axes: Sequence[Any], path: Path) -> Path:
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize="small", frameon=False)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+    return path

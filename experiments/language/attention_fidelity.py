@@ -1,0 +1,64 @@
+"""Attention of a language model on its own queries, keys and values, from compressed caches: RotorQuant's Table 6."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rqjax
+from experiments.caches import attention_error
+from experiments.harness import published
+from experiments.harness.table import Table
+from experiments.language.models import captured
+
+TABLES = (
+    Table(
+        "Attention of whole models: cosine of the output, shares of heads and queries whose first token is first, and"
+        " in the first five; divergence of the weights (KL, nats)",
+        rows=("strategy",),
+        columns=("context",),
+        values=("cosine", "published_cosine", "top1", "published_top1", "top5", "published_top5", "kl"),
+        each=("model",),
+    ),
+    Table(
+        "The same, layer by layer: cosine and KL",
+        rows=("strategy", "context"),
+        columns=(),
+        values=("cosine_0", "cosine_1", "cosine_2", "cosine_3", "kl_0", "kl_1", "kl_2", "kl_3"),
+        each=("model",),
+    ),
+)
+
+
+def check(point: dict[str, Any]) -> None:
+    rqjax.strategy(point["strategy"], jax.random.key(0), 64)
+    attention_error.keep(point["keep"])
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    """The newest `queries` tokens of `context`, on all heads of each layer, for each of the seeds."""
+    decoder, arrays = captured(point["model"], point["corpus"], point["context"])
+    layers, window = decoder.config.num_hidden_layers, attention_error.keep(point["keep"])
+    names = ("kl", "top1", "top5", "cosine")
+    values = np.empty((point["seeds"], layers, len(names)))
+    for layer in range(layers):
+        q, k, v = (arrays[f"layers.{layer}.{name}"][None] for name in "qkv")
+        k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+        for seed in range(point["seeds"]):
+            key = jax.random.fold_in(jax.random.key(seed), layer)
+            strategy = rqjax.strategy(point["strategy"], key, q.shape[3])
+            options = {"window": window[0], "sinks": window[1], "dtype": jnp.float32}
+            cache = strategy.cache(1, q.shape[2], point["context"], **options)
+            reach = decoder.config.windows[layer]
+            row = attention_error.errors(cache, q[:, -point["queries"] :], k, v, reach)
+            values[seed, layer] = [row[name] for name in names]
+    result = {}
+    for i, name in enumerate(names):
+        result |= {f"{name}_{layer}": values[:, layer, i].mean() for layer in range(layers)}
+        result |= {f"{name}_{layer}_sd": values[:, layer, i].std(ddof=1) for layer in range(layers)}
+        means = values[:, :, i].mean(1)
+        result |= {name: means.mean(), f"{name}_sd": means.std(ddof=1)}
+    beside = published.FIDELITY.get((point["strategy"], point["context"])) if point["model"] == "llama-d128" else None
+    beside = dict(zip(("cosine", "top1", "top5"), beside or (None,) * 3, strict=True))
+    return {name: float(x) for name, x in result.items()} | {f"published_{name}": x for name, x in beside.items()}

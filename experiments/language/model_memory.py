@@ -1,0 +1,120 @@
+"""Memory and seconds that a checkpoint of billions of parameters takes to load and to make a token with."""
+
+import json
+import multiprocessing
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import rqjax
+from experiments.harness.table import Table
+from rqjax.core import Registry
+from rqjax.nn import Decoder, DecoderConfig, compat, load_decoder
+from rqjax.nn.checkpoint import tensor_name
+
+SHAPES: Registry = Registry(
+    "model",
+    {
+        "Llama 3.2 3B": {
+            "model_type": "llama",
+            "vocab_size": 128_256,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rope_theta": 5e5,
+            "tie_word_embeddings": True,
+        },
+        "tiny": {
+            "model_type": "qwen3",
+            "vocab_size": 512,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+        },
+    },
+)
+
+TABLES = (
+    Table(
+        "Checkpoints of random bfloat16 weights: GB of 10^9 bytes, at most resident while loading, and after tokens one"
+        " by one",
+        rows=("model", "strategy"),
+        columns=(),
+        values=("parameters", "file_gb", "load_seconds", "load_gb", "first_seconds", "token_seconds", "peak_gb"),
+    ),
+)
+
+
+def check(point: dict[str, Any]) -> None:
+    SHAPES[point["model"]]
+    rqjax.strategy(point["strategy"], jax.random.key(0), 64)
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    """Writes the checkpoint to a temporary folder, then loads and runs it in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        parameters = write(SHAPES[point["model"]], Path(folder))
+        size = sum(file.stat().st_size for file in Path(folder).iterdir())
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            measured = pool.apply(_measure, (folder, point["strategy"]))
+    return {"parameters": parameters, "file_gb": size / 1e9, **measured}
+
+
+def write(fields: dict[str, Any], folder: Path) -> int:
+    """A sharded checkpoint of random weights; returns how many."""
+    from safetensors.flax import save_file
+
+    state = nnx.eval_shape(lambda: nnx.state(Decoder(DecoderConfig.parse(fields), rngs=nnx.Rngs(0))))
+    noise = 0.02 * np.random.default_rng(0).standard_normal(2**20).astype(np.float32)
+    shards: dict[str, dict[str, tuple[int, ...]]] = {}
+    for path, leaf in nnx.to_flat_state(state):
+        shard = f"model-{path[1] if path[0] == 'layers' else 'rest'}.safetensors"
+        shards.setdefault(shard, {})[tensor_name(path)] = compat.value(leaf).shape
+    for shard, shapes in shards.items():
+        tensors = {name: jnp.asarray(np.resize(noise, shape), jnp.bfloat16) for name, shape in shapes.items()}
+        save_file(tensors, folder / shard)
+    index = {"weight_map": {name: shard for shard, shapes in shards.items() for name in shapes}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(fields))
+    return sum(int(np.prod(shape)) for shapes in shards.values() for shape in shapes.values())
+
+
+def _measure(folder: str, strategy: str) -> dict[str, float]:
+    start = time.perf_counter()
+    decoder = jax.block_until_ready(load_decoder(folder))
+    loaded, peak = time.perf_counter() - start, _peak()
+    caches = decoder.caches(strategy, jax.random.key(0), 1, 256)
+    step = jax.jit(lambda decoder, tokens, caches: decoder(tokens, caches, newest=1), donate_argnums=2)
+    token, seconds, logits = jnp.zeros((1, 1), jnp.int32), [], jnp.inf
+    for _ in range(2):  # the first one compiles
+        start = time.perf_counter()
+        logits, caches = jax.block_until_ready(step(decoder, token, caches))
+        token = logits.argmax(-1)
+        seconds.append(time.perf_counter() - start)
+    if not np.isfinite(logits).all():
+        raise ValueError("expected finite logits")
+    return {
+        "load_seconds": loaded,
+        "load_gb": peak,
+        "first_seconds": seconds[0],
+        "token_seconds": seconds[1],
+        "peak_gb": _peak(),
+    }
+
+
+def _peak() -> float:
+    """Most memory ever resident, GB of 10^9 bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

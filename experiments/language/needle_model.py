@@ -1,0 +1,122 @@
+"""Recall of a trained decoder through compressed caches: values of keys that it has read, among many pairs.
+
+The task is multi-query associative recall (Arora et al., 2023): pairs of a key and a value, all keys different, then
+keys in another order, each of which is to be followed by its value. A pair is written value, key, value, so that a
+decoder of two layers learns it in minutes: the first one brings the value to the key, the second one finds the key.
+"""
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import rqjax
+from experiments.caches.attention_error import keep
+from experiments.harness import plot as plots
+from experiments.harness.table import Table
+from experiments.language.training import Plan, train
+from rqjax.core import check_int
+from rqjax.nn import Decoder, DecoderConfig
+
+KEYS, VALUES = 128, 64
+ASK = KEYS + VALUES
+"""The token before a key whose value is asked for."""
+FIELDS = {
+    "model_type": "llama",
+    "vocab_size": ASK + 1,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "rope_theta": 1e5,
+    "tie_word_embeddings": True,
+}
+TABLES = (
+    Table(
+        "Values recalled exactly, of all that were asked for",
+        rows=("strategy",),
+        columns=("pairs",),
+        values=("recalled",),
+        footers=("recalled_float",),
+        each=("keep",),
+    ),
+)
+
+
+def check(point: dict[str, Any]) -> None:
+    rqjax.strategy(point["strategy"], jax.random.key(0), 64)
+    keep(point["keep"])
+    check_int("pairs", point["pairs"], 1, KEYS)
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    """Exact matches of `sequences` sequences, for each of the seeds; a seed draws the rotations and the pairs."""
+    decoder = _decoder(point["folder"], tuple(point["stages"]), point["steps"], point["batch_tokens"])
+    window, sinks = keep(point["keep"])
+
+    def one(strategy: str, seed: int) -> float:
+        tokens = sequences(np.random.default_rng((1, seed)), point["sequences"], point["pairs"])
+        max_len = tokens.shape[1]
+        caches = decoder.caches(strategy, jax.random.key(seed), len(tokens), max_len, window=window, sinks=sinks)
+        return float(_recalled(decoder, caches, tokens))
+
+    found = {name: [one(name, seed) for seed in range(point["seeds"])] for name in (point["strategy"], "float32")}
+    mine = found[point["strategy"]]
+    return {
+        "recalled": float(np.mean(mine)),
+        "recalled_sd": float(np.std(mine, ddof=1)),
+        "recalled_float": float(np.mean(found["float32"])),
+    }
+
+
+def sequences(rng: np.random.Generator, count: int, pairs: int) -> np.ndarray:
+    """(count, 6 pairs) tokens: each pair as value, key, value; then in another order as `ASK`, key, value."""
+    keys = rng.permuted(np.tile(np.arange(KEYS), (count, 1)), axis=1)[:, :pairs]
+    values = KEYS + rng.integers(0, VALUES, keys.shape)
+    order = rng.permuted(np.tile(np.arange(pairs), (count, 1)), axis=1)
+    asked = [np.take_along_axis(x, order, axis=1) for x in (keys, values)]
+    told = np.stack([values, keys, values], axis=-1)
+    tokens = np.concatenate([told, np.stack([np.full_like(keys, ASK), *asked], axis=-1)], axis=1)
+    return tokens.reshape(count, -1).astype(np.int32)
+
+
+@jax.jit
+def _recalled(decoder: Decoder, caches: Any, tokens: jax.Array) -> jax.Array:
+    told = tokens.shape[1] // 2
+    _, caches = decoder(tokens[:, :told], caches, newest=1)
+    logits, _ = decoder(tokens[:, told:], caches)
+    return jnp.mean(logits[:, 1::3].argmax(-1) == tokens[:, told + 2 :: 3])
+
+
+@functools.lru_cache(maxsize=1)
+def _decoder(folder: str, stages: tuple[int, ...], steps: int, batch_tokens: int) -> Decoder:
+    """The decoder, trained on so many pairs a sequence in one stage after the other; kept in `folder`, if not empty."""
+    model = Decoder(DecoderConfig.parse(FIELDS), rngs=nnx.Rngs(0))
+
+    def batches(step: int) -> tuple[np.ndarray, np.ndarray]:
+        pairs = stages[step * len(stages) // steps]
+        tokens = sequences(np.random.default_rng((0, step)), batch_tokens // (6 * pairs), pairs)
+        wanted = np.zeros((len(tokens), tokens.shape[1] - 1), np.float32)
+        wanted[:, 1::3] = 1
+        return tokens, wanted
+
+    def evaluate(model: Decoder) -> dict[str, float]:
+        tokens = sequences(np.random.default_rng(2), 16, max(stages))
+        caches = model.caches("float32", jax.random.key(0), 16, tokens.shape[1], dtype=jnp.float32)
+        return {"recalled": float(_recalled(model, caches, tokens))}
+
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(folder or temporary) / f"recall-{steps}"
+        return train(model, batches, evaluate, Plan(steps, 3e-3, max(1, steps // 20)), path)[0]
+
+
+def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    path = folder / "recalled.png"
+    return [plots.curves(rows, path, x="pairs", y="recalled", series="strategy")]

@@ -1,0 +1,1 @@
+"""Experiments on matrices under a memory budget."""

@@ -1,0 +1,67 @@
+"""Recall of nearest neighbours at the bytes of a vector: this library's codes, FAISS's and turbovec's."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.data import samples
+from experiments.harness import plot as plots
+from experiments.harness.rows import mean_and_deviation
+from experiments.harness.table import Table
+from experiments.search import search
+from rqjax import metrics
+
+KS = (1, 2, 4, 8, 16, 32, 64)
+
+TABLES = (
+    Table(
+        "Recall of the nearest neighbour among the first k found (1@k), and of the ten nearest among the first ten"
+        " (10@10); bytes of a vector's codes",
+        rows=("codec", "bits"),
+        columns=(),
+        values=("bytes", "shared_bytes", "1@1", "1@4", "1@16", "1@64", "10@10"),
+        each=("vectors",),
+    ),
+)
+
+
+def check(point: dict[str, Any]) -> None:
+    search.check(point["codec"])
+    samples.check(_set(point["vectors"])[0])
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    """One codec on one data set; each seed draws vectors, queries, rotation and centroids."""
+    (name, dim), found, sizes = _set(point["vectors"]), [], {}
+    for seed, (x, queries) in enumerate(search.sets(name, point["seeds"], point["n"], point["queries"], dim)):
+        true = search.neighbours(x, queries, 10)
+        codec = search.build(point["codec"], x, point["bits"], seed)
+        sizes = {"bytes": codec.bytes_per_vector, "shared_bytes": codec.shared_bytes}
+        ids = codec.search(queries, max(KS))[1]
+        nearest = {f"1@{k}": metrics.recall(ids[:, :k], true[:, :1]) for k in KS}
+        found.append({**nearest, "10@10": metrics.recall(ids[:, :10], true)})
+    recalls = mean_and_deviation({name: np.array([one[name] for one in found]) for name in found[0]})
+    return {**sizes, **recalls}
+
+
+def _set(vectors: str) -> tuple[str, int]:
+    name, _, dim = vectors.rpartition(", d = ")
+    if not (name and dim.isdigit()):
+        raise ValueError(f"expected vectors like 'words, d = 200', got {vectors!r}")
+    return name, int(dim)
+
+
+def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    def curves(rows: list[dict[str, Any]], file: str, x: str, y: str) -> Path:
+        return plots.curves(rows, folder / file, x=x, y=y, series="codec", panel="vectors", width=2)
+
+    most = max(row["point"]["bits"] for row in rows)
+    by_k = [
+        {**row, "metrics": {**row["metrics"], "k": k, "1@k": row["metrics"][f"1@{k}"]}}
+        for row in rows
+        if row["point"]["bits"] == most
+        for k in KS
+    ]
+    by_bytes = [curves(rows, f"{file}.png", "bytes", name) for file, name in (("nearest", "1@1"), ("ten", "10@10"))]
+    return [*by_bytes, curves(by_k, "by_k.png", "k", "1@k")]

@@ -1,0 +1,76 @@
+"""What the search experiments share: vectors and queries, true neighbours, indexes of this library and of others.
+
+A codec is a name of `METHODS`, `FITTED` or `peers.PEERS`. So that a vector takes d b / 8 bytes, as with product
+quantization, ":tight" behind a name of ours gives as many bits less as a scale takes, and ":unit" stores no scale.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rqjax
+from experiments.data import samples
+from experiments.search.peers import PEERS, Peer, library
+from rqjax.core import unknown_name
+
+BLOCK = 2**24
+"""Inner products that are held at a time."""
+
+
+def sets(name: str, seeds: int, n: int, queries: int, dim: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each seed unit vectors (n, dim), or as many as there are, and others (queries, dim) of the same data set."""
+    x = np.asarray(samples.sample(name, seeds, n + queries, dim))
+    x = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    return [(np.ascontiguousarray(one[queries:]), np.ascontiguousarray(one[:queries])) for one in x]
+
+
+def unit(n: int, dim: int, seed: int) -> np.ndarray:
+    """Uniform unit vectors, by NumPy: jax then holds no memory but the index's."""
+    x = np.random.default_rng(seed).standard_normal((n, dim), np.float32)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def neighbours(x: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
+    """The rows of the k largest inner products of each query, the largest first."""
+    size = max(1, BLOCK // len(x))
+    blocks = (queries[start : start + size] @ x.T for start in range(0, len(queries), size))
+    return np.concatenate([np.argsort(-block, axis=1, kind="stable")[:, :k] for block in blocks])
+
+
+def quantizer(codec: str, x: np.ndarray, bits: int, seed: int) -> Any:
+    """A quantizer of this library for vectors x."""
+    name, _, suffix = codec.partition(":")
+    dim, key = x.shape[1], jax.random.key(seed)
+    exact = bits - 16 / dim if suffix == "tight" else bits
+    fitted = name in rqjax.FITTED
+    # A key of its own: the mean of `samples.clustered` is of key 1, and a rotation of those numbers tripled its error.
+    method_key = jax.random.fold_in(key, dim)
+    code = rqjax.FITTED[name](key, jnp.asarray(x), exact) if fitted else rqjax.METHODS[name](method_key, dim, exact)
+    return code.inner if suffix == "unit" else code
+
+
+def build(codec: str, x: np.ndarray, bits: int, seed: int) -> Peer:
+    """An index of x for inner products, trained and filled; its bytes are those of codes alone, without ids."""
+    if codec in PEERS:
+        return PEERS[codec](x, bits, seed)
+    code = quantizer(codec, x, bits, seed)
+    index = rqjax.Index.build(code, x)
+    jax.block_until_ready(index.rows)
+
+    def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        scores, ids = index.search(queries, k)
+        return np.asarray(scores), np.asarray(ids)
+
+    return Peer(code.bits_per_vector / 8, rqjax.nbytes(code), search)
+
+
+def check(codec: str) -> None:
+    """Raises for a codec that there is not."""
+    name, _, suffix = codec.partition(":")
+    names = [*rqjax.METHODS, *rqjax.FITTED, *PEERS]
+    if name not in names or suffix not in ("", "tight", "unit"):
+        raise unknown_name("codec", codec, names)
+    if name in PEERS:
+        library(name.partition("_")[0])

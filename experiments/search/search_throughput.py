@@ -1,0 +1,63 @@
+"""Queries a second through codes, beside FAISS scanning its own: in turns, in one process; and what they find."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.harness import plot as plots
+from experiments.harness.table import Table
+from experiments.harness.timing import turns
+from experiments.search import search
+from experiments.search.peers import Peer
+from rqjax import metrics
+
+MANY = 1000
+"""Queries that recall is taken of."""
+TABLES = (
+    Table(
+        "Queries a second for the ten nearest, and how many times as many as FAISS's IndexRaBitQ and IndexPQ answer",
+        rows=("codec",),
+        columns=(),
+        values=("bytes", "10@10", "queries_per_second", "vs_rabitq", "vs_pq"),
+        each=("dim", "bits", "batch"),
+    ),
+)
+
+
+def check(point: dict[str, Any]) -> None:
+    search.check(point["codec"])
+
+
+def run(point: dict[str, Any]) -> dict[str, Any]:
+    """One codec against its two yardsticks."""
+    n, dim, bits, batch = point["n"], point["dim"], point["bits"], point["batch"]
+    queries, many = search.unit(batch, dim, 1), search.unit(MANY, dim, 1)
+    codecs = {"mine": built(point["codec"], n, dim, bits)}
+    codecs |= {name: built(f"faiss_{name}", n, dim, bits) for name in ("rabitq", "pq")}
+    times = turns(
+        {name: functools.partial(codec.search, queries, 10) for name, codec in codecs.items()}, point["rounds"] + 1
+    )
+    seconds = {name: float(np.median(taken[1:])) for name, taken in times.items()}
+    ratios = {f"vs_{name}": seconds[name] / seconds["mine"] for name in ("rabitq", "pq")}
+    found = metrics.recall(codecs["mine"].search(many, 10)[1], nearest(n, dim))
+    size = codecs["mine"].bytes_per_vector
+    return {"bytes": size, "10@10": found, "queries_per_second": batch / seconds["mine"], **ratios}
+
+
+@functools.lru_cache(maxsize=8)
+def built(codec: str, n: int, dim: int, bits: int) -> Peer:
+    return search.build(codec, search.unit(n, dim, 0), bits, 0)
+
+
+@functools.cache
+def nearest(n: int, dim: int) -> np.ndarray:
+    return search.neighbours(search.unit(n, dim, 0), search.unit(MANY, dim, 1), 10)
+
+
+def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Queries a second by recall: a line for each codec from few bits to many."""
+    shown = [{**row, "metrics": {**row["metrics"], "queries": f"{row['point']['batch']} together"}} for row in rows]
+    path = folder / "by_recall.png"
+    return [plots.curves(shown, path, x="10@10", y="queries_per_second", series="codec", panel="queries", log=True)]
