@@ -11,7 +11,7 @@ One Hopper GPU, under eight minutes; results go to results/h200. Needs jax with 
 absl-py, ml_collections, and pytest with hypothesis for the tests; uses torch, tqdm and matplotlib if they are there.
 What cannot be measured says so in its row. `--config.rehearse=True` tries the same in small, on a CPU too.
 
-A number is device time with cold caches (`experiments/devices/gpu_clock.py`), the share that its least bytes are of the copy
+A number is device time with cold caches (`devices/gpu_clock.py`), the share that its least bytes are of the copy
 bandwidth of the same run, and the ratio to the yardstick; a star marks functions that wait for the host. Rows of a run
 before are kept: remove the folder to measure anew. Expected on an H200: a copy of about 4300 GB/s.
 """
