@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from experiments.caches import attention_losses
-from experiments.data import samples, text
+from experiments.data import samples, text, words
 from experiments.language import (
     attention_fidelity,
     generation_throughput,
@@ -60,7 +60,7 @@ def test_bytes_and_byte_pairs(corpus, monkeypatch, tmp_path):
 
 def test_the_held_out_text_is_pinned(monkeypatch):
     """What is held out of Python's library is the same under every Python, and no model was trained on it."""
-    monkeypatch.setattr(samples, "corpus", lambda: pytest.fail("the running Python's library was read"))
+    monkeypatch.setattr(words, "corpus", lambda: pytest.fail("the running Python's library was read"))
     held, seen = (text.documents("", part) for part in ("held_out", "seen"))
     whole = hashlib.sha256("\0".join(held.values()).encode()).hexdigest()
     assert whole == "7afe5c99677b426dcff28e184286262f895df91e46bb22f16f137b25f212a2f6"
@@ -76,7 +76,7 @@ def test_training_leaves_out_what_is_held_out_whatever_python_runs(monkeypatch):
     held = text.documents("", "held_out")
     (moved, same), (changed, other) = list(held.items())[:2]
     library = {f"renamed/{moved}": same, changed: other + "# a later release", "new.py": "x = 1"}
-    monkeypatch.setattr(samples, "corpus", lambda: library)
+    monkeypatch.setattr(words, "corpus", lambda: library)
     assert text.training("") == ["x = 1"]
 
 

@@ -1,4 +1,4 @@
-"""The rules of leaves: products with levels in int8, with vectors as they are, and with centroids."""
+"""The rules of leaves: products with levels in int8, and with centroids."""
 
 import functools
 import operator
@@ -15,7 +15,6 @@ from rqjax.arrays.levels import look_up
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes
 from rqjax.quantizers.affine import Affine
-from rqjax.quantizers.exact import Exact
 from rqjax.quantizers.product import Product
 from rqjax.quantizers.scalar import Scalar
 from rqjax.quantizers.trellis import Trellis
@@ -112,10 +111,6 @@ def of_levels(
     return Rule(prepare, scores, weigh, lay_out=lay_out, in_integers=lambda quantizer: True)
 
 
-RULES[Exact] = Rule(
-    scores=lambda q, y, codes: integers.full_precision_einsum("bhrd,bhtd->bhrt", y, codes),
-    weigh=lambda q, w, codes: integers.full_precision_einsum("bhrt,bhtd->bhrd", w, codes),
-)
 RULES[Product] = Rule(
     prepare=lambda q, y: jax.vmap(jax.vmap(q.tables))(y),
     scores=lambda q, tables, codes: jax.vmap(jax.vmap(q.looked_up))(tables, codes),
