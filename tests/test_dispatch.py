@@ -64,6 +64,7 @@ def test_bodies_kernels_and_refusals():
 
     toy = Toy()
     try:
+        np.testing.assert_array_equal(shifted(x=x, first=toy), x + 100)
         np.testing.assert_array_equal(shifted(toy, x), x + 100)
         np.testing.assert_array_equal(jax.jit(lambda x: shifted(toy, x))(x), x + 100)
         np.testing.assert_array_equal(shifted(toy, x, implementation="xla"), x + 1)

@@ -78,17 +78,21 @@ def operation(body: Callable[..., Result]) -> Callable[..., Result]:
     if hasattr(body, "is_operation"):
         return body
 
+    signature = inspect.signature(body)
+
     @functools.wraps(body)
     def run(*args, implementation=None, **options):
         if implementation is not None and implementation not in get_args(Implementation):
             raise unknown_name("implementation", implementation, get_args(Implementation))
+        if not args:  # all by name
+            bound = signature.bind(**options)
+            args, options = bound.args, bound.kwargs
         asked = "xla" if _ONLY_XLA.get() else implementation
         parts = _Parts.of(args, options)
         if any(isinstance(leaf, DynamicJaxprTracer) for leaf in (*parts.own, *parts.others)):
             return _run(body, asked, args, options)
         return _compiled(body, asked, tuple(part() for part in CONTEXT), *parts)
 
-    signature = inspect.signature(body)
     more = inspect.Parameter("implementation", inspect.Parameter.KEYWORD_ONLY, default=None)
     parameters = sorted([*signature.parameters.values(), more], key=lambda parameter: parameter.kind)
     run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
