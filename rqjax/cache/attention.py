@@ -226,7 +226,7 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
     `earlier`: all of them come before all queries, because these are within the window.
     """
     batch, kv_heads, count, dim = y.shape
-    widest = max(1 if rules.in_integers(q) else 4 for q in (cache.key_quantizer, cache.value_quantizer))
+    widest = max(map(rules.width, (cache.key_quantizer, cache.value_quantizer)))
     large = max(BLOCK // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.BLOCK)
     large = min(large, integers.TOKENS)
     large = min(cache.capacity, 1 << large.bit_length() - 1)

@@ -72,6 +72,7 @@ def of_levels(
             weigh=lambda quantizer, w, codes: integers.sums(w, value_levels(quantizer, codes)) * step(quantizer),
             lay_out=lay_out,
             in_integers=lambda quantizer: True,
+            width=lambda quantizer: 1,
         )
 
     def numbers(quantizer: Any, codes: Codes) -> tuple[Float[Array, "b h g 1 t"], Float[Array, "b h g 1 t"] | None]:
@@ -108,7 +109,7 @@ def of_levels(
             found = found + shifts[..., None]
         return (found * members(quantizer)).sum(2)
 
-    return Rule(prepare, scores, weigh, lay_out=lay_out, in_integers=lambda quantizer: True)
+    return Rule(prepare, scores, weigh, lay_out=lay_out, in_integers=lambda quantizer: True, width=lambda quantizer: 1)
 
 
 RULES[Product] = Rule(
@@ -147,7 +148,9 @@ _AFFINE = of_levels(
         numbers=lambda q, scale, bias: (scale, bias + 2 ** (q.bits - 1) * scale),
     ),
 )
-RULES[Affine] = lambda q: _AFFINE._replace(lay_out=DECODED.lay_out, weigh=DECODED.weigh) if q.keeps_words else _AFFINE
+RULES[Affine] = lambda q: (
+    _AFFINE._replace(lay_out=DECODED.lay_out, weigh=DECODED.weigh, width=DECODED.width) if q.keeps_words else _AFFINE
+)
 _STATES = Rule(
     prepare=lambda q, y: integers.query_limbs(y),
     scores=lambda q, y, codes: integers.products(y, q.table(q.states(codes))) * q.table.step,

@@ -62,6 +62,8 @@ class Rule(NamedTuple):
     """Codes of (batch, heads, tokens) vectors as a cache stores them, each array as a `TokenArray`."""
     in_integers: Callable[[Any], bool] = lambda quantizer: False
     """Whether products are taken with levels in int8 and nothing is decoded."""
+    width: Callable[[Any], int] = lambda quantizer: 4
+    """Bytes that a coordinate takes while it is multiplied."""
 
 
 DECODED = Rule()
@@ -110,6 +112,11 @@ def in_integers(quantizer: Quantizer) -> bool:
     return rule(quantizer).in_integers(quantizer)
 
 
+def width(quantizer: Quantizer) -> int:
+    """Bytes that a coordinate takes while it is multiplied: blocks of codes are made by it."""
+    return rule(quantizer).width(quantizer)
+
+
 _AS_INNER = Rule(
     prepare=lambda q, y: prepare(q.inner, y),
     scores=lambda q, y, codes: scores(q.inner, y, codes),
@@ -117,6 +124,7 @@ _AS_INNER = Rule(
     restore=lambda q, sums: restore(q.inner, sums),
     lay_out=lambda q, codes, transposed: lay_out(q.inner, codes, transposed),
     in_integers=lambda q: in_integers(q.inner),
+    width=lambda q: width(q.inner),
 )
 
 
@@ -155,6 +163,7 @@ RULES[Residual] = Rule(
         lay_out(q.second, codes[1], transposed),
     ),
     in_integers=lambda q: in_integers(q.first) and in_integers(q.second),
+    width=lambda q: max(width(q.first), width(q.second)),
 )
 RULES[Split] = Rule(
     prepare=lambda q, y: tuple(map(prepare, q.parts, q.split(y))),
@@ -165,6 +174,7 @@ RULES[Split] = Rule(
         lay_out(part, code, transposed) for part, code in zip(q.parts, codes, strict=True)
     ),
     in_integers=lambda q: all(map(in_integers, q.parts)),
+    width=lambda q: max(map(width, q.parts)),
 )
 RULES[PerHead] = Rule(
     prepare=over_heads(prepare),
@@ -173,4 +183,5 @@ RULES[PerHead] = Rule(
     restore=over_heads(restore),
     lay_out=lambda q, codes, transposed: over_heads(lambda inner, codes: lay_out(inner, codes, transposed))(q, codes),
     in_integers=lambda q: in_integers(q.inner),
+    width=lambda q: width(q.inner),
 )
