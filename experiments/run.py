@@ -9,7 +9,6 @@ knows the code that made it; --fresh repeats the rows that today's code did not 
 import ast
 import importlib
 import itertools
-import re
 import sys
 import textwrap
 import time
@@ -29,12 +28,7 @@ from rqjax.core import extras, platforms, unknown_name
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with the config; see configs/.", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for rows, table and plots; runs/<config name>, or the config's.")
-EXPERIMENTS = {
-    path.stem: f"experiments.{path.parent.name}.{path.stem}"
-    for path in sorted(Path(__file__).parent.glob("*/*.py"))
-    if re.search(r"^TABLES\b", path.read_text(), re.MULTILINE)
-}
-"""The modules of experiments by name: those that have tables."""
+EXPERIMENTS = sources.experiments(sources.ROOT)
 FRESH = flags.DEFINE_bool("fresh", False, "Repeat the rows that were made by other code than today's.")
 TRACEBACK = flags.DEFINE_bool("traceback", False, "Show where an error comes from.")
 TO_SEE = "To see: "

@@ -7,6 +7,7 @@ only if it is used; an import within a function counts in the rows that were mad
 import ast
 import functools
 import hashlib
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,33 +19,31 @@ REGISTERING = {"rqjax.core.dispatch": "rqjax.backends", "rqjax.scoring.rules": "
 """Packages whose modules take part wherever a module does, though it does not import them."""
 PRESENTING = ("experiments.harness.plot", "experiments.harness.table")
 """Modules that show rows and make none."""
+RUNS = re.compile(r"^def run\(point", re.MULTILINE)
+"""What an experiment's module has and no other."""
 NOT_FOR_ROWS = ("TABLES", "check", "plot")
 """Of an experiment's module: what is read before or after `run`."""
 
 
 def code(experiment: str) -> str:
     """The hash of what makes this experiment's rows, and the modules that functions have imported: hash+module+..."""
-    return _code(ROOT, module(experiment), frozenset(sys.modules))
+    return _code(ROOT, experiments(ROOT)[experiment], frozenset(sys.modules))
 
 
-def module(experiment: str) -> str:
-    """The module of an experiment, in whichever room it is.
-
-    Raises:
-      FileNotFoundError: there is none.
-    """
-    found = next((ROOT / "experiments").rglob(f"{experiment}.py"), None)
-    if found is None:
-        raise FileNotFoundError(f"there is no experiment {experiment}")
-    return ".".join(found.relative_to(ROOT).with_suffix("").parts)
+@functools.cache
+def experiments(root: Path) -> dict[str, str]:
+    """The modules of experiments by name, in whichever room they are: those that run a point."""
+    paths = [path for path in sorted((root / "experiments").rglob("*.py")) if RUNS.search(path.read_text())]
+    return {path.stem: ".".join(path.relative_to(root).with_suffix("").parts) for path in paths}
 
 
 def is_current(row: dict[str, Any]) -> bool:
     """Whether today's code would make this flat row; False for one that does not know its code."""
     made_by = row.get("code") or ""
     try:
-        return _code(ROOT, module(str(row.get("experiment"))), frozenset(made_by.split("+")[1:])) == made_by
-    except FileNotFoundError:  # there is no such experiment any more
+        start = experiments(ROOT)[str(row.get("experiment"))]
+        return _code(ROOT, start, frozenset(made_by.split("+")[1:])) == made_by
+    except (KeyError, FileNotFoundError):  # there is no such experiment, or no such module, any more
         return False
 
 

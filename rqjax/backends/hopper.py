@@ -4,7 +4,6 @@ A kernel gives what plain JAX gives, up to values within rounding of a boundary 
 """
 
 import functools
-import importlib
 import importlib.util
 import math
 import time
@@ -171,12 +170,11 @@ def autotune(quantizer: Any, x: Shaped[Array, "*n d"], *, repeats: int = 20) -> 
     launch, n, dim = kernel("launch"), math.prod(x.shape[:-1]), x.shape[-1]
     codes = encode(quantizer, x)
     found = {}
-    for name, find, operand in (
-        ("encode", encoder, x),
-        ("decode", decoder, codes),
-        ("roundtrip", roundtripper, x),
+    for name, find, operand, options in (
+        ("encode", encoder, x, {}),
+        ("decode", decoder, codes, {"dtype": x.dtype}),
+        ("roundtrip", roundtripper, x, {}),
     ):
-        options = {"dtype": x.dtype} if name == "decode" else {}
         run = find(quantizer, operand, **options)
         if isinstance(run, Refusal):
             continue
@@ -197,8 +195,8 @@ def autotune(quantizer: Any, x: Shaped[Array, "*n d"], *, repeats: int = 20) -> 
     return found
 
 
-def _rows(x: Array, count: int = 1) -> Array:
-    return x.reshape(-1, *x.shape[x.ndim - count :])
+def _rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
 
 
 def _encode(quantizer: Any, x: Array) -> Codes:

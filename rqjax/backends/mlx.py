@@ -27,18 +27,19 @@ OFFSET = 128
 """What an index of 8 bits is above its level."""
 
 
-def operations_or_refusal() -> Any:
-    """The module of jax-mps with the kernels, which are those of MLX."""
+def refusal_of_device() -> Refusal | None:
+    """Why kernels cannot run, if they cannot: they are those of jax-mps."""
     if platforms.platform() != "mps":
         return Refusal(f"mps kernels need jax-mps on an Apple GPU, this is {platforms.platform()}")
     try:
-        return importlib.import_module("jax_plugins.mps.ops")
+        _operations()
     except ImportError:
         return Refusal("this jax-mps has no jax_plugins.mps.ops")
+    return None
 
 
 def _operations() -> Any:
-    """The module, where it is known to be there."""
+    """The module of jax-mps with the kernels, which are those of MLX."""
     return importlib.import_module("jax_plugins.mps.ops")
 
 
@@ -48,8 +49,7 @@ def _refusal(quantizer: Any) -> Refusal | None:
     while isinstance(inner, Rotated):
         inner = inner.inner
     if isinstance(inner, Affine) and inner.bits in MLX_BITS and inner.group_size in MLX_GROUPS:
-        found = operations_or_refusal()
-        return found if isinstance(found, Refusal) else None
+        return refusal_of_device()
     return Refusal(
         f"mps kernels are for Affine of {MLX_BITS} bits and groups of {MLX_GROUPS}, alone or rotated, "
         f"not for {nest(quantizer)}"
@@ -62,16 +62,14 @@ def multiplier(y: Float[Array, "b h r n"], levels: Int8[Array, "b h m n"]) -> Ca
     group = next((size for size in MLX_GROUPS[::-1] if levels.shape[-1] % size == 0), None)
     if group is None:
         return Refusal(f"mps kernels take levels by groups of {MLX_GROUPS}, not {levels.shape[-1]} of them")
-    found = operations_or_refusal()
-    return found if isinstance(found, Refusal) else functools.partial(_level_products, group)
+    return refusal_of_device() or functools.partial(_level_products, group)
 
 
 @register("mps", "attend", KVCache)
 def attender(cache: KVCache, *arguments: Any, **options: Any) -> Callable[..., Array] | Refusal:
     """Attention whose products are all taken by kernels."""
-    found = operations_or_refusal()
-    if isinstance(found, Refusal):
-        return found
+    if refusal := refusal_of_device():
+        return refusal
     for name, quantizer in (("keys", cache.key_quantizer), ("values", cache.value_quantizer)):
         if not rules.in_integers(quantizer):
             return Refusal(f"no mps kernel for this attention: {name}: no levels in int8 in {nest(quantizer)}")
@@ -81,9 +79,8 @@ def attender(cache: KVCache, *arguments: Any, **options: Any) -> Callable[..., A
 @register("mps", "search", Index)
 def searcher(index: Index, *arguments: Any, **options: Any) -> Callable[..., Any] | Refusal:
     """A search whose products are all taken by kernels."""
-    found = operations_or_refusal()
-    if isinstance(found, Refusal):
-        return found
+    if refusal := refusal_of_device():
+        return refusal
     if not rules.in_integers(index.quantizer):
         return Refusal(f"no mps kernel for this search: no levels in int8 in {nest(index.quantizer)}")
     return search_with

@@ -77,7 +77,6 @@ def operation(body: Callable[..., Result]) -> Callable[..., Result]:
     """
     if hasattr(body, "is_operation"):
         return body
-
     signature = inspect.signature(body)
 
     @functools.wraps(body)

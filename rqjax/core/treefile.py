@@ -55,7 +55,7 @@ def load(path: str | os.PathLike[str], like: Any = None) -> tuple[Any, dict[str,
 def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """Fields and arrays of a file as they would be written today.
 
-    Before 2026-12 a `TokenArray` was a `Timed` with `per` tokens an entry, and a sign sketch was a class of its own,
+    Before 2026-11-22 a `TokenArray` was a `Timed` with `per` tokens an entry, and a sign sketch was a class of its own,
     `Sign(sketch, gain, dtype)`, in the place of `Normalized(Rotated(sketch, Scalar))`.
     """
     fields, arrays = dict(fields), dict(arrays)

@@ -69,14 +69,7 @@ class Scaled:
         if self.mode not in ("mse", "unbiased"):
             raise ValueError(f"expected mode 'mse' or 'unbiased', got {self.mode!r}")
 
-    @property
-    def dim(self) -> int:
-        return self.inner.dim
-
-    @property
-    def bits_per_vector(self) -> int:
-        return _bits(self.dtype) + self.inner.bits_per_vector
-
+    dim, bits_per_vector = Normalized.dim, Normalized.bits_per_vector
     decode, dot = Normalized.decode, Normalized.dot
 
     def encode(self, x: Vectors) -> Codes:

@@ -5,8 +5,8 @@
 
 Queries are rotated once in `prepare`, sums are rotated back once in `restore`; no vector is ever decoded. What a
 combinator does to vectors its rule does to queries, scores, weights and sums. Levels meet queries and weights that are
-split into int8 limbs; scales and biases are folded into scores and weights. Codes are as a cache
-lays them out (`tiles`), or as `encode` returns them.
+split into int8 limbs; scales and biases are folded into scores and weights. Codes are as a cache lays them out
+(`tiles`), or as `encode` returns them.
 
 Shapes: queries y (batch, heads, rows, d), weights w (batch, heads, rows, tokens).
 """
