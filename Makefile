@@ -39,8 +39,8 @@ $(VENV)/.test-full: $(VENV)/.made
 
 # The compiler for NVIDIA GPUs, 250 MB, in a folder of its own: a jax that finds its CUDA plugin complains without a GPU.
 # Nothing is installed where the kernels do not exist: an older jax, or a platform without these wheels.
-$(VENV)/.gpu-compile: $(VENV)/.test-full tests/hopper.py
-	@wheels="$$($(RUN) tests/hopper.py --wheels)" && \
+$(VENV)/.gpu-compile: $(VENV)/.test-full tests/tools/hopper.py
+	@wheels="$$($(RUN) -m tests.tools.hopper --wheels)" && \
 		if [ -n "$$wheels" ]; then \
 			rm -rf $(VENV)/gpu-compile && \
 			$(RUN) -m pip install --quiet --no-deps --target $(VENV)/gpu-compile $$wheels; \
@@ -64,14 +64,14 @@ test: $(VENV)/.test
 
 test-full: env gpu-compile-env
 	$(RUN) $(PYTEST) --core-share=0.25 tests
-	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" $(addprefix tests/test_, laws.py cache.py index.py decoder.py)
+	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" $(addprefix tests/, quantizers/test_laws.py cache/test_cache.py search/test_index.py nn/test_decoder.py)
 
 # Every kernel lowers for CUDA on the newest jax too; nothing to do where there is no Python for it.
 test-newest:
 	@if [ -z "$(NEWEST)" ]; then echo "no Python 3.12 or newer for the newest jax"; else \
 		$(NEWEST) -m venv $(VENV)-newest && \
 		$(VENV)-newest/bin/python -m pip install --quiet --upgrade jax jaxtyping scipy optax absl-py pytest && \
-		$(VENV)-newest/bin/python -m pytest -q -o addopts= tests/test_lowering.py; \
+		$(VENV)-newest/bin/python -m pytest -q -o addopts= tests/backends/test_lowering.py; \
 	fi
 
 # The core of the tests, but for the kernels', on jax 0.5, the last that jax-metal runs with, and what goes with it.
@@ -82,7 +82,7 @@ test-metal:
 	$(VENV)-metal/bin/python $(PYTEST) -m "not full" tests
 
 goldens: env gpu-compile-env
-	$(RUN) tests/hopper.py --goldens
+	$(RUN) -m tests.tools.hopper --goldens
 
 lint: env
 	$(RUN) -m ruff check .

@@ -70,7 +70,7 @@ def get_config() -> ConfigDict:
             "occupy_mib": 2048,
             "copy_mib": 2048,
             "tests_timeout_s": 200,
-            "tests": ("tests/test_kernels.py", "tests/test_decode_attention.py"),
+            "tests": ("tests/backends/test_kernels.py", "tests/backends/test_decode_attention.py"),
             "grid": {"case": CASES},
         }
     )

@@ -13,8 +13,9 @@ import resource
 import sys
 from pathlib import Path
 
-import hopper
 import pytest
+
+from tests.tools import hopper
 
 # Workers of pytest-xdist have a core each: two of them on two cores, each with threads for both, would wait for each
 # other half of the time.
@@ -28,15 +29,16 @@ FLAGS = os.environ.get("XLA_FLAGS", "")
 if LEVEL not in FLAGS:
     os.environ["XLA_FLAGS"] = f"{FLAGS} {LEVEL}=0".strip()
 
-collect_ignore = (
-    [] if hopper.has_kernels() else ["test_lowering.py", "test_kernels.py", "test_decode_attention.py", "test_mps.py"]
-)
+collect_ignore: list[str] = []
+if not hopper.has_kernels():
+    collect_ignore += [f"backends/test_{name}.py" for name in ("lowering", "kernels", "decode_attention", "mps")]
 if importlib.util.find_spec("mlx") is None:  # with faiss and h5py in the environment of the full suite only
-    collect_ignore += ["test_affine.py", "test_mps.py", "test_faiss.py", "test_vector_files.py"]
+    collect_ignore += ["quantizers/test_affine.py", "backends/test_mps.py"]
+    collect_ignore += ["search/test_faiss.py", "experiments/test_vector_files.py"]
 if not hopper.wheels():
-    collect_ignore.append("test_compile.py")
+    collect_ignore.append("backends/test_compile.py")
 elif hopper.folder().exists():
-    collect_ignore.append("test_lowering.py")  # compiling begins with it
+    collect_ignore.append("backends/test_lowering.py")  # compiling begins with it
 
 
 MOST_MAPPINGS = 30_000

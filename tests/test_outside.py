@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suites import some
 
 import rqjax
 from rqjax.arrays import norms
 from rqjax.quantizers import gain
 from rqjax.recipes import learned
 from rqjax.recipes.allocation import allocate
+from tests.tools.suites import some
 
 DIM, ALIVE, KEY = 64, 16, jax.random.key(0)
 round_trip = jax.jit(lambda q, x: q.decode(q.encode(x)))

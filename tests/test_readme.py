@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from suites import some
 
 from experiments import readme
 from rqjax import METHODS
+from tests.tools.suites import some
 
 TEXT = (readme.ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

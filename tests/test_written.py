@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suites import some
-from written import make
 
 import rqjax
+from tests.tools.suites import some
+from tests.written import make
 
 RESULTS = np.load(make.FOLDER / "results.npz")
 OTHERS = {*make.STRATEGIES, *make.METRICS, "training"}

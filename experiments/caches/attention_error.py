@@ -11,9 +11,11 @@ import rqjax
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
+from experiments.harness.texts import numbers
 from rqjax.core import unknown_name
-from rqjax.scoring import rules, tiles
 
+TINY = 1e-38
+"""The least weight: float32 has none below."""
 DATA = ("gaussian", "outlier_channels", "key_bias", "outlier_channels_and_key_bias")
 
 TABLES = (
@@ -54,12 +56,12 @@ def errors(
     cache: rqjax.KVCache, q: jax.Array, k: jax.Array, v: jax.Array, sliding_window: int | None = None
 ) -> dict[str, jax.Array]:
     """Of the newest tokens' queries, on as many heads as keys have: attention from the cache against attention."""
-    cache = rqjax.append(cache, k, v)
     time, count, dim = k.shape[1], q.shape[1], q.shape[3]
     age = time - count + jnp.arange(count)[:, None] - jnp.arange(time)
     seen = (age >= 0) & (age < (sliding_window or time))
-    logs = [jnp.where(seen, s / dim**0.5, -jnp.inf) for s in (jnp.einsum("bthd,bshd->bhts", q, k), scores(cache, q))]
-    exact, coded = (jax.nn.log_softmax(s) for s in logs)
+    scores = jnp.einsum("bthd,bshd->bhts", q, k) / dim**0.5
+    exact = jax.nn.log_softmax(jnp.where(seen, scores, -jnp.inf))
+    coded = jnp.log(jnp.maximum(weights(cache, q, k, sliding_window), TINY))
     kl = jnp.where(seen, jnp.exp(exact) * (exact - coded), 0).sum(-1)
     top, first = (jax.lax.top_k(s, 5)[1] for s in (exact, coded))
     out = jnp.einsum("bhts,bshd->bthd", jnp.exp(exact), v)
@@ -67,24 +69,25 @@ def errors(
         "kl": kl.mean(),
         "top1": (top[..., 0] == first[..., 0]).mean(),
         "top5": (top[..., :, None] == first[..., None, :]).any(-1).mean(),
-        "cosine": rqjax.metrics.cosine(out, rqjax.attend(cache, q, sliding_window=sliding_window)),
+        "cosine": rqjax.metrics.cosine(out, rqjax.attend(rqjax.append(cache, k, v), q, sliding_window=sliding_window)),
     }
 
 
-def scores(cache: rqjax.KVCache, q: jax.Array) -> jax.Array:
-    """Unscaled scores (batch, heads, queries, max_len) as `rqjax.attend` has them, before any mask."""
-    y = jnp.swapaxes(q, 1, 2)
-    tokens = cache.exact_tokens()[0]
-    result = jnp.zeros((*y.shape[:3], cache.max_len))
-    if cache.capacity:
-        keys = jax.tree.map(lambda leaf: leaf.read(0, cache.capacity), cache.keys, is_leaf=tiles.is_token_array)
-        coded = rules.scores(cache.key_quantizer, rules.prepare(cache.key_quantizer, y), keys)
-        if cache.key_mean is not None:
-            coded += jnp.einsum("bhtd,bhd->bht", y, cache.key_mean)[..., None]
-        room = cache.max_len - cache.sinks
-        result = result.at[..., cache.sinks :].set(jnp.pad(coded, [(0, 0)] * 3 + [(0, room)])[..., :room])
-    exact = jnp.einsum("bhtd,bhsd->bhts", y, cache.exact_keys)
-    return result.at[..., jnp.where(tokens >= 0, tokens, cache.max_len)].set(exact, mode="drop")
+def weights(cache: rqjax.KVCache, q: jax.Array, k: jax.Array, sliding_window: int | None) -> jax.Array:
+    """The weights (batch, heads, queries, tokens) of `rqjax.attend` to keys that are appended to an empty cache: the
+    values of as many tokens as a head has dimensions are its axes, in full precision, those of all others are 0."""
+    batch, time, heads, dim = k.shape
+    options = {"window": cache.window, "sinks": cache.sinks, "centered": cache.key_mean is not None}
+    full = rqjax.Exact(dim, "float32")
+    empty = rqjax.KVCache.init(batch, heads, time, cache.key_quantizer, full, dtype=jnp.float32, **options)
+
+    def some(first: jax.Array) -> jax.Array:
+        axes = jnp.arange(time)[:, None, None] - first == jnp.arange(dim)
+        values = jnp.broadcast_to(axes, k.shape).astype(k.dtype)
+        return rqjax.attend(rqjax.append(empty, k, values), q, sliding_window=sliding_window)
+
+    parts = jax.vmap(some)(jnp.arange(0, time, dim))
+    return jnp.moveaxis(parts, 0, 3).transpose(0, 2, 1, 3, 4).reshape(batch, heads, q.shape[1], -1)[..., :time]
 
 
 def _sample(point: dict[str, Any], key: jax.Array) -> list[jax.Array]:
@@ -103,10 +106,8 @@ def _sample(point: dict[str, Any], key: jax.Array) -> list[jax.Array]:
 
 def keep(text: str) -> tuple[int, int]:
     """Newest and first tokens in full precision: '128+4'."""
-    window, _, sinks = text.partition("+")
-    if not (window.isdigit() and sinks.isdigit()):
-        raise ValueError(f"expected newest and first tokens like '128+4', got {text!r}")
-    return int(window), int(sinks)
+    window, sinks = numbers(text, "128+4", "newest and first tokens")
+    return window, sinks
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:

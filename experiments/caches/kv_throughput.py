@@ -18,6 +18,7 @@ import numpy as np
 import rqjax
 from experiments.harness import plot as plots
 from experiments.harness.table import Table
+from experiments.harness.texts import numbers
 from experiments.harness.timing import turns
 from rqjax.cache.kv import GROWTH
 
@@ -107,10 +108,8 @@ def _times(calls: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, 
 
 
 def _shape(point: dict[str, Any]) -> tuple[int, int]:
-    groups, _, tokens = point["shape"].partition("x")
-    if not (groups.isdigit() and tokens.isdigit() and int(groups) and int(tokens) > 1):
-        raise ValueError(f"expected a shape like '3x8192', query heads a KV head and tokens, got {point['shape']!r}")
-    return int(groups), int(tokens)
+    groups, tokens = numbers(point["shape"], "3x8192", "query heads a KV head and tokens")
+    return groups, tokens
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from experiments.codes.distortion import distortion
 from experiments.data import samples
 from experiments.harness import plot as plots
 from experiments.harness.table import Row, Table
+from experiments.harness.texts import numbers
 from rqjax import lloyd_max, theory
 from rqjax.rotations import Dense
 
@@ -24,12 +25,9 @@ TABLES = (
 )
 
 
-def parse(split: str) -> list[tuple[int, int]]:
+def parse(split: str) -> list[tuple[int, ...]]:
     """'32@3+96@2' as [(32, 3), (96, 2)]."""
-    try:
-        return [(int(channels), int(bits)) for channels, bits in (part.split("@") for part in split.split("+"))]
-    except ValueError:
-        raise ValueError(f"expected a split like '64@3+64@2', got {split!r}") from None
+    return [numbers(part, "64@3", f"channels and bits in the split {split!r}") for part in split.split("+")]
 
 
 def check(point: dict[str, Any]) -> None:

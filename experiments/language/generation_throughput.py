@@ -5,7 +5,6 @@ once; medians over the rounds. The caches hold random keys and values, and the n
 """
 
 import functools
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import rqjax
 from experiments.caches.kv_throughput import plain_attend, write
 from experiments.harness import plot as plots, published
 from experiments.harness.table import Table
+from experiments.harness.timing import turns
 from experiments.language import models
 from rqjax.cache.kv import GROWTH
 from rqjax.core import platforms
@@ -115,15 +115,14 @@ def _plain(decoder: Decoder, token: jax.Array, caches: Any) -> Any:
 def _seconds(decoder: Decoder, states: Any, steps: dict[str, Callable[..., Any]], rounds: int) -> dict[str, float]:
     """Of one token, each way."""
     token = {name: jnp.zeros((1, 1), jnp.int32) for name in states}
-    times: dict[str, list[float]] = {name: [] for name in states}
-    for _ in range(rounds + 1):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            for _ in range(UNIT):
-                token[name], states[name] = step(decoder, token[name], states[name])
-            jax.block_until_ready(token[name])
-            times[name].append((time.perf_counter() - start) / UNIT)
-    return {name: float(np.median(values[1:])) for name, values in times.items()}
+
+    def generate(name: str) -> jax.Array:
+        for _ in range(UNIT):
+            token[name], states[name] = steps[name](decoder, token[name], states[name])
+        return token[name]
+
+    times = turns({name: functools.partial(generate, name) for name in steps}, rounds + 1)
+    return {name: float(np.median(taken[1:])) / UNIT for name, taken in times.items()}
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:

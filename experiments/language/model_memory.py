@@ -15,6 +15,7 @@ from flax import nnx
 
 import rqjax
 from experiments.harness.table import Table
+from experiments.harness.timing import turns
 from rqjax.core import Registry
 from rqjax.nn import Decoder, DecoderConfig, compat, load_decoder
 from rqjax.nn.checkpoint import tensor_name
@@ -98,19 +99,22 @@ def _measure(folder: str, strategy: str) -> dict[str, float]:
     loaded, peak = time.perf_counter() - start, _peak()
     caches = decoder.caches(strategy, jax.random.key(0), 1, 256)
     step = jax.jit(lambda decoder, tokens, caches: decoder(tokens, caches, newest=1), donate_argnums=2)
-    token, seconds, logits = jnp.zeros((1, 1), jnp.int32), [], jnp.inf
-    for _ in range(2):  # the first one compiles
-        start = time.perf_counter()
-        logits, caches = jax.block_until_ready(step(decoder, token, caches))
+    token = jnp.zeros((1, 1), jnp.int32)
+
+    def generate() -> jax.Array:
+        nonlocal token, caches
+        logits, caches = step(decoder, token, caches)
+        if not np.isfinite(logits).all():
+            raise ValueError("expected finite logits")
         token = logits.argmax(-1)
-        seconds.append(time.perf_counter() - start)
-    if not np.isfinite(logits).all():
-        raise ValueError("expected finite logits")
+        return token
+
+    first, second = turns({"token": generate}, 2)["token"].ravel().tolist()  # the first one compiles
     return {
         "load_seconds": loaded,
         "load_gb": peak,
-        "first_seconds": seconds[0],
-        "token_seconds": seconds[1],
+        "first_seconds": first,
+        "token_seconds": second,
         "peak_gb": _peak(),
     }
 

@@ -9,6 +9,7 @@ from experiments.data import samples
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
+from experiments.harness.texts import numbers
 from experiments.search import search
 from rqjax import metrics
 
@@ -46,10 +47,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _set(vectors: str) -> tuple[str, int]:
-    name, _, dim = vectors.rpartition(", d = ")
-    if not (name and dim.isdigit()):
-        raise ValueError(f"expected vectors like 'words, d = 200', got {vectors!r}")
-    return name, int(dim)
+    name, _, dim = vectors.partition(", ")
+    return name, *numbers(dim, "d = 200", f"'<data set>, <dimension>' in {vectors!r}, the dimension")
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:

@@ -19,6 +19,7 @@ from rqjax.core.quantizer import (
     Quantizer as Quantizer,
     Queries as Queries,
     Vectors as Vectors,
+    Wrapper as Wrapper,
     nbytes as nbytes,
 )
 from rqjax.core.registry import (

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from rqjax.core.checks import is_traced
 
 APPLE = ("METAL", "mps")
-"""The platforms of jax-metal and jax-mps. Neither has Pallas; what else they lack is listed in tests/apple.py."""
+"""The platforms of jax-metal and jax-mps. Neither has Pallas; what else they lack is listed in tests/tools/apple.py."""
 
 PLATFORM: ContextVar[str | None] = ContextVar("platform", default=None)
 """A platform to formulate for that is not there; what was compiled before stays as it is."""

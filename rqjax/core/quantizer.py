@@ -1,11 +1,11 @@
-"""The protocol that every quantizer obeys.
+"""What every quantizer is.
 
 Laws, tested for every entry of `METHODS`: `dot(y, c) == y @ decode(c).T`; `nbytes(encode(x)) * 8` is
 `bits_per_vector` times the number of vectors; `encode` is the same under `jit`, `vmap` and in a loop.
 """
 
 import math
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,24 +21,19 @@ Codes: TypeAlias = Any
 Vectors: TypeAlias = Shaped[Array | np.ndarray, "*n d"]
 """Vectors along the last axis in float32, bfloat16, float16 or (under x64) float64; leading axes are free."""
 
-
 Queries: TypeAlias = Shaped[Array | np.ndarray, "*m d"]
 """As `Vectors`, with leading axes of their own."""
 
 
-@runtime_checkable
-class Quantizer(Protocol):
-    """A pytree that turns vectors into codes and back. Big quantizers are small ones nested."""
+class Quantizer:
+    """A pytree that turns vectors into codes and back. Big quantizers are small ones nested.
 
-    @property
-    def dim(self) -> int:
-        """The dimension d of the vectors."""
-        ...
+    A new one is a `pytree` that inherits this class and has `dim`, `encode` and `decode`; the size of codes follows
+    from `encode`, products from `decode`.
+    """
 
-    @property
-    def bits_per_vector(self) -> int:
-        """Bits that the codes of one vector take in memory: indices, norms, scales and padding."""
-        ...
+    dim: int
+    """The dimension d of the vectors."""
 
     def encode(self, x: Vectors) -> Codes:
         """Codes of the vectors `x` (*n, d).
@@ -47,18 +42,34 @@ class Quantizer(Protocol):
           TypeError: `x` does not hold floating-point numbers.
           ValueError: the last axis of `x` is not `dim` long.
         """
-        ...
+        raise NotImplementedError
 
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         """The vectors that `codes` stand for, in float32 (or the wider dtype of the quantizer's own arrays)."""
-        ...
+        raise NotImplementedError
 
+    @operation
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         """Inner products (*m, *n) of queries `y` (*m, d) and the vectors behind `codes`: `y @ decode(codes).T`.
 
-        The queries are transformed once; the vectors are never transformed back.
+        Here they are decoded. Others transform the queries once, and never the vectors back.
         """
-        ...
+        return jnp.tensordot(check_vectors(y, self.dim), self.decode(codes), (-1, -1), precision="highest")
+
+    @property
+    def bits_per_vector(self) -> int:
+        """Bits that the codes of one vector take in memory: indices, norms, scales and padding, as they are stored."""
+        return 8 * nbytes(jax.eval_shape(lambda q: q.encode(jnp.zeros(q.dim)), self))
+
+
+class Wrapper(Quantizer):
+    """A quantizer of the vectors that its `inner` is of."""
+
+    inner: Quantizer
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
 
 
 @operation

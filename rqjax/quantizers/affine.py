@@ -5,14 +5,14 @@ from jaxtyping import Array, Float, UInt32
 
 from rqjax.arrays import packing
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Queries, Vectors, check_int, check_vectors, platforms, pytree, static
+from rqjax.core import Codes, Quantizer, Queries, Vectors, check_int, check_vectors, platforms, pytree, static
 
 MLX_BITS, MLX_GROUPS = (4, 8), (32, 64, 128)
 """That jax-mps 0.11 and MLX take."""
 
 
 @pytree
-class Affine:
+class Affine(Quantizer):
     """Groups of consecutive coordinates as scale * index + bias. Plain round-to-nearest is one group.
 
     Codes: (words uint32 (*n, d bits / 32), scales (*n, groups), biases (*n, groups)), bit for bit those of
@@ -35,11 +35,6 @@ class Affine:
     def keeps_words(self) -> bool:
         """Whether MLX's kernels multiply by the codes as they are, so that a cache on their platform keeps them so."""
         return platforms.platform() == "mps" and self.bits in MLX_BITS and self.group_size in MLX_GROUPS
-
-    @property
-    def bits_per_vector(self) -> int:
-        words = -(-self.dim * self.bits // 32)
-        return 32 * words + 16 * jnp.dtype(self.dtype).itemsize * (self.dim // self.group_size)
 
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Shaped
 from rqjax.arrays import norms
 from rqjax.arrays.blocks import in_blocks
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Queries, Vectors, check_vectors, pytree, static
+from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_vectors, pytree, static
 from rqjax.quantizers.scalar import Scalar
 from rqjax.rotations import Chain, Dense, Hadamard, Rotation
 
@@ -20,7 +20,7 @@ be. The squared error is thus at most 4; nothing changes where the cosine is abo
 
 
 @pytree
-class Normalized:
+class Normalized(Wrapper):
     """Stores the norm and quantizes the direction. Codes: (norms (*n,), inner codes).
 
     The direction is taken relative to the norm as stored, so that rounding the norm costs nothing.
@@ -29,14 +29,6 @@ class Normalized:
     inner: Quantizer
     dtype: str = static(default="bfloat16")
     """Of the stored norms; bfloat16 has float32's range."""
-
-    @property
-    def dim(self) -> int:
-        return self.inner.dim
-
-    @property
-    def bits_per_vector(self) -> int:
-        return _bits(self.dtype) + self.inner.bits_per_vector
 
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)
@@ -53,7 +45,7 @@ class Normalized:
 
 
 @pytree
-class Scaled:
+class Scaled(Wrapper):
     """As `Normalized`, but the one number stored is the norm times the best scale of the decoded direction x~.
 
     With u = x / |x| the scale is <u, x~> / |x~|^2 in mode "mse", which minimises the squared error, and 1 / <u, x~> in
@@ -69,7 +61,6 @@ class Scaled:
         if self.mode not in ("mse", "unbiased"):
             raise ValueError(f"expected mode 'mse' or 'unbiased', got {self.mode!r}")
 
-    dim, bits_per_vector = Normalized.dim, Normalized.bits_per_vector
     decode, dot = Normalized.decode, Normalized.dot
 
     def encode(self, x: Vectors) -> Codes:
@@ -85,7 +76,7 @@ class Scaled:
 
 
 @pytree
-class Rotated:
+class Rotated(Wrapper):
     """Quantizes R x. Codes: those of `inner`. `dot` rotates the queries once, never the vectors."""
 
     rotation: Rotation
@@ -94,10 +85,6 @@ class Rotated:
     @property
     def dim(self) -> int:
         return self.rotation.dim
-
-    @property
-    def bits_per_vector(self) -> int:
-        return self.inner.bits_per_vector
 
     def encode(self, x: Vectors) -> Codes:
         return self.inner.encode(self.rotation(check_vectors(x, self.dim)))
@@ -110,7 +97,7 @@ class Rotated:
 
 
 @pytree
-class Residual:
+class Residual(Quantizer):
     """`second` quantizes what `first` left over. Codes: (first codes, second codes)."""
 
     first: Quantizer
@@ -119,10 +106,6 @@ class Residual:
     @property
     def dim(self) -> int:
         return self.first.dim
-
-    @property
-    def bits_per_vector(self) -> int:
-        return self.first.bits_per_vector + self.second.bits_per_vector
 
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)
@@ -139,7 +122,7 @@ class Residual:
 
 
 @pytree
-class Split:
+class Split(Quantizer):
     """Consecutive channels go to different parts: 64 of 128 at 3 bits and 64 at 2 make 2.5. Codes: one per part."""
 
     parts: tuple[Any, ...]
@@ -147,10 +130,6 @@ class Split:
     @property
     def dim(self) -> int:
         return sum(part.dim for part in self.parts)
-
-    @property
-    def bits_per_vector(self) -> int:
-        return sum(part.bits_per_vector for part in self.parts)
 
     def encode(self, x: Vectors) -> Codes:
         blocks = self.split(check_vectors(x, self.dim))
@@ -170,19 +149,11 @@ class Split:
 
 
 @pytree
-class Centered:
+class Centered(Wrapper):
     """Subtracts a mean first and adds it again. Codes: those of `inner`; the mean belongs to the quantizer."""
 
     mean: Float[Array, "d"]
     inner: Quantizer
-
-    @property
-    def dim(self) -> int:
-        return self.inner.dim
-
-    @property
-    def bits_per_vector(self) -> int:
-        return self.inner.bits_per_vector
 
     def encode(self, x: Vectors) -> Codes:
         return self.inner.encode(as_float32(check_vectors(x, self.dim)) - self.mean)

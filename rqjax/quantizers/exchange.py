@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rqjax.arrays import blocks, packing
+from rqjax.arrays import packing
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Queries, Vectors, check_int, check_vectors, pytree, static
+from rqjax.core import Codes, Quantizer, Vectors, Wrapper, check_int, check_vectors, pytree, static
 
 
 @pytree
-class Exchange:
+class Exchange(Wrapper):
     """Sends the smaller of two neighbours to the first half and the larger to the second, `levels` times over, each
     half on its own. Codes: (maps uint8 (*n, bytes), inner codes).
 
@@ -32,14 +32,6 @@ class Exchange:
                 f"exchange, got {self.inner.dim}"
             )
 
-    @property
-    def dim(self) -> int:
-        return self.inner.dim
-
-    @property
-    def bits_per_vector(self) -> int:
-        return 8 * -(-self._pairs // 8) + self.inner.bits_per_vector
-
     def encode(self, x: Vectors) -> Codes:
         y, maps = exchange(as_float32(check_vectors(x, self.dim)), self.levels)
         bits = jnp.concatenate([x[..., :0].astype(bool), *maps], axis=-1)
@@ -49,9 +41,6 @@ class Exchange:
         bits = packing.unpack_bytes(codes[0], [self._pairs], self._pairs) > 0
         maps = [bits[..., i : i + self.dim // 2] for i in range(0, self._pairs, max(1, self.dim // 2))]
         return exchange_back(self.inner.decode(codes[1]), maps)
-
-    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        return blocks.inner(check_vectors(y, self.dim), self.decode(codes))
 
     @property
     def _pairs(self) -> int:

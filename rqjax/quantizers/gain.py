@@ -4,14 +4,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Queries, Vectors, check_vectors, pytree
+from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_vectors, pytree
 
 STEPS = 8
 """Gains an octave: 9 % apart, so that what is left of a gain's spread is 2.5 %; 256 of them are 32 octaves."""
 
 
 @pytree
-class Gain:
+class Gain(Wrapper):
     """Divides vectors by a gain, the root of sum_i weights[i] x[i]^2 on a scale of eighths of octaves around 1.
 
     With the weights 1 / (d variance[i]) the loud coordinates of a spectrum do not rule the gain, which is 1 for a
@@ -22,14 +22,6 @@ class Gain:
 
     weights: Float[Array, "d"]
     inner: Quantizer
-
-    @property
-    def dim(self) -> int:
-        return self.inner.dim
-
-    @property
-    def bits_per_vector(self) -> int:
-        return 8 + self.inner.bits_per_vector
 
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))

@@ -8,11 +8,11 @@ from jaxtyping import Array, Float, UInt8
 
 from rqjax.arrays.kmeans import nearest
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Queries, Vectors, check_vectors, pytree
+from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_vectors, pytree
 
 
 @pytree
-class Local:
+class Local(Wrapper):
     """What is left of the nearest of a few centers goes to the quantizer of that center. Codes: (cells uint8 (*n,),
     inner codes).
 
@@ -22,14 +22,6 @@ class Local:
 
     centers: Float[Array, "cells d"]
     inner: Quantizer
-
-    @property
-    def dim(self) -> int:
-        return self.inner.dim
-
-    @property
-    def bits_per_vector(self) -> int:
-        return 8 + self.inner.bits_per_vector
 
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))

@@ -6,10 +6,10 @@ from jax import lax
 from jaxtyping import Array, Float, Integer, UInt8, UInt32
 
 from rqjax import codebooks
-from rqjax.arrays import blocks, packing
+from rqjax.arrays import packing
 from rqjax.arrays.levels import nearest
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Queries, Vectors, check_vectors, pytree
+from rqjax.core import Quantizer, Vectors, check_vectors, pytree
 
 MAX_BITS = codebooks.MAX_BITS
 PRIOR = 8.0
@@ -17,7 +17,7 @@ PRIOR = 8.0
 
 
 @pytree
-class Columns:
+class Columns(Quantizer):
     """Nearest level of each coordinate. Codes: packed indices, uint8 (*n, bytes).
 
     Coordinates come in classes of equal bits, most bits first: class c has `levels[c]` (2**bits, size), ascending in
@@ -39,10 +39,6 @@ class Columns:
         return sum(levels.shape[-1] for levels in self.levels)
 
     @property
-    def bits_per_vector(self) -> int:
-        return 8 * -(-sum(self.counts) // 8)
-
-    @property
     def bits(self) -> tuple[int, ...]:
         """Of each coordinate, descending."""
         return tuple(_bits(levels) for levels in self.levels for _ in range(levels.shape[-1]))
@@ -57,9 +53,6 @@ class Columns:
 
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         return self.values(self.indices(codes))
-
-    def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
-        return blocks.inner(check_vectors(y, self.dim), self.decode(codes))
 
     def indices(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n d"]:
         """The level of each coordinate."""

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rqjax.core import Codes, Quantizer, Queries, Vectors, check_data, pytree
+from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_data, pytree
 
 
 @pytree
-class PerHead:
+class PerHead(Wrapper):
     """Axis -3 of the vectors is that of the heads: (*n, heads, tokens, d). Codes: those of `inner`.
 
     The arrays of `inner` have the heads as their first axis, as `jax.vmap` makes them.
@@ -20,16 +20,12 @@ class PerHead:
     inner: Quantizer
 
     @property
-    def dim(self) -> int:
-        return self.inner.dim
-
-    @property
     def heads(self) -> int:
         return jax.tree.leaves(self.inner)[0].shape[0]
 
     @property
     def bits_per_vector(self) -> int:
-        return self.inner.bits_per_vector
+        return jax.tree.map(lambda leaf: leaf[0], self.inner).bits_per_vector
 
     def encode(self, x: Vectors) -> Codes:
         if x.ndim < 3 or x.shape[-3] != self.heads:

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from rqjax.arrays import packing
 from rqjax.arrays.kmeans import kmeans, nearest
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Queries, Vectors, check_vectors, pytree, static
+from rqjax.core import Codes, Quantizer, Queries, Vectors, check_vectors, pytree, static
 from rqjax.quantizers.uniform import Uniform
 
 
@@ -31,7 +31,7 @@ class Rounded:
 
 
 @pytree
-class Product:
+class Product(Quantizer):
     """The nearest centroid of each group of consecutive coordinates. Codes: packed indices, uint8 (*n, bytes).
 
     An index of k centroids takes ceil(log2 k) bits. `dot` looks products up: those of a query's groups with all
@@ -51,10 +51,6 @@ class Product:
     @property
     def index_bits(self) -> int:
         return (self.codebooks.shape[-2] - 1).bit_length()
-
-    @property
-    def bits_per_vector(self) -> int:
-        return 8 * -(-sum(self._counts) // 8)
 
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         x = as_float32(check_vectors(x, self.dim))

@@ -5,14 +5,14 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped, UInt32
 
 from rqjax import codebooks
-from rqjax.arrays import blocks, packing
+from rqjax.arrays import packing
 from rqjax.arrays.levels import nearest
 from rqjax.arrays.planes import planes
-from rqjax.core import Queries, Vectors, check_int, check_vectors, pytree, static
+from rqjax.core import Quantizer, Vectors, check_int, check_vectors, pytree, static
 
 
 @pytree
-class Scalar:
+class Scalar(Quantizer):
     """Nearest level per coordinate. Codes: packed indices, uint32 (*n, words).
 
     The levels are `step * levels`. Lloyd-Max codebooks of up to 4 bits hold whole numbers in int8, so that products
@@ -36,10 +36,6 @@ class Scalar:
         return (self.levels.shape[-1] - 1).bit_length()
 
     @property
-    def bits_per_vector(self) -> int:
-        return 32 * packing.words_per_vector(self.dim, self.bits)
-
-    @property
     def values(self) -> Float[Array, "k"]:
         """The levels in the units of the vectors."""
         return jnp.asarray(self.levels) * self.step
@@ -57,9 +53,6 @@ class Scalar:
 
     def decode(self, codes: UInt32[Array, "*n words"]) -> Float[Array, "*n d"]:
         return self.values[self.indices(codes)]
-
-    def dot(self, y: Queries, codes: UInt32[Array, "*n words"]) -> Float[Array, "*mn"]:
-        return blocks.inner(check_vectors(y, self.dim), self.decode(codes))
 
 
 def lloyd_max(dim: int, bits: int, sphere_dim: int | None = None) -> Scalar:

@@ -17,11 +17,11 @@ from rqjax.arrays.planes import as_float32, pad_to
 from rqjax.arrays.viterbi import Segment
 from rqjax.codebooks import trellis_tables
 from rqjax.codebooks.trellis_tables import Computed, Table
-from rqjax.core import Queries, Vectors, check_int, check_vectors, platforms, pytree, static
+from rqjax.core import Quantizer, Queries, Vectors, check_int, check_vectors, platforms, pytree, static
 
 
 @pytree
-class Trellis:
+class Trellis(Quantizer):
     """The path through the trellis that is nearest to a vector. Codes: packed indices, uint32 (*n, words).
 
     Time runs through the fields of `packing`'s lanes: the coordinate in plane k and lane j is at time 8 j + k. Where 8
@@ -35,10 +35,6 @@ class Trellis:
     def __post_init__(self):
         check_int("bits", self.bits, 1, 8)
         check_int("state_bits", self.table.state_bits, self.bits, min(16, 8 * self._lanes * self.bits))
-
-    @property
-    def bits_per_vector(self) -> int:
-        return 32 * packing.words_per_vector(self.dim, self.bits)
 
     @property
     def values(self) -> Float[Array, "S"]:

@@ -7,12 +7,12 @@ from rqjax.arrays import blocks, packing, viterbi
 from rqjax.arrays.planes import as_float32
 from rqjax.codebooks import trellis_tables
 from rqjax.codebooks.trellis_tables import Table
-from rqjax.core import Queries, Vectors, check_vectors, pytree, static
+from rqjax.core import Quantizer, Queries, Vectors, check_vectors, pytree, static
 from rqjax.quantizers.trellis import by_rows
 
 
 @pytree
-class TrellisColumns:
+class TrellisColumns(Quantizer):
     """The path through a trellis that is nearest to a vector. Codes: packed indices, uint8 (*n, bytes).
 
     Coordinate i shifts bits[i] bits into the state, which its level, `mean + deviation * table(state)`, depends on; the
@@ -36,10 +36,6 @@ class TrellisColumns:
     @property
     def dim(self) -> int:
         return len(self.bits)
-
-    @property
-    def bits_per_vector(self) -> int:
-        return 8 * -(-sum(self.bits) // 8)
 
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         return by_rows(self._encode, as_float32(check_vectors(x, self.dim)), self.tables[0].state_bits)

@@ -3,15 +3,15 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8, UInt32
 
-from rqjax.arrays import blocks, packing
+from rqjax.arrays import packing
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Queries, Vectors, check_int, check_vectors, pytree, static
+from rqjax.core import Quantizer, Vectors, check_int, check_vectors, pytree, static
 
 MAX_BITS = 16
 
 
 @pytree
-class Uniform:
+class Uniform(Quantizer):
     """Coordinates as low + step * index. Codes: packed indices, uint8 (*n, bytes).
 
     The grid belongs to the quantizer, where `Affine` stores one with each group of coordinates. What lies outside goes
@@ -28,10 +28,6 @@ class Uniform:
     def __post_init__(self):
         check_int("bits", self.bits, 1, MAX_BITS)
 
-    @property
-    def bits_per_vector(self) -> int:
-        return 8 * -(-self.dim * self.bits // 8)
-
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         offset = as_float32(check_vectors(x, self.dim)) - as_float32(self.low)
         step = as_float32(self.step)
@@ -44,9 +40,6 @@ class Uniform:
 
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         return as_float32(self.low) + as_float32(self.step) * self.indices(codes)
-
-    def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
-        return blocks.inner(check_vectors(y, self.dim), self.decode(codes))
 
     @classmethod
     def of(cls, x: Float[Array, "*n d"], bits: int, *, axis: int | None = None) -> "Uniform":

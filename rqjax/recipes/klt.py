@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from rqjax.arrays import norms
@@ -54,8 +53,7 @@ def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
 
 def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | int, block: int) -> Any:
     rotation, mean, deviation = _principal(keys, unit, block)
-    spectrum = np.exp(2 * np.log(np.asarray(deviation)).mean(axis=0))
-    columns = functools.partial(TrellisColumns.gaussian, bits=allocate(spectrum, int(bits * unit.shape[2])))
+    columns = functools.partial(TrellisColumns.gaussian, bits=allocate(deviation**2, int(bits * unit.shape[2])))
     return Scaled(Rotated(rotation, jax.vmap(columns)(mean, deviation)), "mse")
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rqjax import codebooks
@@ -81,8 +80,8 @@ def _transform_codes(key: Array, x: Float[Array, "heads n d"], bits: int) -> Any
     rotations = jax.vmap(_decorrelated)(x, keys)
     gain = bool(_needs_gain(rotations, x))
     y, weights, orders = _sorted(rotations, x, gain)
-    spectrum = np.exp(np.log(np.asarray(y.var(axis=1)) + 1e-30).mean(axis=0))
-    quantizers = _allocated(rotations, orders, y, weights, gain, allocate(spectrum, total + (8 if gain else 16)))
+    bits_of = allocate(y.var(axis=1), total + (8 if gain else 16))
+    quantizers = _allocated(rotations, orders, y, weights, gain, bits_of)
     train = functools.partial(fit, where=_rotation_and_levels, steps=STEPS, patience=20)
     return jax.vmap(train)(quantizers, x, keys)[0]
 

@@ -1,0 +1,15 @@
+"""Values of points that are short texts: shapes, splits, how much is kept."""
+
+import re
+
+
+def numbers(text: str, example: str, what: str) -> tuple[int, ...]:
+    """The whole numbers in a text that is like an example but for them: of "128+4" for "3+1" they are (128, 4).
+
+    Raises:
+      ValueError: it is not; the message says `what` was expected.
+    """
+    match = re.fullmatch(re.sub(r"\d+", r"(\\d+)", re.escape(example)), text)
+    if match is None:
+        raise ValueError(f"expected {what} like {example!r}, got {text!r}")
+    return tuple(map(int, match.groups()))

@@ -1,0 +1,84 @@
+"""Every kernel compiles for Hopper, spills nothing, and takes no more registers and shared memory than it did.
+
+Needs no GPU, but its compiler: `make gpu-compile-env`. `python -m tests.tools.hopper` shows the numbers.
+"""
+
+import fcntl
+import json
+import os
+
+import pytest
+
+from tests.tools import example_kernel, hopper
+
+pytestmark = pytest.mark.full
+
+NAMES = [*hopper.configurations()]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """All configurations at once: the start of the process costs as much as a kernel. Workers of a run share them."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "alone")
+    path = (tmp_path_factory.getbasetemp().parent if run != "alone" else tmp_path_factory.mktemp(run)) / f"hopper-{run}"
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if not file.read(1):
+            json.dump(hopper.compiled([*NAMES, "example_spills"]), file)
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def golden():
+    """Those of this jax, or of the newest before it, which another jax may exceed by a quarter."""
+    of = hopper.goldens()
+    version = hopper.jax_version()
+    known = [v for v in of if hopper.release(v) <= hopper.release(version)]
+    return (of[version], 1) if version in of else (of[max(known, key=hopper.release)], 1.25)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resources(name, compiled, golden):
+    goldens, slack = golden
+    worse = hopper.complaints(name, compiled[name], goldens.get(name), slack=slack)
+    assert not worse, "; ".join(worse) + f": if it must be so, renew {hopper.GOLDENS.name} by `make goldens`"
+
+
+def test_no_golden_is_left_over(golden):
+    assert sorted(golden[0]) == sorted(NAMES), "renew them by `make goldens`"
+
+
+def test_what_the_harness_reads(compiled):
+    (kernel,) = compiled["example"].values()
+    assert compiled["example"].keys() == {"doubled"}
+    assert 16 < kernel["registers"] < 128
+    assert kernel["spills"] == 0
+    assert example_kernel.SHARED <= kernel["shared"] <= example_kernel.SHARED + 16
+    assert 50 < kernel["instructions"] < 1000
+    spilled = compiled["example_spills"]["hoarded"]
+    assert spilled["registers"] == 255
+    assert spilled["spills"] >= 2 * 4 * (example_kernel.HELD - 255)
+    assert spilled["shared"] < 16
+
+
+def test_what_is_complained_about():
+    good = {"a": {"registers": 40, "spills": 0, "shared": 1024, "instructions": 9}}
+    bad = {"a": {"registers": 41, "spills": 8, "shared": 300_000, "instructions": 9}}
+    assert hopper.complaints("n", good, good) == []
+    assert hopper.complaints("n", good, {}) == ["n, kernel a: has no golden"]
+    assert hopper.complaints("n", {}, good) == ["n: kernel a of the goldens is gone"]
+    assert hopper.complaints("n", bad, good) == [
+        "n, kernel a: spills 8 bytes of registers to memory",
+        "n, kernel a: 300000 bytes of shared memory, a block has 232448",
+        "n, kernel a: registers grew from 40 to 41",
+        "n, kernel a: shared grew from 1024 to 300000",
+    ]
+    assert hopper.complaints("n", {"a": {**good["a"], "registers": 50}}, good, slack=1.25) == []
+    assert hopper.complaints("n", {"a": {**good["a"], "registers": 51}}, good, slack=1.25) != []
+
+
+def test_a_missing_compiler_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("RQJAX_GPU_COMPILE", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"there is no compiler .* run `make gpu-compile-env`"):
+        hopper.compiled(NAMES)

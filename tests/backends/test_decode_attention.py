@@ -1,0 +1,226 @@
+"""The decode attention kernel, interpreted, against decoded vectors in float64, and against attention in XLA.
+
+The interpreter runs what each thread does, but for the few operations of `pallas_kernels.registers`, which have twins.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rqjax
+from pallas_kernels import mosaic, registers
+from pallas_kernels.decode_attention import Packed, decode_attention
+from rqjax.backends import hopper
+from rqjax.core import Unsupported
+from rqjax.scoring import tiles
+from tests.tools.suites import some
+
+TOLERANCE = 5e-4
+"""Relative root mean square error of a head: queries and weights are rounded to 15 bits of their largest. Measured:
+3e-4 at most."""
+FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""For the interpreter, whose programs are compiled once and run once."""
+
+LEVELS = {1: (-50, 50), 2: (-127, -38, 38, 127), 3: (-127, -79, -45, -14, 14, 45, 79, 127)}
+LEVELS[4] = (-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127)
+"""Symmetric, about those of Lloyd and Max."""
+
+CASES = {
+    "2 bits, 4 bits, one query head": (64, 1, "2", "4", (256, 200), 1),
+    "3 bits, 2 bits, an empty sequence, idle splits": (128, 3, "3", "2", (300, 0), 3),
+    "4 bits, 3 bits, heads of 256, 16 query heads": (256, 16, "4", "3", (120, 17), 1),
+    "affine groups of 64": (128, 8, "4 affine 64", "4 affine 64", (384, 129), 3),
+    "affine groups of 64, heads of 256": (256, 8, "4 affine 64", "4 affine 64", (128, 77), 1),
+    "affine, one group, more blocks than stages": (128, 5, "4 affine 128", "4 affine 128", (600, 1), 1),
+    "affine keys, heads of 64": (64, 9, "4 affine 64", "1", (250, 16), 2),
+    "affine keys of 3 bits": (128, 8, "3 affine 64", "4", (128, 99), 1),
+    "affine values of 2 bits": (64, 8, "3", "2 affine 64", (128, 60), 1),
+}
+"""Dimension, query heads a key-value head, kinds of keys and values, lengths, splits."""
+
+
+def encoded(rng, kind, batch, tokens, dim, *, transposed):
+    """Random codes (bits, with groups of so many dimensions if affine), and the vectors that they stand for."""
+    bits, _, group = kind.partition(" affine ")
+    bits, groups = int(bits), dim // int(group or dim)
+    indices = rng.integers(0, 2**bits, (batch, 1, tokens, dim))
+    scale = np.asarray(jnp.asarray(rng.lognormal(sigma=0.4, size=(2, batch, 1, groups, tokens)) / 60, jnp.bfloat16))
+    levels, biases = np.asarray(LEVELS[bits], np.int8), None
+    if group:
+        levels, scale = None, scale * np.where(rng.random(scale.shape) < 0.5, 8, -8).astype(scale.dtype)
+        biases = -(2.0 ** (bits - 1)) * scale[0] + scale[1]
+    whole = lambda x: np.repeat(np.swapaxes(x.astype(np.float64), 2, 3), dim // groups, axis=3)  # noqa: E731
+    vectors = whole(scale[0]) * (indices if group else levels[indices]) + (whole(biases) if group else 0)
+    rows = np.swapaxes(indices, 2, 3) if transposed else indices.reshape(batch, 1, -1, 16, dim)
+    return Packed(tuple(np.asarray(x) for x in pack(rows, bits)), scale[0], biases, levels), vectors
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def pack(rows, bits):
+    return tiles.pack_rows(rows, bits)
+
+
+def attention(keys, values, y, seen, softcap=None):
+    """In float64: the output, and the logarithm of the sum of exp(scores)."""
+    scores = np.einsum("bhgd,bhtd->bhgt", y.astype(np.float64), keys)
+    scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
+    scores = np.where(seen[:, None, None], scores, -np.inf)
+    weights = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), -1e30))
+    total = weights.sum(-1, keepdims=True)
+    output = np.einsum("bhgt,bhtd->bhgd", weights / np.where(total > 0, total, 1), values)
+    return output, (np.log(total) + scores.max(-1, keepdims=True))[..., 0]
+
+
+def error(found, expected):
+    """The largest relative root mean square error of a head that has seen something."""
+    size = np.sqrt((expected**2).mean(-1))
+    return (np.sqrt(((found - expected) ** 2).mean(-1)) / np.where(size > 0, size, 1)).max()
+
+
+def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=None, vary=None):
+    """The kernel's output beside the float64 one: of both the output and the log of the total."""
+    rng, batch, tokens = np.random.default_rng(0), len(stop), -(-max(stop) // 128) * 128
+    keys, k = encoded(rng, keys, batch, tokens, dim, transposed=False)
+    values, v = encoded(rng, values, batch, tokens, dim, transposed=True)
+    y = rng.normal(size=(batch, 1, query_heads, dim)).astype(np.float32) * dim**-0.5
+    if vary is not None:
+        y, keys, values, k, v = vary(y, keys, values, k, v)
+    start = np.zeros(batch, np.int32) if start is None else np.asarray(start, np.int32)
+    call = functools.partial(decode_attention, splits=splits, softcap=softcap, interpret=mosaic.interpret())
+    arguments = y, keys, values, start, np.asarray(stop, np.int32)
+    sums = jax.jit(call).lower(*arguments).compile(compiler_options=FAST)(*arguments)
+    assert not mosaic.races_found()
+    total = np.asarray(sums.total, np.float64)
+    output = np.asarray(sums.values, np.float64) / np.where(total > 0, total, 1)[..., None]
+    seen = (np.arange(tokens) >= start[:, None]) & (np.arange(tokens) < np.asarray(stop)[:, None])
+    with np.errstate(divide="ignore"):
+        return (output, np.asarray(sums.largest) + np.log(total)), attention(k, v, y, seen, softcap)
+
+
+def check(found, expected):
+    assert error(found[0], expected[0]) < TOLERANCE
+    some = np.isfinite(expected[1])
+    np.testing.assert_array_equal(np.isfinite(found[1]), some)
+    np.testing.assert_allclose(found[1][some], expected[1][some], atol=1e-3)
+
+
+@pytest.mark.parametrize("case", some(CASES, list(CASES)[:1]))
+def test_matches_attention_to_decoded_vectors(case):
+    check(*run(*CASES[case]))
+
+
+@pytest.mark.full
+def test_start_and_softcap():
+    check(*run(64, 8, "4", "4", (256, 190), 1, start=(130, 5), softcap=1.5))
+
+
+@pytest.mark.full
+def test_a_large_weight_of_a_small_value_costs_no_bits():
+    """One token takes nearly all of the weight in its block, and its value is small: the others still count."""
+
+    def vary(y, keys, values, k, v):
+        k, v, scales = k.copy(), v.copy(), (np.array(keys.scales), np.array(values.scales))
+        scores = np.einsum("bhgd,bhtd->bt", y, k)[:, :100]
+        for b, t in enumerate(scores.argmax(1)):
+            for x, scale, factor in ((k, scales[0], 14 / scores[b, t]), (v, scales[1], 2.0**-12)):
+                factor = 2 ** np.round(np.log2(factor))
+                x[b, :, t] *= factor
+                scale[b, :, :, t] *= np.asarray(factor, scale.dtype)
+        return y, keys._replace(scales=scales[0]), values._replace(scales=scales[1]), k, v
+
+    check(*run(64, 1, "4", "4", (256, 256), 1, vary=vary))
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_swizzled_addresses_are_those_of_the_hardware(width):
+    """Of row r the chunk of 16 bytes c lies where chunk c ^ (r mod 8) would (128 bytes), or c ^ (r / 2 mod 4) (64)."""
+    rows, columns = np.meshgrid(np.arange(32), np.arange(256), indexing="ij")
+    at = registers.swizzled(rows, columns, 256, width)
+    assert sorted(at.ravel()) == list(range(32 * 256))
+    tile, inside = at // (8 * width), at % (8 * width)
+    np.testing.assert_array_equal(tile, rows // 8 * (256 // width) + columns // width)
+    np.testing.assert_array_equal(inside // width, rows % 8)
+    chunk = columns % width // 16 ^ (rows % 8 if width == 128 else rows // 2 % 4)
+    np.testing.assert_array_equal(inside % width, chunk * 16 + columns % 16)
+
+
+@functools.cache
+def empty(name="identity_4", *, batch=2, dim=64, window=16):
+    return rqjax.strategy(name, jax.random.key(0), dim).cache(batch, 1, 320, window=window, sinks=2)
+
+
+def filled(name, *, lengths, time):
+    """A cache, and queries of its newest tokens."""
+    rng, batch = np.random.default_rng(1), len(lengths)
+    k, v = rng.normal(size=(2, batch, max(lengths), 1, 64)).astype(np.float32)
+    k[0] += 4  # a mean that dominates
+    append = jax.jit(rqjax.append, compiler_options=FAST)
+    cache = append(empty(name, batch=batch), k, v, valid=jnp.asarray(lengths))
+    return cache, jnp.asarray(rng.normal(size=(batch, time, 3, 64)), jnp.float32)
+
+
+@pytest.fixture
+def interpreted():
+    token = hopper.INTERPRET.set(mosaic.interpret())
+    yield
+    hopper.INTERPRET.reset(token)
+
+
+def both(cache, q, **options):
+    """Attention by the kernel, and by XLA."""
+
+    def attend(implementation):
+        call = functools.partial(rqjax.attend, implementation=implementation, **options)
+        return np.asarray(jax.jit(call, compiler_options=FAST)(cache, q), np.float64)
+
+    found = attend("mosaic_gpu")
+    assert not mosaic.races_found()
+    return found, attend("xla")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "lengths", "time", "options"),
+    some(
+        [
+            ("rotorquant_4/v3_2", (150, 20), 2, {}),
+            ("eden_3/v2_lean+centered", (290, 0), 1, {"softcap": 2.0}),
+            ("v2_lean/hadamard_3", (310, 150), 1, {"sliding_window": 140, "scale": 0.3}),
+        ],
+        [("rotorquant_4/v3_2", (150, 20), 2, {})],
+    ),
+)
+@pytest.mark.usefixtures("interpreted")
+def test_attend_agrees_with_xla(name, lengths, time, options):
+    """The sinks and the window are in the same softmax, and sums are rotated back."""
+    found, expected = both(*filled(name, lengths=lengths, time=time), **options)
+    assert error(found, expected) < TOLERANCE
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_says_why_there_is_no_kernel():
+    def reason(name="identity_4", *, time=1, q_heads=3, mask=None, sliding_window=None, **options):
+        cache = empty(name, **options)
+        q = jnp.ones((2, time, q_heads, cache.exact_keys.shape[-1]))
+        with pytest.raises(Unsupported) as error:
+            rqjax.attend(cache, q, mask=mask, sliding_window=sliding_window, implementation="mosaic_gpu")
+        return str(error.value).removeprefix("no mosaic_gpu kernel for this attention: ")
+
+    assert reason(dim=32) == "head_dim is 32, not one of (64, 128, 256)"
+    assert reason(q_heads=17) == "17 queries share a head of keys and values, more than 16"
+    assert reason(mask=np.ones(320, bool)) == "there is a mask"
+    assert reason(time=3, sliding_window=9) == "the 3 queries of a sequence do not all see the same codes"
+    assert reason(window=320) == "the cache has room for no codes (capacity 0)"
+    assert reason("v2_lean", dim=256, q_heads=16) == "keys: 4 groups with 16 queries, more than 32 products"
+    assert reason("identity_4/rtn_5") == "values: 5 bits, more than 4"
+    assert reason("rotorquant_prod_3").startswith("keys: the nest is not rotations and a norm")
+    assert reason("rotorquant_paper_3").startswith("keys: the nest is not rotations and a norm")
+
+
+def test_refuses_by_name(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    with pytest.raises(Unsupported, match="need a Hopper GPU"):
+        rqjax.attend(empty(), jnp.ones((2, 1, 3, 64)), implementation="mosaic_gpu")

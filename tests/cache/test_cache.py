@@ -1,0 +1,453 @@
+"""The cache against a plain one; its codes, bytes and errors."""
+
+import dataclasses
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+import rqjax
+from rqjax.cache.attention import BLOCK
+from tests.tools.plain import PlainCache, error, recoded
+from tests.tools.suites import some
+
+BATCH, HEADS, DIM, LONG = 2, 1, 32, 60
+RNG = np.random.default_rng(0)
+POOL = RNG.standard_normal((BATCH, 4096, HEADS, DIM)).astype(np.float32)
+BIAS = np.array([3, 0], np.float32)[:, None, None, None]
+"""Of the keys: the first sequence's are centred, the second's have no mean to speak of."""
+append = jax.jit(rqjax.append, donate_argnums=0)
+attend = jax.jit(rqjax.attend, static_argnames=("sliding_window", "softcap", "scale"))
+
+
+def empty(
+    name="rotorquant_3+centered", *, max_len=192, window=16, sinks=2, batch=BATCH, heads=HEADS, dim=DIM, **options
+):
+    strategy = rqjax.strategy(name, jax.random.key(0), dim)
+    return strategy.cache(batch, heads, max_len, window=window, sinks=sinks, dtype=jnp.float32, **options)
+
+
+EMPTY = empty()
+copied = jax.jit(lambda cache: jax.tree.map(jnp.copy, cache))
+
+
+class Schedule(RuleBasedStateMachine):
+    """Random schedules of append, attend, grow, save and load agree with the plain cache."""
+
+    @initialize()
+    def start(self):
+        self.cache, self.used = copied(EMPTY), 0
+        self.plain = PlainCache(EMPTY)
+
+    def room(self):
+        return self.cache.max_len - max(len(keys) for keys in self.plain.keys)
+
+    def tokens(self, count):
+        self.used = (self.used + 1) % (4096 - 2 * LONG)
+        return POOL[:, self.used : self.used + count] + BIAS, POOL[:, -self.used - count - 1 : -self.used - 1]
+
+    @precondition(lambda self: self.room() >= LONG)
+    @rule(valid=st.lists(st.sampled_from([0, 1, 17, 48, LONG]), min_size=BATCH, max_size=BATCH))
+    def append_a_ragged_chunk(self, valid):
+        k, v = self.tokens(LONG)
+        self.cache = append(self.cache, k, v, valid=jnp.asarray(valid))
+        self.plain.append(k, v, valid)
+
+    @precondition(lambda self: self.room() >= LONG)
+    @rule()
+    def append_a_chunk(self):
+        k, v = self.tokens(LONG)
+        self.cache = append(self.cache, k, v, valid=jnp.full(BATCH, LONG))
+        self.plain.append(k, v)
+
+    @precondition(lambda self: self.room() >= 1)
+    @rule(times=st.integers(1, 20))
+    def append_tokens(self, times):
+        for _ in range(min(times, self.room())):
+            k, v = self.tokens(1)
+            self.cache = append(self.cache, k, v)
+            self.plain.append(k, v)
+
+    @rule(window=st.sampled_from([None, 30]))
+    def attend(self, window):
+        q = POOL[:, self.used : self.used + 3].repeat(2, axis=2)
+        found = attend(self.cache, q, sliding_window=window)
+        expected = self.plain.attend(q, sliding_window=window)
+        assert error(found, expected) < 1e-4
+
+    @precondition(lambda self: self.cache.max_len == EMPTY.max_len)
+    @rule()
+    def grow(self):
+        self.cache = rqjax.grow(self.cache, self.cache.max_len + 1)
+        assert self.cache.max_len == 256
+
+    @rule(again=st.booleans())
+    def save_and_load(self, again):
+        self.path.parent.mkdir(exist_ok=True)
+        rqjax.save(self.cache, self.path)
+        self.cache = rqjax.load(self.path, self.cache)
+
+    def teardown(self):
+        if hasattr(self, "cache"):
+            assert self.cache.lengths.tolist() == [len(keys) for keys in self.plain.keys]
+
+
+@pytest.mark.parametrize("examples", some((50, 1000), [50]))
+def test_many_schedules(examples, tmp_path):
+    Schedule.path = tmp_path / "cache.safetensors"
+    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    options = settings(
+        max_examples=examples, stateful_step_count=6, deadline=None, suppress_health_check=checks, database=None
+    )
+    run_state_machine_as_test(Schedule, settings=options)
+
+
+def random(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def leaves(cache):
+    """Codes and what else a cache knows of its tokens; slots that hold nothing yet are left out."""
+    return jax.tree.leaves(
+        (cache.keys, cache.values, cache.key_mean, cache.lengths, cache.exact_keys, cache.exact_values)
+    )
+
+
+CHUNKED = ("v3_2.5", "v2_rotated_qjl", "rotor_chain_3+centered", "turboquant_trellis_3")
+
+
+@pytest.mark.parametrize("name", some(CHUNKED, ["rotor_chain_3+centered"]))
+def test_any_split_into_chunks_gives_the_same_bits(name):
+    k, v = random(1, 1, 200, 2, 64) + BIAS[None, :, 0, :, 0], random(2, 1, 200, 2, 64)
+
+    def cached(*sizes):
+        cache, start = empty(name, batch=1, heads=2, dim=64, max_len=256), 0
+        for size in sizes:
+            cache = append(cache, k[:, start : start + size], v[:, start : start + size])
+            start += size
+        return leaves(cache)
+
+    for whole, parts in zip(cached(200), cached(*[1] * 40, 130, *[1] * 30), strict=True):
+        np.testing.assert_array_equal(whole, parts)
+
+
+@pytest.mark.full
+def test_ragged_batches_are_their_sequences_one_by_one():
+    """Lengths below the sinks, within the window and far beyond, in one batch with left padding and alone."""
+    lengths = [1, 2, 17, 34, 100, 190]
+    k, v, q = random(1, 6, 190, 2, 32), random(2, 6, 190, 2, 32), random(3, 6, 2, 4, 32)
+    cache = append(empty(batch=6, heads=2), k, v, valid=jnp.asarray(lengths))
+    assert cache.lengths.tolist() == lengths
+    found = attend(cache, q)
+    for b, length in enumerate(lengths):
+        alone = append(empty(batch=1, heads=2), k[b : b + 1], v[b : b + 1], valid=jnp.asarray([length]))
+        assert error(attend(alone, q[b : b + 1])[:, -min(length, 2) :], found[b : b + 1, -min(length, 2) :]) < 1e-6
+    assert not np.isnan(found).any()
+
+
+@pytest.mark.parametrize("time", some([18, 40], [18]))
+def test_no_query_looks_ahead(time):
+    """Queries of one token more than all see the same codes, and of tokens in codes; each place in a unit of 16."""
+    lengths, name = np.arange(50, 66), "rotorquant_3"
+    k, v, q = random(1, 16, 65, 1, 32), random(2, 16, 65, 1, 32), random(3, 16, time, 1, 32)
+
+    def appended(k, v):
+        return append(empty(name, batch=16), k, v, valid=jnp.asarray(lengths))
+
+    cache, plain = appended(k, v), PlainCache(empty(name, batch=16))
+    assert set(np.asarray(lengths - cache.coded)) == set(range(18, 34))
+    plain.append(k, v, lengths)
+    found = attend(cache, q)
+    assert error(found, plain.attend(q)) < 1e-4
+    for last in (0, 1, time // 2):  # the query after which all tokens are others
+        later = [np.concatenate([x[:, : 65 - time + last + 1], 9 * x[:, : time - last - 1]], 1) for x in (k, v)]
+        changed = attend(appended(*later), q)
+        np.testing.assert_allclose(changed[:, : last + 1], found[:, : last + 1], atol=1e-5)
+        assert error(changed[:, last + 1 :], found[:, last + 1 :]) > 0.1
+
+
+@pytest.mark.parametrize("name", some(["v3_4", "v2_lean"], ["v2_lean"]))
+def test_a_value_that_nobody_looks_at_costs_the_others_nothing(name):
+    k, v, q = random(1, 1, 180, 1, 64), random(2, 1, 180, 1, 64), random(3, 1, 1, 1, 64)
+    v[:, 50] *= 1e6
+    cache, plain = (make(empty(name, batch=1, dim=64)) for make in (lambda cache: append(cache, k, v), PlainCache))
+    plain.append(k, v)
+    mask = np.arange(192) != 50
+    assert error(attend(cache, q, mask=mask), plain.attend(q, mask=mask)) < 1e-4
+
+
+def test_sums_of_many_tokens_stay_within_their_integers():
+    """Equal weights of values with the largest level, as many as took one block."""
+    time = 140_000
+    value = np.zeros((1, time, 1, 32), np.float32)
+    value[..., 0] = 1
+    cache = append(empty("rtn_8", batch=1, max_len=time), np.zeros_like(value), value)
+    found = attend(cache, value[:, :1])
+    np.testing.assert_allclose(found, recoded(cache.value_quantizer, value[:, :1]), atol=1e-3)
+
+
+def test_no_tokens_at_all():
+    cache, none = append(copied(EMPTY), KV, KV), KV[:, :0]
+    assert rqjax.append(cache, none, none).lengths.tolist() == [3, 3]
+    assert append(copied(cache), none, none, valid=jnp.zeros(2, int)).lengths.tolist() == [3, 3]
+    for run in (attend, rqjax.attend):
+        assert run(cache, none.repeat(3, 2)).shape == (2, 0, 3, 32)
+
+
+def test_a_cache_may_be_a_constant_of_a_jitted_function():
+    cache = append(copied(EMPTY), KV, KV)
+    more = jax.jit(lambda k: rqjax.append(cache, k, k))(KV)
+    assert more.lengths.tolist() == [6, 6]
+    np.testing.assert_array_equal(jax.jit(lambda q: rqjax.attend(more, q))(KV), attend(more, KV))
+    full = dataclasses.replace(more, overflow=jnp.ones(2, bool))
+    with pytest.raises(ValueError, match=r"sequences \[0, 1\] were appended to past max_len"):
+        jax.jit(lambda q: rqjax.attend(full, q))(KV)
+
+
+OPTIONS = [
+    (1, {}),
+    (3, {"scale": 0.3, "softcap": 2.0}),
+    (3, {"sliding_window": 20}),
+    (1, {"sliding_window": 150, "softcap": 5.0}),
+]
+"""Query heads of a KV head, and options of `attend`."""
+
+
+@pytest.mark.parametrize("options", some(range(4), [1]))
+def test_attention_is_that_on_decoded_tokens(options):
+    """Causal prefill of more queries than one block, grouped; then one token."""
+    groups, options = OPTIONS[options]
+    k, v, q = random(1, 2, 180, 2, 32), random(2, 2, 180, 2, 32), random(3, 2, 150, 2 * groups, 32)
+    cache, plain = append(empty(heads=2), k, v), PlainCache(empty(heads=2))
+    plain.append(k, v)
+    assert cache.coded.tolist() == [160, 160]
+    assert error(attend(cache, q, **options), plain.attend(q, **options)) < 1e-4
+    assert error(attend(cache, q[:, -1:], **options), plain.attend(q[:, -1:], **options)) < 1e-4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", [(192,), (1, 4, 5, 192)])
+def test_masks_are_by_token(shape):
+    k, v, q = random(1, 2, 180, 2, 32), random(2, 2, 180, 2, 32), random(3, 2, 5, 4, 32)
+    mask = np.random.default_rng(4).random(shape) < 0.5
+    cache, plain = append(empty(heads=2), k, v), PlainCache(empty(heads=2))
+    plain.append(k, v)
+    assert error(attend(cache, q, mask=jnp.asarray(mask)), plain.attend(q, mask=mask)) < 1e-4
+    assert (attend(cache, q, mask=jnp.zeros(192, bool)) == 0).all()
+
+
+@pytest.mark.full
+def test_mask_of_a_long_prefill():
+    k, v, q = random(1, 1, 180, 1, 32), random(2, 1, 180, 1, 32), random(3, 1, 140, 1, 32)
+    mask = np.random.default_rng(4).random((1, 1, 140, 192)) < 0.5
+    cache, plain = append(empty(batch=1), k, v), PlainCache(empty(batch=1))
+    plain.append(k, v)
+    assert error(attend(cache, q, mask=jnp.asarray(mask)), plain.attend(q, mask=mask)) < 1e-4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "dim", "dtype"),
+    some(
+        [
+            ("rotorquant", 80, jnp.bfloat16),
+            ("v3_3.5", 96, jnp.float16),
+            ("v2_lean", 576, jnp.bfloat16),
+            ("rotor_chain_3", 36, jnp.float16),
+        ],
+        [("v3_3.5", 96, jnp.float16)],
+    ),
+)
+def test_head_dimensions_and_dtypes(name, dim, dtype):
+    k, v, q = (jnp.asarray(random(i, 1, 90, 2, dim), dtype) for i in range(3))
+    cache = rqjax.strategy(name, jax.random.key(0), dim).cache(1, 2, 128, window=8, sinks=0, dtype=dtype)
+    plain = PlainCache(cache)
+    plain.append(k, v)
+    found = attend(append(cache, k, v), q[:, :3])
+    assert found.dtype == dtype
+    expected = plain.attend(q[:, :3].astype(jnp.float32))
+    assert error(found.astype(jnp.float32), expected) < 1e-4 + 2 * float(jnp.finfo(dtype).eps)
+
+
+def test_full_precision_layers_are_exact():
+    k, v, q = random(1, 1, 150, 2, 32), random(2, 1, 150, 2, 32), random(3, 1, 2, 4, 32)
+    cache, plain = append(empty("float32", batch=1, heads=2), k, v), PlainCache(empty("float32", batch=1, heads=2))
+    plain.append(k, v)
+    np.testing.assert_array_equal(plain.decoded(0)[0], k[0])
+    assert error(attend(cache, q), plain.attend(q)) < 1e-6
+
+
+@pytest.mark.full
+def test_scan_appends_and_attends_as_calls_do():
+    k, v = random(1, 60, 2, 1, 1, 32), random(2, 60, 2, 1, 1, 32)
+
+    def step(cache, kv):
+        out, cache = rqjax.dot_product_attention(kv[0], *kv, cache)
+        return cache, out
+
+    cache, out = jax.jit(lambda cache: jax.lax.scan(step, cache, (k, v)))(empty())
+    assert cache.lengths.tolist() == [60, 60]
+    plain = PlainCache(empty())
+    for i in range(60):
+        plain.append(k[i], v[i])
+        if i % 20 == 19:
+            assert error(out[i], plain.attend(k[i])) < 1e-4
+
+
+BOUNDS = {"v3_4": 3.6, "v3_3.5": 4.1, "v3_3": 4.7, "v3_2.5": 5.5, "v3_2": 6.5, "rotorquant": 3.6, "rotor_chain_3": 4.7}
+
+
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="rotations have 8 bytes a number, and are in these bytes")
+@pytest.mark.parametrize("name", some(BOUNDS, ["v3_3.5", "rotorquant"]))
+def test_compression_in_bytes(name):
+    """At T = 8192, d = 128, 8 heads: codes, norms, window, sinks, lengths and the quantizer itself."""
+    cache = rqjax.strategy(name, jax.random.key(0), 128).cache(1, 8, 8192)
+    assert cache.nbytes == sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+    assert 2 * 2 * 8192 * 8 * 128 / cache.nbytes >= BOUNDS[name]
+
+
+def test_codes_take_their_bits_and_no_more():
+    strategy = rqjax.strategy("v3_2.5/rotorquant_3", jax.random.key(0), 128)
+    cache = strategy.cache(2, 4, 4 + 128 + 1024)
+    assert cache.capacity == 1024
+    bits = strategy.keys.bits_per_vector + strategy.values.bits_per_vector
+    assert 8 * rqjax.nbytes((cache.keys, cache.values)) == 2 * 4 * 1024 * bits
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["rotorquant_3", "bfloat16"])
+def test_memory_beside_the_codes_does_not_grow_with_the_history(name):
+    """What the compiler sets aside to append and attend with one token and with 512, at 64k and at 512k tokens."""
+    strategy = rqjax.strategy(name, jax.random.key(0), 64)
+
+    def sizes(max_len, time):
+        q = jax.ShapeDtypeStruct((1, time, 8, 64), jnp.bfloat16)
+        kv = jax.ShapeDtypeStruct((1, time, 2, 64), jnp.bfloat16)
+        cache = jax.eval_shape(lambda: strategy.cache(1, 2, max_len))
+        parts = (attend.lower(cache, q), append.lower(cache, kv, kv))
+        return [part.compile().memory_analysis().temp_size_in_bytes for part in parts]
+
+    for time in (1, 512):
+        short, long = sizes(2**16, time), sizes(2**19, time)
+        assert all(b <= 1.01 * a for a, b in zip(short, long, strict=True))
+        blocks = 4 if jax.__version_info__ >= (0, 10) else 6  # jax 0.5 shares less memory between loops
+        assert max(long) < blocks * BLOCK
+
+
+def divergence(name, bias):
+    """Mean KL of the softmax of one head against that on exact keys, at scores with a deviation of 2."""
+    k = random(1, 1, 1000, 1, 64) + bias * random(5, 64)
+    v, q = random(2, 1, 1000, 1, 64), 2 * random(3, 1, 64, 1, 64)
+    cache = empty(name, batch=1, dim=64, max_len=1024)
+    plain = PlainCache(cache)
+    plain.append(k, v)
+    exact, coded = (q[0, :, 0] @ x[:, 0].T / 8 for x in (k[0], plain.decoded(0)[0]))
+    logs = [np.asarray(jax.nn.log_softmax(jnp.asarray(s))) for s in (exact, coded)]
+    return (np.exp(logs[0]) * (logs[0] - logs[1])).sum(1).mean()
+
+
+@pytest.mark.full
+def test_centering_takes_a_common_bias_off():
+    """The Qwen2.5 failure: a bias of ten deviations on every key ruins the scores; centred it costs nothing."""
+    free = divergence("rotorquant", 0)
+    assert divergence("rotorquant+centered", 10) < 1.2 * free
+    assert divergence("rotorquant", 10) > 20 * free
+    assert divergence("v3_4+centered", 10) < 1.2 * divergence("v3_4", 0)
+
+
+@pytest.mark.full
+def test_centering_leaves_keys_without_a_dominant_mean_as_they_are():
+    """What the first keys have in common by chance, or by slow rotary angles, is not the mean of all."""
+    k = random(1, 2, 300, 1, DIM) + np.array([1.5, 2.0], np.float32)[:, None, None, None]  # shares of .69 and .8
+    cache = append(empty(max_len=320), k, random(2, 2, 300, 1, DIM))
+    np.testing.assert_array_equal(cache.key_mean[0], 0)
+    np.testing.assert_allclose(cache.key_mean[1], 2, atol=0.8)
+
+
+def test_quantizer_belongs_to_the_cache():
+    """A quantizer that many caches share outlives the donation of each."""
+    quantizer = rqjax.turboquant(jax.random.key(0), 32, 3)
+    caches = [rqjax.KVCache.init(1, 1, 64, quantizer, quantizer) for _ in range(2)]
+    k = random(1, 1, 3, 1, 32)
+    assert [append(cache, k, k).lengths.tolist() for cache in caches] == [[3], [3]]
+    assert caches[0].value_quantizer is caches[0].key_quantizer
+    assert quantizer.encode(k)[0].shape == (1, 3, 1)
+
+
+@pytest.mark.full
+def test_a_cache_too_small_for_codes():
+    cache = empty(max_len=10)
+    assert cache.capacity == 0
+    k, v = random(1, 2, 10, 1, 32), random(2, 2, 10, 1, 32)
+    plain = PlainCache(cache)
+    plain.append(k, v)
+    cache = append(cache, k, v)
+    assert error(attend(cache, k), plain.attend(k)) < 1e-6
+    cache = rqjax.grow(cache, 200)
+    more = random(3, 2, 60, 1, 32)
+    plain.append(more, more)
+    assert error(attend(append(cache, more, more), k), plain.attend(k)) < 1e-4
+
+
+def test_overflow_under_jit_spoils_nothing_and_is_reported():
+    cache = append(copied(EMPTY), random(1, 2, 180, 1, 32), random(2, 2, 180, 1, 32))
+    before = [np.asarray(leaf) for leaf in leaves(cache)]
+    k = random(3, 2, 20, 1, 32)
+    after = append(cache, k, k, valid=jnp.asarray([12, 13]))
+    assert after.lengths.tolist() == [192, 180]
+    assert after.overflow.tolist() == [False, True]
+    for a, b in zip(leaves(after), before, strict=True):
+        np.testing.assert_array_equal(a[1], b[1])
+    with pytest.raises(ValueError, match=r"sequences \[1\] were appended to past max_len = 192"):
+        rqjax.attend(after, k)
+
+
+KV = np.ones((2, 3, 1, 32), np.float32)
+WRONG = [
+    (lambda c: rqjax.append(c, KV[:1], KV), r"expected k of shape \(2, time, 1, 32\), got \(1, 3, 1, 32\)"),
+    (lambda c: rqjax.append(c, KV, KV.repeat(2, 2)), r"expected v of shape \(2, time, 1, 32\), got \(2, 3, 2, 32\)"),
+    (lambda c: rqjax.append(c, KV[..., :16], KV), r"expected k of shape \(2, time, 1, 32\), got \(2, 3, 1, 16\)"),
+    (lambda c: rqjax.append(c, KV, KV[:, :2]), "expected k and v of one shape and dtype"),
+    (lambda c: rqjax.append(c, KV, KV.astype(np.float16)), "expected k and v of one shape and dtype"),
+    (lambda c: rqjax.append(c, KV.astype(int), KV), "expected k of a floating-point dtype, got int"),
+    (lambda c: rqjax.append(c, KV, KV, valid=np.array([1, 4])), r"expected valid to be from 0 to 3, .* got \[1, 4\]"),
+    (lambda c: rqjax.append(c, KV, KV, valid=np.array([1])), r"expected valid of shape \(2,\), got \(1,\)"),
+    (
+        lambda c: rqjax.append(c, KV.repeat(99, 1), KV.repeat(99, 1)),
+        "expected at most max_len = 192 tokens, got k of 297",
+    ),
+    (lambda c: rqjax.append(c, KV.repeat(61, 1), KV.repeat(61, 1)), r"no room: lengths \[10, 10\] and 183 more tokens"),
+    (lambda c: rqjax.attend(c, KV[:1]), r"expected q of shape \(2, time, a multiple of 1, 32\), got \(1, 3, 1, 32\)"),
+    (lambda c: rqjax.attend(c, KV.astype(int)), "expected q of a floating-point dtype, got int"),
+    (
+        lambda c: rqjax.attend(c, KV, mask=np.ones(5, bool)),
+        r"expected a boolean mask broadcastable to \(2, 1, 3, 192\)",
+    ),
+    (lambda c: rqjax.attend(c, KV, mask=np.ones(192)), "expected a boolean mask"),
+    (lambda c: rqjax.attend(c, KV, sliding_window=0), "expected sliding_window to be a whole number from 1 to"),
+    (lambda c: rqjax.attend(c, KV, softcap=-1.0), "expected softcap to be positive, got -1.0"),
+    (lambda c: rqjax.grow(c, 100), "expected max_len to be a whole number from 192 to"),
+    (lambda c: empty(max_len=0), "expected max_len to be a whole number from 1 to"),
+    (lambda c: empty(window=-1), "expected window to be a whole number from 0 to"),
+    (
+        lambda c: rqjax.KVCache.init(1, 1, 9, rqjax.Exact(32), rqjax.Exact(64)),
+        "value_quantizer of dimension 32 .* got 64",
+    ),
+    (
+        lambda c: rqjax.KVCache.init(1, 1, 9, rqjax.Exact(32), rqjax.Exact(32), dtype=int),
+        "expected dtype to be a float",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
+def test_wrong_use_is_one_clear_error_and_the_cache_unharmed(call, message):
+    cache = append(copied(EMPTY), *[random(1, 2, 10, 1, 32)] * 2)
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(cache)
+    assert cache.lengths.tolist() == [10, 10]
+    assert append(cache, KV, KV).lengths.tolist() == [13, 13]

@@ -1,0 +1,399 @@
+"""Runs survive kills and resume, rows know their code, tables fit a terminal; what is wrong or missing is one line."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from absl.testing import flagsaver
+
+import experiments
+from experiments import run, stale, tables
+from experiments.data import samples
+from experiments.harness import sources, table
+from experiments.harness.rows import Rows
+from experiments.matrices import exchange_theory
+from experiments.search import peers, search
+from rqjax.core import extras
+
+ROOT = Path(__file__).parents[2]
+CONFIG = {
+    "experiment": "distortion",
+    "n": 32,
+    "seeds": 2,
+    "grid": {"dim": (16,), "bits": (1, 2), "method": ("identity",), "data": ("sphere", "one_hot")},
+}
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """`python -m experiments.run` in this process."""
+
+    def call(*flags):
+        monkeypatch.setattr(sys, "argv", ["run", *flags])
+        with flagsaver.flagsaver():
+            run.main(experiments.flags_parser(sys.argv))
+
+    monkeypatch.chdir(ROOT)
+    return call
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """An experiment that takes no time, and the points that have run."""
+    ran = []
+    experiment = SimpleNamespace(
+        TABLES=(table.Table("T", ("bits",), ("data",), ("m",)),), run=lambda point: ran.append(point) or {"m": 1.5}
+    )
+    monkeypatch.setattr(run, "load", lambda name: experiment)
+    return ran
+
+
+def test_smoke_by_flags(tmp_path, command, capsys):
+    flags = ["--config=configs/smoke.py", "--config.grid.bits=(1, 3)", f"--workdir={tmp_path}"]
+    command(*flags)
+    out = capsys.readouterr().out
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["point"]["bits"] for row in rows] == [1, 1, 1, 1, 3, 3, 3, 3]
+    assert set(rows[0]["environment"]) == {"revision", "code", "jax", "device", "seconds"}
+    heads = "### Relative mean squared error: one_hot, 32 dim\n\n| method | 1 bits, mse | 1 bits, stored"
+    assert heads in (tmp_path / "table.md").read_text()
+    assert "Relative mean squared error: one_hot, 32 dim\n\n" in out
+    assert "other code" not in out
+    assert max(map(len, out.splitlines()[:-1])) <= 120
+    assert out.splitlines()[-1].startswith(f"Made in {tmp_path}: table.md, rows.csv, mse.png.")
+    assert (tmp_path / "mse.png").stat().st_size > 5000
+    header, *lines = (tmp_path / "rows.csv").read_text().splitlines()
+    assert {"mse", "mse_sd", "lower_bound", "revision", "code"} <= set(header.split(","))
+    assert len(lines) == 8
+    command(*flags)
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 8  # nothing ran twice
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--config.grid.bitz=(2,)", 'Did you mean "bits" instead of "bitz"?'),
+        ("--config.sedes=3", 'Did you mean "seeds" instead of "sedes"?'),
+        ("--wrkdir=x", "Unknown command line flag 'wrkdir'. Did you mean: workdir ?"),
+        ("--config.seeds=two", "invalid literal for int() with base 10: 'two'"),
+        ("--config=configs/nothere.py", "No such file or directory: 'configs/nothere.py'"),
+        ("--config.grid.method=('rotorqant',)", "unknown method 'rotorqant'; did you mean 'rotorquant'"),
+        ("--config.grid.data=('spher',)", "unknown data set 'spher'; did you mean 'sphere'"),
+        ("--config.grid.bits=(9,)", "expected bits to be a whole number from 1 to 8, got 9"),
+        ("--config.grid.data=('file:/nope.npy',)", "there is no file /nope.npy"),
+        ("--config.experiment=distorton", "unknown experiment 'distorton'; did you mean 'distortion'"),
+    ],
+)
+def test_wrong_flags_are_one_line(flag, message, tmp_path, command):
+    with pytest.raises(SystemExit) as stopped:
+        command("--config=configs/smoke.py", flag, f"--workdir={tmp_path}")
+    assert stopped.value.code.startswith("error: ")
+    assert message in stopped.value.code
+    assert "\n" not in stopped.value.code
+
+
+@pytest.mark.full
+def test_kill_loses_at_most_the_row_in_flight(tmp_path):
+    """SIGKILL in the middle of a run; the next run repeats no row and finishes the grid."""
+    flags = ["--config=configs/smoke.py", "--config.grid.bits=(1, 2, 3)", f"--workdir={tmp_path}"]
+    line = [sys.executable, "-m", "experiments.run", *flags]
+    process = subprocess.Popen(line, cwd=ROOT, stderr=subprocess.DEVNULL)
+    rows, deadline = tmp_path / "rows.jsonl", time.monotonic() + 120
+    while not (rows.exists() and rows.read_bytes().count(b"\n") >= 3) and time.monotonic() < deadline:
+        with pytest.raises(subprocess.TimeoutExpired):  # it runs on
+            process.wait(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = rows.read_bytes()
+    assert before.count(b"\n") >= 3
+    new_home = os.environ | {"MPLCONFIGDIR": str(tmp_path / "matplotlib")}
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, env=new_home)
+    assert (done.returncode, done.stderr) == (0, "")  # no line about devices that are not there, or caches made
+    after = rows.read_bytes()
+    assert after.startswith(before[: before.rfind(b"\n") + 1])
+    points = [json.dumps(json.loads(line)["point"]) for line in after.splitlines()]
+    assert len(points) == len(set(points)) == 12
+
+
+def test_torn_last_line_is_repaired(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = Rows(path)
+    rows.append({"a": 1}, {"m": 2.0}, {})
+    rows.append({"a": 2}, {"m": 3.0}, {})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-7])
+    mended = Rows(path)
+    assert mended.find({"a": 1})["metrics"] == {"m": 2.0}
+    assert mended.find({"a": 2}) is None
+    mended.append({"a": 2}, {"m": 3.0}, {})
+    assert path.read_bytes() == whole
+
+
+def test_foreign_rows_are_refused(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"point": {"a": 1}, "metrics": {}}\n[1, 2]\n')
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 2, is not a row of an experiment: b'\[1, 2\]'"):
+        Rows(path)
+
+
+def test_another_config_makes_new_rows(tmp_path, counted):
+    run.run(CONFIG, tmp_path)
+    run.run({**CONFIG, "n": 33}, tmp_path)
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(counted) == 8
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 5  # the table is of the last config
+
+
+def test_fresh_repeats_the_rows_of_other_code_only(tmp_path, counted):
+    """Of four rows one was made by other code, and one does not know by which."""
+    assert "other code" not in run.run(CONFIG, tmp_path).markdown
+    first, second, *others = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+    first["environment"]["code"] = "0" * 12
+    del second["environment"]["code"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, second, *others)))
+    made = run.run(CONFIG, tmp_path)
+    assert len(counted) == 4
+    for text in (made.markdown, made.shown, (tmp_path / "table.md").read_text()):
+        assert text.endswith("\n2 of 4 rows are of other code than today's; --fresh makes them anew.\n")
+    assert "other code" not in run.run(CONFIG, tmp_path, fresh=True).markdown
+    assert counted[4:] == [first["point"], second["point"]]
+    run.run(CONFIG, tmp_path, fresh=True)
+    assert len(counted) == 6
+
+
+TREE = {
+    "experiments/toy.py": '"""Doc."""\n'
+    "import rqjax\nfrom experiments.harness.table import Table\n\n"
+    "TABLES = (Table('Title'),)\n\n\n"
+    'def run(point):\n    """Doc."""\n    if point:\n        from experiments import late\n    return rqjax.used(1)\n',
+    "experiments/harness/table.py": "def Table(title):\n    return title\n",
+    "experiments/late.py": "LATE = 1\n",
+    "rqjax/__init__.py": "from rqjax.a import used as used\nfrom rqjax.b import unused as unused\n",
+    "rqjax/a.py": 'from rqjax.c import STEP\n\n\ndef used(x):\n    return x + STEP  # why\n\n\nTABLE = "levels.npz"\n',
+    "rqjax/b.py": "def unused(x):\n    return x\n",
+    "rqjax/c.py": 'STEP = 2\n"""Doc."""\n',
+    "rqjax/levels.npz": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "changed"),
+    [
+        ("experiments/toy.py", "used(1)", "used(2)", True),
+        ("experiments/toy.py", '"""Doc."""', '"""Another."""', False),
+        ("experiments/toy.py", "'Title'", "'Another'", False),
+        ("experiments/harness/table.py", "return title", "return 1", False),
+        ("experiments/late.py", "1", "2", False),  # it has not been imported
+        ("rqjax/a.py", "x + STEP", "x - STEP", True),
+        ("rqjax/a.py", "# why", "# or why\n    # not", False),
+        ("rqjax/b.py", "return x", "return -x", False),
+        ("rqjax/c.py", "2", "3", True),
+        ("rqjax/c.py", "Doc", "Another", False),
+        ("rqjax/levels.npz", "1", "2", True),
+    ],
+)
+def test_a_row_is_stale_when_what_it_was_made_with_has_changed(path, old, new, changed, tmp_path, monkeypatch):
+    for folder in ("then", "now"):
+        for name, text in TREE.items():
+            (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / name).write_text(text)
+    assert old in TREE[path]
+    (tmp_path / "now" / path).write_text(TREE[path].replace(old, new))
+    monkeypatch.setattr(sources, "ROOT", tmp_path / "then")
+    row = {"experiment": "toy", "code": sources.code("toy")}
+    late = {
+        "experiment": "toy",
+        "code": sources._code(sources.ROOT, "experiments.toy", frozenset(["experiments.late"])),
+    }
+    assert late["code"].endswith("+experiments.late")
+    assert sources.is_current(row)
+    assert sources.is_current(late)
+    monkeypatch.setattr(sources, "ROOT", tmp_path / "now")
+    assert sources.is_current(row) != changed
+    assert sources.is_current(late) != (changed or "late" in path)
+
+
+def test_what_makes_the_rows_of_distortion():
+    """What it takes by name from rqjax, and not all of it; what a data set imports when it is sampled."""
+    code = sources._code(
+        ROOT, "experiments.codes.distortion", frozenset(["experiments.language.models", "rqjax.nn", "json"])
+    )
+    assert code.split("+")[1:] == ["experiments.language.models"]
+    _, now, later = sources._source(ROOT, "experiments.data.samples")
+    assert {"rqjax.rotations.dense", "experiments.data.words"} <= now
+    assert later == {"experiments.language.models", "experiments.data.text"}
+    _, now, later = sources._source(ROOT, "experiments.codes.distortion")
+    assert {"rqjax.recipes.methods", "rqjax.metrics", "experiments.data.samples"} <= now
+    assert "rqjax" not in now
+
+
+def test_backends_make_rows_too():
+    """They register for operations when rqjax is imported; nothing that a row is made with imports them."""
+    code = lambda: sources._code.__wrapped__(ROOT, "experiments.codes.distortion", frozenset())  # noqa: E731
+    before = code()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "REGISTERING", {})
+        assert code() != before
+
+
+def test_stale_results_are_listed(tmp_path):
+    current = sources.code("needle")
+    for name, codes in {"a": [current, current], "b": [current, "0" * 12, ""], "c": ["+no.such.module"]}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.csv").write_text("experiment,code\n" + "".join(f"needle,{code}\n" for code in codes))
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "rows.csv").write_text("experiment\nneedle\n")
+    assert list(stale.stale(tmp_path)) == [("b", 1, 1, 3), ("c", 1, 0, 1), ("d", 0, 1, 1)]
+
+
+ROWS = [
+    {"point": {"m": "a", "b": 1}, "metrics": {"e": 0.5, "e_sd": 0.01, "p": None, "low": 0.25}, "environment": {}},
+    {"point": {"m": "a", "b": 2}, "metrics": {"e": 1e-7, "e_sd": None, "p": 3, "low": 0.0625}, "environment": {}},
+    {"point": {"m": "b_c", "b": 2}, "metrics": {"e": 123456.0, "p": None, "low": 0.0625}, "environment": {}},
+]
+TABLE = table.Table("T", ("m",), ("b",), ("e", "p"), ("low",))
+
+
+def test_table_shows_deviations_blanks_and_footers():
+    assert table.render(ROWS, (TABLE,)) == (
+        "### T\n\n"
+        "| m | 1 b, e | 2 b, e | 2 b, p |\n"
+        "| --- | ---: | ---: | ---: |\n"
+        "| a | 0.5 ± 0.01 | 1e-07 | 3 |\n"
+        "| b_c |  | 123,456 |  |\n"
+        "| *low* | 0.25 | 0.0625 |  |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (
+            "120",
+            "T\n\n"
+            "              1 b         2 b\n"
+            "m               e        e  p\n"
+            "-----------------------------\n"
+            "a      0.5 ± 0.01    1e-07  3\n"
+            "b_c                123,456\n"
+            "*low*        0.25   0.0625\n",
+        ),
+        (
+            "20",
+            "T\n\n"
+            "              1 b\n"
+            "m               e\n"
+            "-----------------\n"
+            "a      0.5 ± 0.01\n"
+            "b_c\n"
+            "*low*        0.25\n"
+            "\n"
+            "              2 b\n"
+            "m            e  p\n"
+            "-----------------\n"
+            "a        1e-07  3\n"
+            "b_c    123,456\n"
+            "*low*   0.0625\n",
+        ),
+    ],
+)
+def test_a_terminal_gets_as_many_columns_as_fit(columns, text, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert table.show(ROWS, (TABLE,)) == text
+
+
+def test_tables_say_what_to_see(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    tables.make(["parameters"], tmp_path)
+    out = capsys.readouterr().out
+    assert run.to_see(ROOT / "configs" / "parameters.py") in " ".join(out.split())
+    assert f"  {tmp_path}/parameters/: table.md, rows.csv\n" in out
+    assert max(map(len, out.splitlines())) <= 120 + len(str(tmp_path))
+    for name, part in tables.TABLES.items():
+        config = ROOT / "configs" / f"{name}.py"
+        assert run.to_see(config).startswith("To see: ")
+        grid = run.importlib.import_module(f"configs.{name}").get_config().grid.to_dict()
+        assert all(set(values) <= set(grid[key]) for key, values in part.items())
+    assert run.to_see(ROOT / "configs" / "smoke.py") == ""
+
+
+def test_an_unknown_table_is_one_line(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit, match=r"^error: unknown config 'parametrs'; did you mean 'parameters'"):
+        tables.main(["tables", "parametrs"])
+
+
+def test_an_old_python_is_one_line(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1 || exit 1\n')
+    python.chmod(0o755)
+    line = [shutil.which("make"), "--no-print-directory", "tables", f"PYTHON={python}", f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stdout == "expected Python 3.11 or newer, got Python 3.9.1: make PYTHON=python3.12, say\n"
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Takes a package away, and forgets the modules that have imported it."""
+
+    def remove(package, *modules):
+        monkeypatch.setitem(sys.modules, package, None)
+        for name in [name for name in sys.modules if name in modules]:
+            monkeypatch.delitem(sys.modules, name)
+            parent, _, child = name.rpartition(".")
+            monkeypatch.delattr(sys.modules[parent], child)
+
+    return remove
+
+
+def message(package, extra):
+    return rf"^{package} is not installed, it comes with the extra {extra}: pip install -e '\.\[{extra}\]'$"
+
+
+def test_a_missing_extra_is_one_line(without, command, tmp_path):
+    """Where it is met, before anything has run. HDF5 files: tests/experiments/test_vector_files.py."""
+    without("matplotlib", "experiments.harness.plot", "experiments.codes.distortion")
+    with pytest.raises(extras.MissingExtra, match=message("matplotlib", "experiments")):
+        command("--config=configs/smoke.py", f"--workdir={tmp_path}")
+    without("tokenizers", "experiments.language.models", "experiments.data.text")
+    for check in (samples.check, lambda name: exchange_theory.check({"data": name})):
+        with pytest.raises(extras.MissingExtra, match=message("tokenizers", "flax")):
+            check("kv")
+    without("flax", "rqjax.nn")
+    with pytest.raises(extras.MissingExtra, match=message("flax", "flax")):
+        __import__("rqjax.nn")
+    for package in ("faiss", "turbovec"):
+        without(package)
+        with pytest.raises(extras.MissingExtra, match=message(package, "bench")):
+            search.check(next(name for name in peers.PEERS if name.startswith(package)))
+
+
+def test_other_missing_modules_are_what_they_are():
+    with pytest.raises(ModuleNotFoundError, match="No module named 'nothere'"), extras.explained():
+        __import__("nothere")
+
+
+def test_commands_say_it_in_one_line():
+    code = (
+        "import sys, runpy; sys.modules['flax'] = None; runpy.run_module('experiments.generate', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: flax is not installed, it comes with the extra flax: pip install -e '.[flax]'\n"
+
+
+def test_extras_are_those_of_the_project():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {"absl-py": "absl", "faiss-cpu": "faiss"}
+    for extra, packages in extras.EXTRAS.items():
+        found = {re.split(r"[<>=\[; ]", requirement)[0] for requirement in declared[extra]}
+        assert {names.get(name, name) for name in found} == set(packages)

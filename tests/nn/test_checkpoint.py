@@ -1,0 +1,101 @@
+"""Checkpoints: written, read, and refused with one line that names what is wrong."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from rqjax.nn import Decoder, DecoderConfig, load_decoder, save_decoder
+from tests.nn.test_decoder import CHECKPOINTS, FORWARD, fields
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Path(shutil.copytree(CHECKPOINTS / "llama", tmp_path / "llama"))
+
+
+def change(folder, **tensors):
+    """Replaces tensors of a checkpoint; None removes one."""
+    file = folder / "model.safetensors"
+    save_file({k: v for k, v in {**load_file(file), **tensors}.items() if v is not None}, file)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}])
+def test_what_was_written_is_read(changes, tmp_path):
+    config = fields(num_hidden_layers=2, **changes)
+    model = Decoder(DecoderConfig.parse(config), rngs=nnx.Rngs(0))
+    save_decoder(model, config, tmp_path / "new" / "model", dtype=jnp.float32)
+    loaded = load_decoder(tmp_path / "new" / "model")
+    assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(model), nnx.state(loaded)))
+    half = load_decoder(tmp_path / "new" / "model", dtype=jnp.bfloat16)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(nnx.state(half))} == {"bfloat16"}
+    logits, expected = (FORWARD(decoder, np.arange(5)[None]) for decoder in (half, model))
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, expected, atol=0.01)
+
+
+def test_the_text_part_of_models_that_see(folder):
+    """Gemma 3's prefixes; other tensors are passed over."""
+    expected = load_decoder(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for prefix in ("language_model.model.", "model.language_model."):
+        renamed = {prefix + name.removeprefix("model."): array for name, array in tensors.items()}
+        save_file({**renamed, "vision_tower.x": np.zeros(2, np.float32)}, folder / "model.safetensors")
+        loaded = load_decoder(folder)
+        assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(expected), nnx.state(loaded)))
+
+
+NORM, UP = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({UP: None}, f"has no tensor '{UP}'$"),
+        ({UP: None, NORM: None}, f"has no tensor '{UP}', and 1 others"),
+        ({"model.extra": np.zeros(2, np.float32)}, "has a tensor 'model.extra' that its config.json has no use for"),
+        ({NORM: np.zeros(31, np.float32)}, rf"expected tensor '{NORM}' of shape \(32,\), got \(31,\)"),
+    ],
+)
+def test_wrong_tensors(tensors, message, folder):
+    change(folder, **tensors)
+    with pytest.raises(ValueError, match=message):
+        load_decoder(folder)
+
+
+def test_wrong_files(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder \./nowhere"):
+        load_decoder("./nowhere")
+    (folder / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ValueError, match=r"model.safetensors is not a whole safetensors file"):
+        load_decoder(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"there is no .safetensors file in"):
+        load_decoder(folder)
+    index = {"weight_map": {NORM: "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FileNotFoundError, match=r"there is no model-00001-of-00002.safetensors in .* names"):
+        load_decoder(folder)
+    (folder / "config.json").write_text("{torn")
+    with pytest.raises(ValueError, match=r"config.json is not JSON"):
+        load_decoder(folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"expected an object in .*config.json, got list"):
+        load_decoder(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"there is no config.json in"):
+        load_decoder(folder)
+
+
+def test_names_on_hugging_face_without_the_hub(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(
+        FileNotFoundError, match="nobody/nothing is neither a folder nor can it be had from Hugging Face"
+    ):
+        load_decoder("nobody/nothing")

@@ -1,0 +1,230 @@
+"""Trellis-coded quantization: the best path, the ring, the tables, and what it must reach."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rqjax
+from experiments.codes import trellis_tables as trellis_tables_experiment
+from experiments.data import samples
+from rqjax import theory
+from rqjax.arrays import viterbi
+from rqjax.codebooks import trellis_tables
+from rqjax.codebooks.trellis_tables import Computed, Table
+from rqjax.quantizers.trellis import Trellis, improved, trellis_coded
+from rqjax.recipes.allocation import allocate
+from tests.tools.suites import some
+
+
+def levels(state_bits, key=0):
+    return jax.random.normal(jax.random.key(key), (2**state_bits,))
+
+
+def table(state_bits):
+    return Table(levels(state_bits), jnp.float32(1))
+
+
+@jax.jit
+def error(trellis, x):
+    """Of a vector, relative to its squared norm."""
+    return rqjax.metrics.relative_mse(x, trellis.decode(trellis.encode(x)))
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def path(y, values, bits, families=None):
+    return viterbi.path([viterbi.Segment(y, values, bits)], families)[0]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def ring(y, values, bits):
+    return viterbi.tail_biting([viterbi.Segment(y, values, bits)])[0]
+
+
+@pytest.mark.parametrize("bits", some([1, 2, 3, 4], [2]))
+def test_free_paths_are_the_best_of_all(bits):
+    """All streams of 4 - b + 6 b bits, one after the other."""
+    y, values = jax.random.normal(jax.random.key(1), (6, 5)), levels(4)
+    states = np.asarray(path(y, values, bits))
+    y, values = np.asarray(y), np.asarray(values)
+    found = ((y - values[states]) ** 2).sum(0)
+    least = np.full(5, np.inf)
+    for stream in np.array_split(np.arange(2 ** (4 - bits + 6 * bits)), 64):
+        windows = [(stream >> bits * t) & 15 for t in range(6)]
+        errors = sum((y[t][:, None] - values[window]) ** 2 for t, window in enumerate(windows))
+        least = np.minimum(least, errors.min(1))
+    np.testing.assert_allclose(found, least, rtol=1e-5)
+    assert ((states[:-1] >> bits) == (states[1:] & (16 // 2**bits - 1))).all()
+
+
+def around(stream, bits, state_bits):
+    """The states of rings of codes (n, T), code by code: the first time around finds the state to start from."""
+    state, states = np.zeros(len(stream), int), []
+    for code in np.concatenate([stream] * (1 + -(-16 // stream.shape[1])), axis=1).T:
+        state = (state >> bits) | code.astype(int) << (state_bits - bits)
+        states.append(state)
+    return np.stack(states[-stream.shape[1] :], axis=1)
+
+
+@pytest.mark.parametrize("bits", some([1, 2, 3, 4], [3]))
+def test_rings_are_within_one_percent_of_the_best(bits):
+    y, trellis = jax.random.normal(jax.random.key(1), (128, 64)), trellis_coded(1, bits)
+    values = trellis.values
+
+    def errors(states):
+        return ((y - values[states]) ** 2).sum(0)
+
+    def through(family):
+        return errors(path(y, values, bits, jnp.full(64, family, jnp.uint32)))
+
+    best = jax.jit(lambda every: jax.lax.map(through, every).min(0))(jnp.arange(2 ** (8 - bits), dtype=jnp.uint32))
+    found = errors(jnp.asarray(around(np.asarray(ring(y, values, bits)).T, bits, 8).T))
+    assert best.mean() <= found.mean() < 1.01 * best.mean()
+
+
+@pytest.mark.parametrize(
+    ("dim", "bits", "state_bits"),
+    some(
+        [
+            (128, 3, 8),
+            (128, 1, 12),
+            (64, 4, 6),
+            (50, 2, 8),
+            (13, 3, 7),
+            (8, 1, 8),
+            (5, 4, 12),
+            (96, 2, 11),
+            (50, 5, 8),
+            (16, 8, 8),
+        ],
+        [(13, 3, 7), (5, 4, 12)],
+    ),
+)
+def test_a_window_over_the_stream_is_the_state(dim, bits, state_bits):
+    """Code by code, around the ring; padding is coded, too."""
+    trellis = Trellis(table(state_bits), bits, dim)
+    codes = jax.jit(trellis.encode)(jax.random.normal(jax.random.key(1), (7, dim)))
+    assert trellis.bits_per_vector == 8 * codes[0].nbytes
+    lanes = -(-dim // 8)
+    indices = np.asarray(rqjax.packing.unpack(codes, bits, 8 * lanes)).reshape(7, 8, lanes)
+    states = around(indices.transpose(0, 2, 1).reshape(7, -1), bits, state_bits)
+    expected = states.reshape(7, lanes, 8).transpose(0, 2, 1).reshape(7, -1)[:, :dim]
+    np.testing.assert_array_equal(trellis.states(codes), expected)
+    np.testing.assert_array_equal(trellis.decode(codes), trellis.values[expected])
+
+
+REACHED = {
+    8: (0.285, 0.0795, 0.0219, 0.0063),
+    10: (None, 0.0735, 0.0202, 0.0058),
+    12: (None, 0.0715, 0.0196, 0.0053),
+}
+"""Mean squared error on the sphere at 1, 2, 3, 4 bits and d = 128, exactly d b bits."""
+
+
+def distortion(trellis):
+    return error(trellis, samples.sample("sphere", 1, 1024, 128)[0])
+
+
+@pytest.mark.parametrize("state_bits", some(REACHED, []))
+def test_distortion_on_the_sphere(state_bits):
+    for bits, reached in enumerate(REACHED[state_bits], 1):
+        if reached:
+            trellis = trellis_coded(128, bits, state_bits=state_bits)
+            assert trellis.bits_per_vector == 128 * bits
+            assert theory.shannon_bound(bits) < distortion(trellis) <= reached
+
+
+@pytest.mark.full
+def test_more_states_are_better_and_each_table_beats_lloyd_max():
+    for bits in (1, 2, 3, 4):
+        found = [distortion(trellis_coded(128, bits, state_bits=size)) for size in (6, 7, 8)]
+        assert found == sorted(found, reverse=True)
+        assert found[0] < 0.86 * theory.lloyd_max(bits, 128)
+
+
+@pytest.mark.parametrize("bits", some([1, 2, 3, 4], [2]))
+def test_computed_levels_need_no_table(bits):
+    computed = Computed.gaussian(8)
+    trellis = Trellis(computed, bits, 128)
+    text = jax.jit(trellis.decode).lower(jnp.zeros((4, 4 * bits), jnp.uint32)).as_text()
+    assert "gather" not in text
+    assert error(trellis, jax.random.normal(jax.random.key(0), (512, 128))) < 0.86 * theory.lloyd_max(bits, 10**6)
+
+
+@pytest.mark.full
+def test_lloyd_steps_lower_the_error():
+    x = jax.random.laplace(jax.random.key(0), (512, 64))
+    trellis = trellis_coded(64, 2, 1)
+    errors = [error(trellis, x)]
+    for _ in range(4):
+        trellis = jax.jit(improved)(trellis, x)
+        errors.append(error(trellis, x))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.9 * errors[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: trellis_coded(128, 9), "expected bits to be a whole number from 1 to 8, got 9"),
+        (lambda: trellis_coded(128, 2, state_bits=13), "expected state_bits to be a whole number from 6 to 12, got 13"),
+        (lambda: trellis_coded(4, 1, state_bits=9), "expected state_bits to be a whole number from 1 to 8, got 9"),
+        (lambda: trellis_coded(128, 5, state_bits=10), "expected state_bits to be a whole number from 8 to 8, got 10"),
+        (
+            lambda: rqjax.TrellisColumns.gaussian(jnp.zeros(8), jnp.ones(8), (2, 1) + (0,) * 6),
+            "as many bits as a state",
+        ),
+        (lambda: rqjax.TrellisColumns.gaussian(jnp.zeros(4), jnp.ones(4), (2, 4, 3, 1)), "expected descending bits"),
+    ],
+)
+def test_what_no_trellis_can_do(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.full
+def test_committed_tables_are_what_training_makes():
+    """A table is no more than 2 % above one that is trained here for as long as a test may take."""
+    short = trellis_tables_experiment.run({"table": (4, 6), "dim": 128, "n": 512, "steps": 60})
+    assert error(trellis_coded(128, 4, 1, state_bits=6), jax.random.normal(jax.random.key(0), (2048, 128))) < (
+        1.02 * short["mse"]
+    )
+    for bits, (least, most) in trellis_tables.STATE_BITS.items():
+        for state_bits in range(least, most + 1):
+            table = trellis_tables.trained(bits, state_bits)
+            assert table.levels.shape == (2**state_bits,)
+            assert table.whole == (bits <= 4)
+
+
+@pytest.mark.full
+def test_one_ring_through_coordinates_of_many_bits():
+    """What the ring takes off a transform code of the same bytes."""
+    deviation = jnp.exp(-jnp.arange(64) / 16)
+    bits = allocate(np.asarray(deviation**2), 128)
+    assert len(set(bits)) >= 5
+    x = deviation * jax.random.normal(jax.random.key(0), (512, 64))
+    codes = [kind.gaussian(jnp.zeros(64), deviation, bits) for kind in (rqjax.TrellisColumns, rqjax.Columns)]
+    trellis, columns = (float(error(code, x)) for code in codes)
+    assert codes[0].bits_per_vector == codes[1].bits_per_vector == 128
+    assert trellis < 0.75 * columns
+
+
+def test_a_path_through_segments_is_the_best_of_all():
+    """All streams of a free path through codes of 3, 3, 2 and 1 bits, with weights."""
+    y, weights = jax.random.normal(jax.random.key(1), (4, 5)), jnp.array([4.0, 3.0, 2.0, 1.0])
+    values = [levels(4, key) for key in range(3)]
+    parts = [(slice(0, 2), 3), (slice(2, 3), 2), (slice(3, 4), 1)]
+    segments = [
+        viterbi.Segment(y[part], table, bits, weights[part]) for table, (part, bits) in zip(values, parts, strict=True)
+    ]
+    states = jnp.concatenate(viterbi.path(segments))
+    tables = np.stack([values[0], values[0], values[1], values[2]])
+    found = (weights[:, None] * (y - tables[np.arange(4)[:, None], states]) ** 2).sum(0)
+    least = np.full(5, np.inf)
+    for stream in np.array_split(np.arange(2 ** (1 + 3 + 3 + 2 + 1)), 4):
+        windows = [(stream >> start) & 15 for start in (0, 3, 5, 6)]
+        errors = [w * (v[:, None] - t[s]) ** 2 for w, v, t, s in zip(weights, y, tables, windows, strict=True)]
+        least = np.minimum(least, np.sum(errors, axis=0).min(1))
+    np.testing.assert_allclose(found, least, rtol=1e-5)

@@ -1,0 +1,335 @@
+"""The search index: what it finds, how it changes, what it refuses, and itself on disk and on a mesh."""
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import rqjax
+from experiments.data import samples
+from rqjax import Index, metrics
+from rqjax.search import rows as stored_rows, scan
+from tests.tools.suites import some
+
+DIM = 64
+
+
+def vectors(count=1000, seed=0):
+    return np.array(samples.decaying_spectrum(jax.random.key(seed), count, DIM))
+
+
+def quantizer(name="eden_unbiased", bits=4):
+    """Its key is that of no vectors: random numbers that both share would not be independent."""
+    return rqjax.METHODS[name](jax.random.key(100), DIM, bits)
+
+
+@pytest.fixture(scope="module")
+def index():
+    return Index.build(quantizer(), vectors(), store=rqjax.Exact(DIM, "float16"))
+
+
+def brute_force(x, queries, metric, k):
+    """Scores and rows of vectors that nothing is lost of."""
+    if metric == "cosine":
+        x, queries = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, queries))
+    scores = queries @ x.T
+    if metric == "l2":
+        scores = ((queries[:, None] - x) ** 2).sum(2)
+    rows = np.argsort(scores if metric == "l2" else -scores, axis=1)[:, :k]
+    return np.take_along_axis(scores, rows, axis=1), rows
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_exact_codes_find_what_brute_force_finds(metric):
+    x, queries = vectors(), vectors(30, seed=1)
+    scores, ids = Index.build(rqjax.Exact(DIM, "float32"), x, metric=metric).search(queries, 10)
+    expected, rows = brute_force(x, queries, metric, 10)
+    np.testing.assert_array_equal(ids, rows)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+
+
+SCORED = [*((name, "ip") for name in rqjax.METHODS), ("turboquant_prod", "l2")]
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    some(SCORED, [("turboquant_prod", "l2")]),
+)
+def test_scores_are_those_of_the_decoded_vectors(name, metric):
+    """Queries have 15 bits of their largest coordinate where levels are whole numbers."""
+    x, queries, code = vectors(200), vectors(5, seed=1), quantizer(name)
+    scores, ids = Index.build(code, x, metric=metric).search(queries, 20)
+    decoded = code.decode(code.encode(x))
+    products, energies = np.asarray(queries @ decoded.T), np.sum(x * decoded, axis=1)
+    expected = np.take_along_axis(products, np.asarray(ids), axis=1)
+    if metric == "l2":
+        expected = (queries**2).sum(axis=1, keepdims=True) + energies[np.asarray(ids)] - 2 * expected
+    np.testing.assert_allclose(scores, expected, atol=2e-3)
+    best = np.sort(-products if metric == "ip" else energies - 2 * products, axis=1)[:, :20]
+    found = -scores if metric == "ip" else scores - (queries**2).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(np.asarray(found), best, atol=2e-3)
+
+
+def test_many_blocks_of_codes_and_queries_find_the_same(monkeypatch):
+    x, queries = vectors(), vectors(37, seed=1)
+    expected = Index.build(quantizer(), x).search(queries, 7)
+    monkeypatch.setattr(scan, "QUERIES", 8)
+    monkeypatch.setattr(scan, "COORDINATES", 48 * DIM)
+    again = jax.jit(lambda index, queries: index.search(queries, 7))(Index.build(quantizer(), x), queries)
+    for one, other in zip(expected, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_best_of_groups_are_the_best():
+    """Many scores, most of them equal to others."""
+    scores = jnp.round(20 * jax.random.normal(jax.random.key(0), (1000, 1024)))
+    assert scores.size > scan.SCORES // 8
+    for one, other in zip(jax.jit(scan.top_k, static_argnums=1)(scores, 10), jax.lax.top_k(scores, 10), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_of_equal_scores_the_first_row_comes_first():
+    x = np.repeat(vectors(3), 50, axis=0)
+    _, ids = Index.build(quantizer(), x).search(x[::50], 50)
+    np.testing.assert_array_equal(ids, np.arange(150).reshape(3, 50))
+
+
+@pytest.mark.full
+def test_biased_scales_keep_the_order_of_distances():
+    """A quantizer that shrinks every inner product to a half finds the nearest as one that does not."""
+    x, queries = vectors(), vectors(100, seed=1)
+    half = rqjax.Scaled(quantizer().inner, "unbiased")
+    exact = brute_force(x, queries, "l2", 10)[1]
+
+    def recall(code):
+        return metrics.recall(np.asarray(Index.build(code, x, metric="l2").search(queries, 10)[1]), exact)
+
+    assert recall(quantizer("eden", 2)) == pytest.approx(recall(quantizer("eden_unbiased", 2)), abs=0.02)
+    assert recall(half) > 0.8
+
+
+def test_reranking_finds_what_the_store_finds(index):
+    x, queries = vectors(), vectors(100, seed=1)
+    exact = brute_force(x, queries, "ip", 10)[1]
+    low = Index.build(quantizer(bits=1), x, store=rqjax.Exact(DIM, "float16"))
+    plain, again = (metrics.recall(np.asarray(low.search(queries, 10, rerank=r)[1]), exact) for r in (None, 200))
+    assert plain < 0.6
+    assert again > 0.98
+    np.testing.assert_allclose(low.search(x[:1], 1, rerank=1)[0][0, 0], np.sum(x[0] ** 2), rtol=2e-3)
+    bytes_of_store = low.nbytes - Index.build(quantizer(bits=1), x).nbytes
+    assert bytes_of_store == len(x) * DIM * 2
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_reranked_scores_are_those_of_the_store(metric):
+    """Where the store is exact and all are candidates, what brute force finds; lengths differ, so that |x|^2 counts."""
+    x, queries = vectors(100) * np.linspace(0.5, 2, 100, dtype=np.float32)[:, None], vectors(5, seed=1)
+    built = Index.build(quantizer(bits=2), x, metric=metric, store=rqjax.Exact(DIM, "float32"))
+    scores, ids = built.search(queries, 20, rerank=100)
+    expected, rows = brute_force(x, queries, metric, 20)
+    np.testing.assert_array_equal(ids, rows)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_parts_of_vectors_are_encoded_to_the_rows_of_all(monkeypatch):
+    """Three parts, the last of which overlaps the second."""
+    monkeypatch.setattr(stored_rows, "ENCODED", 40 * DIM)
+    x = vectors(100)
+    built = Index.build(rqjax.Exact(DIM, "float32"), x, metric="l2", store=rqjax.Exact(DIM, "float16"))
+    np.testing.assert_array_equal(built.rows.codes, x.astype(np.float32))
+    np.testing.assert_array_equal(built.rows.stored, x.astype(np.float16))
+    np.testing.assert_allclose(built.rows.energies, np.sum(x**2, axis=1), rtol=1e-5)
+
+
+def test_search_is_a_part_of_a_jitted_function(index):
+    queries = vectors(6, seed=1)
+    for function, arguments in ((lambda y: index.search(y, 3), (queries,)), (lambda: index.search(queries, 3), ())):
+        np.testing.assert_array_equal(jax.jit(function)(*arguments)[1], index.search(queries, 3)[1])
+    scores, ids = jax.jit(lambda index, y: index.search(2 * y, 3))(index, queries.reshape(2, 3, DIM))
+    assert scores.shape == ids.shape == (2, 3, 3)
+    expected = index.search(queries, 3)
+    np.testing.assert_array_equal(ids.reshape(6, 3), expected[1])
+    np.testing.assert_allclose(scores.reshape(6, 3), 2 * expected[0], rtol=1e-6)
+    few = index.remove(np.arange(1, 1000))
+    scores, ids = jax.jit(lambda index, y: index.search(y, 2))(few, queries[:1])
+    assert ids.tolist() == [[0, -1]]
+    assert scores[0, 1] == -jnp.inf
+
+
+def test_the_bytes_are_those_of_the_codes_and_four_an_id():
+    code = quantizer()
+    built = Index.build(code, vectors())
+    assert built.nbytes == 1000 * (code.bits_per_vector / 8 + 4) + rqjax.nbytes(code)
+    assert Index.build(code, vectors(), metric="l2").nbytes == built.nbytes + 4000
+
+
+def test_vectors_are_added_and_removed():
+    x, queries = vectors(), vectors(20, seed=1)
+    whole = Index.build(quantizer(), x)
+    grown = Index.build(quantizer(), x[:0]).add(x[:300]).add(x[300:310]).add(x[310:])
+    np.testing.assert_array_equal(grown.search(queries, 5)[1], whole.search(queries, 5)[1])
+    without = whole.remove(np.arange(0, 1000, 2))
+    assert len(without) == 500
+    odd = Index.build(quantizer(), x[1::2], ids=np.arange(1, 1000, 2))
+    np.testing.assert_array_equal(without.search(queries, 5)[1], odd.search(queries, 5)[1])
+    again = without.add(x[::2], ids=np.arange(0, 1000, 2))
+    assert again.nbytes == whole.nbytes  # the free rows are taken
+    np.testing.assert_array_equal(again.search(queries, 5)[1], whole.search(queries, 5)[1])
+    assert len(whole) == 1000
+    np.testing.assert_array_equal(whole.remove(3).rows.ids, np.where(np.arange(1000) == 3, -1, np.arange(1000)))
+    one = whole.remove(np.arange(999)).add(x[:1])  # ids follow the largest
+    assert one.search(queries, 2)[1].max() == 1000
+
+
+def test_rows_grow_by_an_eighth_at_least():
+    whole = Index.build(quantizer(), vectors(800))
+    sizes = []
+    for i in range(3):
+        whole = whole.add(vectors(1, seed=2 + i))
+        sizes.append(len(whole.rows.ids))
+    assert sizes == [900, 900, 900]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i: i.search(vectors(2), 1001), "expected k to be a whole number from 1 to 1000, got 1001"),
+        (lambda i: i.search(vectors(2), 0), "expected k to be a whole number from 1 to 1000, got 0"),
+        (lambda i: i.search(vectors(2)[:, :63], 1), "expected vectors of dimension 64 along the last axis, got shape"),
+        (lambda i: i.search(vectors(2) * np.nan, 1), "expected finite queries, got 128 NaN or Inf"),
+        (lambda i: i.search(vectors(2).astype(int), 1), "expected vectors of a floating-point dtype"),
+        (lambda i: i.search(vectors(2), 5, rerank=4), "expected rerank to be a whole number from 5 to 1000, got 4"),
+        (lambda i: i.remove([3, 2000, 2001]), "2 ids are not in the index, the first is 2000"),
+        (lambda i: i.remove([3, 3]), "expected different ids, got 1 more than once, the first is 3"),
+        (lambda i: i.remove([0.5]), "expected ids that are whole numbers, got float64"),
+        (lambda i: i.remove(np.arange(1000)).search(vectors(2), 1), "the index is empty"),
+        (lambda i: i.add(vectors(2), ids=[5, 2000]), "1 ids are in the index already, the first is 5"),
+        (lambda i: i.add(vectors(2), ids=[2000, 2000]), "expected different ids, got 1 more than once"),
+        (lambda i: i.add(vectors(2), ids=[2000, 2**31]), "expected ids from 0 to 2\\^31 - 1, got 2000 to 2147483648"),
+        (lambda i: i.add(vectors(2), ids=[2000]), "expected 2 ids, got shape \\(1,\\)"),
+        (lambda i: i.add(vectors(2)[:, :63]), "expected vectors \\(n, 64\\), got shape \\(2, 63\\)"),
+        (lambda i: i.add(vectors(2) * np.inf), "expected finite vectors, got 2 with NaN or Inf, the first is vector 0"),
+        (
+            lambda i: i.add(vectors(3) + np.array([[0], [7e4], [0]], np.float32)),
+            "expected vectors, got 1 too large for the codes, the first is vector 1",
+        ),
+        (lambda i: Index.build(quantizer(), vectors(), metric="dot"), "expected metric 'ip', 'l2' or 'cosine'"),
+        (
+            lambda i: Index.build(quantizer(), vectors(), store=rqjax.Exact(8)),
+            "expected a store of dimension 64, got 8",
+        ),
+        (lambda i: Index.build(quantizer(), vectors()).search(vectors(2), 1, rerank=2), "an index with a store"),
+        (lambda i: i.shard(jax.sharding.Mesh(jax.devices()[:1], "x"), "y"), "expected an axis of the mesh \\(x\\)"),
+    ],
+)
+def test_bad_input_is_one_error_and_leaves_the_index_as_it_was(index, change, message):
+    before = [np.array(leaf) for leaf in jax.tree.leaves(index)]
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        change(index)
+    assert "\n" not in str(error.value)
+    for leaf, was in zip(jax.tree.leaves(index), before, strict=True):
+        np.testing.assert_array_equal(leaf, was)
+
+
+def test_an_index_comes_back_from_disk(index, tmp_path):
+    path, queries = tmp_path / "a.safetensors", vectors(20, seed=1)
+    index.save(path)
+    again = Index.load(path)
+    assert jax.tree.structure(again) == jax.tree.structure(index)
+    for one, other in zip(again.search(queries, 5, rerank=20), index.search(queries, 5, rerank=20), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(again.add(vectors(3))) == 1003
+
+
+def test_files_that_hold_no_index_are_refused(index, tmp_path):
+    path = tmp_path / "a.safetensors"
+    index.save(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+        Index.load(path)
+    rqjax.save(quantizer(), path)
+    with pytest.raises(ValueError, match=r"expected an index in .*, found a Scaled"):
+        Index.load(path)
+    save_file({"x": vectors()}, path)
+    with pytest.raises(ValueError, match="was not saved here"):
+        Index.load(path)
+    index.save(path)
+    with safe_open(path, "numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    save_file(arrays, path, {**metadata, "format": "rqjax-tree-9"})
+    with pytest.raises(ValueError, match="expected format 'rqjax-tree-2', got 'rqjax-tree-9'"):
+        Index.load(path)
+
+
+@pytest.mark.full
+def test_a_kill_while_saving_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "a.safetensors"
+    script = f"""
+import numpy as np, rqjax
+index = rqjax.Index.build(rqjax.Exact(256, "float32"), np.random.default_rng(0).normal(size=(20_000, 256)))
+while True:
+    index.save({str(path)!r})
+    print("saved", flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    while not list(tmp_path.glob(".a.*")):  # until it writes the next one
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert list(tmp_path.glob(".a.*"))
+    assert len(Index.load(path)) == 20_000
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_mesh_finds_the_same(processes):
+    """8 devices, in one process and in two that talk over the loopback device."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    flags = f"--xla_force_host_platform_device_count={8 // processes} --xla_backend_optimization_level=0"
+    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": "."}
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "tests/tools/mesh_search.py", str(processes), str(rank), str(port)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    for run in runs:
+        out, error = run.communicate(timeout=300)
+        assert run.returncode == 0, error
+        assert "the same" in out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["turboquant", "turboquant_trellis"])
+def test_a_search_takes_memory_for_one_block(name):
+    """Of what a compiled search allocates, 8 bytes a vector at most grow with the index, and 64 MiB do not."""
+    small = Index.build(quantizer(name), vectors(100))
+
+    def temporaries(count):
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), small.rows)
+        queries = jax.ShapeDtypeStruct((1000, DIM), jnp.float32)
+        search = jax.jit(lambda rows, y: dataclasses.replace(small, rows=rows).search(y, 10))
+        return search.lower(rows, queries).compile().memory_analysis().temp_size_in_bytes
+
+    few, many = temporaries(100_000), temporaries(1_000_000)
+    assert few < 2**26
+    assert many - few <= 8 * 900_000

@@ -1,0 +1,172 @@
+"""Compiles kernels for a Hopper GPU on a machine that has none: registers, spills and shared memory of each.
+
+    make gpu-compile-env                       # once: the compiler, beside the environment and not in it
+    python -m tests.tools.hopper                     # every configuration of pallas_kernels/shapes.py, as a table
+    python -m tests.tools.hopper NAME... --ptx=DIR   # some of them; DIR receives the PTX of each kernel
+    python -m tests.tools.hopper --goldens           # renews tests/goldens/hopper.json for this version of jax
+
+jax prints an error where its CUDA plugin finds no driver, so the plugin is not installed into the environment:
+compilation is a process of its own (`tests/tools/hopper_compile.py`), one for all configurations.
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+GOLDENS = ROOT / "tests" / "goldens" / "hopper.json"
+CUDA = "13.5.37"
+"""Registers are the assembler's choice, so goldens hold for one version of it."""
+MAX_SHARED = 227 * 1024
+"""Bytes that a block may have on Hopper."""
+
+Configuration = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
+Kernels = dict[str, dict[str, int]]
+"""{kernel: {registers, spills, shared, instructions}} of one configuration."""
+
+
+def jax_version() -> str:
+    """Of the jax that is installed, which is not imported for it."""
+    return importlib.metadata.version("jax")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """(0, 10, 2)."""
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def has_kernels() -> bool:
+    """Whether this jax can express the kernels."""
+    return release(jax_version()) >= (0, 10, 2)
+
+
+def wheels() -> list[str]:
+    """What compiling takes; nothing where the kernels do not exist, or where no wheels are made."""
+    if not has_kernels() or (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return []
+    jax = [f"{name}=={jax_version()}" for name in ("jax-cuda13-plugin", "jax-cuda13-pjrt")]
+    return [*jax, *(f"{name}=={CUDA}" for name in ("nvidia-cuda-nvcc", "nvidia-nvvm"))]
+
+
+def folder() -> Path:
+    """Where `make gpu-compile-env` puts the wheels; RQJAX_GPU_COMPILE names another place."""
+    return Path(os.environ.get("RQJAX_GPU_COMPILE") or Path(sys.prefix) / "gpu-compile")
+
+
+def configurations() -> dict[str, Configuration]:
+    """What is compiled, by name: a function that makes a function and the shapes of its arguments."""
+    from tests.tools import example_kernel
+
+    there = importlib.util.find_spec("pallas_kernels.shapes")
+    kernels = importlib.import_module("pallas_kernels.shapes").CONFIGURATIONS if there else {}
+    return {**kernels, "example": example_kernel.fits}
+
+
+def compiled(names: list[str], *, ptx: str | None = None) -> dict[str, Kernels]:
+    """Each configuration's kernels, compiled to sm_90a by one process.
+
+    `spills` are bytes stored and loaded, `shared` the static and dynamic bytes of a block, `instructions` those of the
+    PTX.
+
+    Raises:
+      FileNotFoundError: the compiler is not there.
+      RuntimeError: a configuration does not compile; the message ends like the compiler's.
+    """
+    cuda = folder() / "nvidia" / "cu13"
+    if not ((cuda / "bin" / "ptxas").exists() and (folder() / "jax_cuda13_plugin").exists()):
+        raise FileNotFoundError(f"there is no compiler for NVIDIA GPUs in {folder()}: run `make gpu-compile-env`")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder()), os.environ.get("PYTHONPATH", "")]),
+        "PATH": os.pathsep.join([str(cuda / "bin"), os.environ["PATH"]]),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_gpu_cuda_data_dir={cuda} --xla_gpu_autotune_level=0",
+        "MOSAIC_GPU_DUMP_PTX": "1",  # to standard output; to a folder every pass would go too, 25 MB a kernel
+        "MOSAIC_GPU_DUMP_PTXAS": "1",
+    }
+    environment.pop("MOSAIC_GPU_DUMP_TO", None)
+    line = [sys.executable, "-m", "tests.tools.hopper_compile", ptx or "", *names]
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"compiling for Hopper failed:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout)
+
+
+def complaints(name: str, kernels: Kernels, golden: Kernels | None, *, slack: float = 1) -> list[str]:
+    """What is worse than it was; `slack` times as many registers and as much shared memory are as good."""
+    worse = []
+    for kernel, now in kernels.items():
+        place = f"{name}, kernel {kernel}"
+        if now["spills"]:
+            worse.append(f"{place}: spills {now['spills']} bytes of registers to memory")
+        if now["shared"] > MAX_SHARED:
+            worse.append(f"{place}: {now['shared']} bytes of shared memory, a block has {MAX_SHARED}")
+        if golden is None or kernel not in golden:
+            worse.append(f"{place}: has no golden")
+            continue
+        for field in ("registers", "shared"):
+            if now[field] > slack * golden[kernel][field]:
+                worse.append(f"{place}: {field} grew from {golden[kernel][field]} to {now[field]}")
+    worse += [f"{name}: kernel {kernel} of the goldens is gone" for kernel in set(golden or {}) - set(kernels)]
+    return worse
+
+
+def goldens() -> dict[str, dict[str, Kernels]]:
+    """{jax version: {configuration: kernels}}."""
+    return json.loads(GOLDENS.read_text()) if GOLDENS.exists() else {}
+
+
+def renew(kernels: dict[str, Kernels], *, whole: bool) -> None:
+    """Writes the goldens of this version of jax, of all configurations if `whole`, else of these."""
+    kept = {
+        name: {
+            kernel: {field: now[field] for field in ("registers", "spills", "shared")} for kernel, now in one.items()
+        }
+        for name, one in kernels.items()
+    }
+    GOLDENS.parent.mkdir(exist_ok=True)
+    before = {} if whole else goldens().get(jax_version(), {})
+    renewed = {**goldens(), jax_version(): {**before, **kept}}
+    GOLDENS.write_text(json.dumps(renewed, indent=1, sort_keys=True) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="configurations; all, if none is given")
+    parser.add_argument("--ptx", metavar="DIR", help="write the PTX of each kernel there")
+    parser.add_argument("--goldens", action="store_true", help=f"renew {GOLDENS.relative_to(ROOT)}")
+    parser.add_argument("--wheels", action="store_true", help="print what make gpu-compile-env installs, and stop")
+    options = parser.parse_args()
+    if options.wheels:
+        print(*wheels())
+        return
+    if not wheels():
+        sys.exit(f"no kernels for jax {jax_version()} on {sys.platform} {platform.machine()}")
+    unknown = set(options.names) - set(configurations())
+    if unknown:
+        sys.exit(f"no configuration {', '.join(sorted(unknown))}; there are {', '.join(configurations())}")
+    try:
+        kernels = compiled(options.names or list(configurations()), ptx=options.ptx)
+    except (FileNotFoundError, RuntimeError) as error:
+        sys.exit(f"error: {error}")
+    print(f"{'configuration':<32} {'kernel':<24} {'registers':>9} {'spills':>7} {'shared':>7} {'PTX':>7}")
+    for name, one in kernels.items():
+        for kernel, now in one.items():
+            print(f"{name:<32} {kernel:<24} {now['registers']:>9} {now['spills']:>7} {now['shared']:>7}", end=" ")
+            print(f"{now['instructions']:>7}")
+    if options.goldens:
+        renew(kernels, whole=not options.names)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Searches an index on a mesh of devices and compares what it finds with the same index as a whole.
+
+python tests/tools/mesh_search.py PROCESSES RANK PORT
+"""
+
+import sys
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+import rqjax
+
+processes, rank, port = map(int, sys.argv[1:])
+if processes > 1:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # jax 0.5 has no default on CPUs
+    jax.distributed.initialize(f"localhost:{port}", processes, rank)
+assert len(jax.devices()) == 8
+
+x, queries = (jax.random.normal(jax.random.key(i), (n, 64)) for i, n in enumerate((1003, 20)))
+x, queries = np.asarray(x), np.asarray(queries)
+ids = np.random.default_rng(0).permutation(5000)[: len(x)]
+parts = np.split(np.arange(len(x)), [600] if processes == 2 else [])
+quantizer = rqjax.Centered(jax.numpy.asarray(x.mean(axis=0)), rqjax.turboquant_trellis(jax.random.key(2), 64, 3))
+for metric in ("ip", "l2"):
+    options = {"metric": metric, "store": rqjax.Exact(64, "float16")}
+    whole = rqjax.Index.build(quantizer, x, ids=ids, **options)
+    own = rqjax.Index.build(quantizer, x[parts[rank]], ids=ids[parts[rank]], **options)
+    own = own.remove(ids[parts[rank]][:2])
+    whole = whole.remove(np.concatenate([ids[part][:2] for part in parts]))
+    shards = own.shard(Mesh(np.array(jax.devices()).reshape(4, 2), ("rows", "copies")), "rows")
+    assert len(shards) == len(whole) == len(x) - 2 * processes
+    for k, rerank in ((10, None), (300, None), (10, 40)):
+        for expected, found in zip(
+            whole.search(queries, k, rerank=rerank), shards.search(queries, k, rerank=rerank), strict=True
+        ):
+            np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+print("the same")

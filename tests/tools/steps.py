@@ -1,0 +1,37 @@
+"""A leaf that rqjax does not know: all that a new one takes."""
+
+import jax
+import jax.numpy as jnp
+
+import rqjax
+from rqjax.arrays import packing
+from rqjax.core import check_vectors
+from rqjax.scoring.leaves import Grid, of_levels
+from rqjax.scoring.rules import RULES
+
+
+@rqjax.pytree
+class Steps(rqjax.Quantizer):
+    """Whole steps, relative to the largest magnitude of each vector. Codes: (words, largest)."""
+
+    step: jax.Array
+    dim: int = rqjax.static()
+    bits: int = rqjax.static(default=4)
+
+    def encode(self, x):
+        x = check_vectors(x, self.dim).astype(jnp.float32)
+        largest = jnp.abs(x).max(axis=-1, keepdims=True)
+        steps = jnp.round(x / jnp.where(largest > 0, largest, 1) / self.step)
+        return packing.pack((jnp.clip(steps, -8, 7) + 8).astype(jnp.uint32), self.bits), largest
+
+    def indices(self, codes):
+        return packing.unpack(codes[0], self.bits, self.dim)
+
+    def decode(self, codes):
+        return self.step * codes[1] * (self.indices(codes).astype(jnp.float32) - 8)
+
+
+RULES[Steps] = of_levels(
+    lambda q, indices: indices.astype(jnp.int8) - 8,
+    grid=Grid(lambda q: 1, lambda q, codes: codes[1:], lambda q, largest: (q.step * largest, None)),
+)
