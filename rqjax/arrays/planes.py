@@ -59,21 +59,21 @@ def multiply_blocks(
 def materialized(x: Shaped[Array, "..."], after: Shaped[Array, "..."] | None = None) -> Shaped[Array, "..."]:
     """Materializes x once: on a CPU XLA would fuse it into every consumer, which may lose their vectorisation.
 
-    A loop whose trip count is a zero of the run prevents that, an optimization barrier does not. With `after`, x is
-    computed after that array, too; bytes then only wait, and are still fused into what unpacks them.
+    A loop whose trip count is a zero of the run prevents that, an optimization barrier does not. With `after`, bytes
+    only wait for that array, and are still fused into what unpacks them.
     """
     if not platforms.on_cpu():
         return x
-    never = never_true(x if after is None else after)
     if after is not None and x.dtype == jnp.uint8:
-        return x ^ never.astype(jnp.uint8)
-    return lax.fori_loop(0, never.astype(jnp.int32), lambda _, value: value + value, x)
+        return x ^ never_true(after).astype(jnp.uint8)
+    return lax.fori_loop(0, never_true(x).astype(jnp.int32), lambda _, value: value + value, x)
 
 
 def never_true(x: Shaped[Array, "..."]) -> Bool[Array, ""]:
     """False for all data, NaN included, but known only when `x` is: the compiler does not know that a number of 32 bits
     has at most 32 that are 1. jax-metal cannot count them."""
-    return (lax.population_count(as_bits(x.ravel()[:1])) > 8 * x.dtype.itemsize).any()
+    one = x[tuple(slice(1) for _ in x.shape)]  # to ravel x would copy it
+    return (lax.population_count(as_bits(one)) > 8 * x.dtype.itemsize).any()
 
 
 def as_bits(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
