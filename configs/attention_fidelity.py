@@ -1,6 +1,6 @@
 """Attention of the decoders of `results/models` from compressed caches: RotorQuant's Table 6, at 2K and 4K tokens.
 
-Claim: 3 and 4 bits keep a cosine of .987 to .991 and 81 % of the first tokens (Qwen2.5-3B), rotors as well as dense
+Claim: 3 and 4 bits keep a cosine of 0.987 to 0.991 and 81 % of the first tokens (Qwen2.5-3B), rotors as well as dense
 rotations. The models here are small and were trained on 2048 tokens; the published column stands beside llama-d128.
 The newest 64 queries, no token in full precision but the newest 15 at most.
 

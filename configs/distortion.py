@@ -8,8 +8,8 @@ below it. `rotorquant` equals `turboquant` on the sphere, but has 3.3 times its 
 
     python -m experiments.run --config=configs/distortion.py
 
-Expected on the sphere, d = 128, 1 to 4 bits: .361 .116 .0340 .0093 for turboquant, rotorquant and hadamard;
-.457 .197 .081 .032 for rotorquant_paper. Four minutes on two cores.
+Expected on the sphere, d = 128, 1 to 4 bits: 0.361 0.116 0.0340 0.0093 for turboquant, rotorquant and hadamard;
+0.457 0.197 0.081 0.032 for rotorquant_paper. Four minutes on two cores.
 """
 
 from ml_collections import ConfigDict

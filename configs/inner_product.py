@@ -8,8 +8,8 @@ others shrink, at 3 bits to 0.93 to 0.98. Of those that do not, `turboquant_trel
 
     python -m experiments.run --config=configs/inner_product.py
 
-Expected at 3 and 4 bits: RMSE .037 and .020, correlation .918 and .974 for turboquant_prod; .048 and .031, .878 and
-.943 for rotorquant_paper_prod, whose codebook has the wrong scale. Half a minute on two cores.
+Expected at 3 and 4 bits: RMSE 0.037 and 0.020, correlation 0.918 and 0.974 for turboquant_prod; 0.048 and 0.031,
+0.878 and 0.943 for rotorquant_paper_prod, whose codebook has the wrong scale. Half a minute on two cores.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
-"""QET, Theorem 2: exchange leaves 1 - 1 / pi = .68169 of a Gaussian's variance within leaves.
+"""QET, Theorem 2: exchange leaves 1 - 1 / pi = 0.68169 of a Gaussian's variance within leaves.
 
-Claim: one level .682; further levels, which the theorem does not cover, leave about 70 % each.
+Claim: one level 0.682; further levels, which the theorem does not cover, leave about 70 % each.
 
     python -m experiments.run --config=configs/qet_theory.py
 """

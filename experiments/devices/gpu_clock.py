@@ -6,7 +6,7 @@ hidden; the same without the calls is subtracted, and the rest divided by their 
 through the L2 cache, so every call finds its inputs in memory. The median over the rounds is reported.
 
 What the time contains: the kernels and the gaps between them on the device, about a microsecond each. Its error: the
-host's clock and its waking up, about 10 us a round, are divided by the calls of a round (up to 24), so .5 us, and less
+host's clock and its waking up, about 10 us a round, are divided by the calls of a round (up to 24), so 0.5 us, and less
 in the median of 25. A function that waits for the device by itself, as XLA does at a branch or a loop that depends on
 data, cannot be queued: `queued` is then False, and the time is what a caller sees, host included.
 """

@@ -78,7 +78,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1)
-@platforms.on_host
+@platforms.made_on_host
 def _decoder(name: str, dtype: str) -> Decoder:
     if layers := _layers(name):
         config = DecoderConfig.parse({**WIDE_FIELDS, "num_hidden_layers": layers})

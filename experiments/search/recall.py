@@ -48,7 +48,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 def _set(vectors: str) -> tuple[str, int]:
     name, _, dim = vectors.partition(", ")
-    return name, *numbers(dim, "d = 200", f"'<data set>, <dimension>' in {vectors!r}, the dimension")
+    return name, numbers(dim, "d = 200", f"the dimension of vectors {vectors!r}")[0]
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:

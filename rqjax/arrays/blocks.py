@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Shaped
 from rqjax.arrays.planes import as_float32, materialized
 from rqjax.core import Codes, platforms
 
-BLOCK = 2**20
+BLOCK_COORDINATES = 2**20
 """Coordinates in a block of rows that are processed together: 4 MiB in float32."""
 
 
@@ -24,7 +24,7 @@ def in_blocks(function: Callable[..., Codes], *arrays: Shaped[Array, "..."], row
     """
     lead = arrays[0].shape[:-1]
     count, whole = math.prod(lead), rows is None and not platforms.on_cpu()
-    rows = rows or max(1, BLOCK // arrays[0].shape[-1])
+    rows = rows or max(1, BLOCK_COORDINATES // arrays[0].shape[-1])
     if whole or count < 2 * rows:
         return function(*arrays)
     flat = [a.reshape(count, -1) for a in arrays]
@@ -56,5 +56,5 @@ def inner_in_blocks(
         x = decode(codes)
         return inner(materialized(x), queries)
 
-    products = in_blocks(block, codes, rows=max(1, BLOCK // y.shape[-1]))
+    products = in_blocks(block, codes, rows=max(1, BLOCK_COORDINATES // y.shape[-1]))
     return jnp.moveaxis(products, -1, 0).reshape(*y.shape[:-1], *codes.shape[:-1])

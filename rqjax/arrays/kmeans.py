@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rqjax.core import check_int, operation
 
-BLOCK = 2**19
+BLOCK_DISTANCES = 2**19
 """Distances that are held at a time: 2 MiB, which stay in a core's cache."""
 
 
@@ -81,7 +81,7 @@ def nearest(x: Float[Array, "n d"], centroids: Float[Array, "k d"]) -> Int[Array
 
 def _nearest(x: Float[Array, "n d"], centroids: Float[Array, "k d"]) -> tuple[Int[Array, "n"], Float[Array, "n"]]:
     """Indices, and squared distances less |x|^2. The minimum is taken across lanes of vectors."""
-    count, size = len(x), max(1, BLOCK // len(centroids))
+    count, size = len(x), max(1, BLOCK_DISTANCES // len(centroids))
     energy = jnp.sum(centroids**2, axis=1)[:, None]
 
     def block(x: Array) -> tuple[Array, Array]:

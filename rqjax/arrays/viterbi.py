@@ -88,7 +88,7 @@ def _forward(segment: Segment, cost: Float[Array, "S n"]) -> tuple[Float[Array, 
     levels, low = segment.values.reshape(branches, -1, 1), jnp.uint32(branches - 1)
 
     def step(cost: Array, at: tuple[Array, Array | None]) -> tuple[Array, Array]:
-        # The lowest bits of a cost give way to the state's own, so that one minimum finds the cost and where it is.
+        # The branch index replaces the cost's low mantissa bits, so one min is also the argmin.
         sample, weight = at
         keys = lax.bitcast_convert_type(cost, jnp.uint32).reshape(size // branches, branches, count) & ~low
         best = jnp.min(keys | jnp.arange(branches, dtype=jnp.uint32)[:, None], axis=1)

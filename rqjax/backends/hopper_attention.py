@@ -19,7 +19,7 @@ from rqjax.quantizers.scalar import Scalar
 from rqjax.scoring import rules
 from rqjax.scoring.tiles import TokenArray
 
-DIMS, MAX_ROWS, MAX_BITS, GROUP = (64, 128, 256), 16, 4, 64
+DIMS, MAX_ROWS, MAX_BITS, GROUP_MULTIPLE = (64, 128, 256), 16, 4, 64
 """Head dimensions, queries of a key-value head, bits, and what group sizes are multiples of, that the kernel takes."""
 MAX_SUMS = 32
 """Groups times queries: a kernel would run out of registers."""
@@ -72,8 +72,8 @@ def _unsupported_codes(quantizer: Quantizer, codes: Codes, dim: int, rows: int) 
             return "the levels of the Scalar are not marked as symmetric"
         dtype = norms.dtype
     else:
-        if leaf.group_size % GROUP:
-            return f"groups of {leaf.group_size} dimensions, not a multiple of {GROUP}"
+        if leaf.group_size % GROUP_MULTIPLE:
+            return f"groups of {leaf.group_size} dimensions, not a multiple of {GROUP_MULTIPLE}"
         groups = dim // leaf.group_size
         if groups * rows > MAX_SUMS:
             return f"{groups} groups with {rows} queries, more than {MAX_SUMS} products"

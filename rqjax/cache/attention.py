@@ -16,10 +16,10 @@ from rqjax.core import Implementation, check_int, is_traced, operation
 from rqjax.scoring import integers, rules, tiles
 from rqjax.scoring.integers import full_precision_einsum
 
-BLOCK = 2**23
+BLOCK_BYTES = 2**23
 """Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32. The rest of a
 history that does not fill half a block is taken in blocks of an eighth."""
-ROWS = 128
+QUERY_ROWS = 128
 """Queries of one key-value head that are processed together."""
 NEVER = -1e30
 """The score of a token that a query does not see."""
@@ -137,7 +137,7 @@ def attend_with(
     attention to the tokens in full precision.
     """
     batch, time, q_heads, dim = q.shape
-    size = max(1, ROWS * cache.exact_keys.shape[1] // q_heads)
+    size = max(1, QUERY_ROWS * cache.exact_keys.shape[1] // q_heads)
     options = _Options(scale, sliding_window, softcap, past, weigh_exact)
     positions = cache.lengths[:, None] - time + jnp.arange(time)
     if time <= size:
@@ -227,10 +227,10 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
     """
     batch, kv_heads, count, dim = y.shape
     widest = max(map(rules.width, (cache.key_quantizer, cache.value_quantizer)))
-    large = max(BLOCK // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.BLOCK)
+    large = max(BLOCK_BYTES // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.CAPACITY_STEP)
     large = min(large, integers.TOKENS)
     large = min(cache.capacity, 1 << large.bit_length() - 1)
-    small = min(large, max(large // 8 // tiles.BLOCK, 1) * tiles.BLOCK)
+    small = min(large, max(large // 8 // tiles.CAPACITY_STEP, 1) * tiles.CAPACITY_STEP)
     prepared = rules.prepare(cache.key_quantizer, y)
     shift = 0 if cache.key_mean is None else jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)[..., None]
     coded = cache.coded

@@ -289,7 +289,7 @@ def _check_room(cache: KVCache, count: Array, time: int) -> None:
 
 def _capacity(max_len: int, window: int, sinks: int) -> int:
     coded = max(0, max_len - sinks - window) // tiles.UNIT * tiles.UNIT
-    return -(-coded // tiles.BLOCK) * tiles.BLOCK
+    return -(-coded // tiles.CAPACITY_STEP) * tiles.CAPACITY_STEP
 
 
 def _copy(quantizer: Quantizer) -> Quantizer:

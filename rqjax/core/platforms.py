@@ -31,7 +31,7 @@ def on_apple() -> bool:
     return platform() in APPLE
 
 
-def on_host(make: Callable[..., Any]) -> Callable[..., Any]:
+def made_on_host(make: Callable[..., Any]) -> Callable[..., Any]:
     """`make`, which draws random numbers or factorises matrices, run on the CPU where the device is Apple's.
 
     Its random normals are slow, and it has neither QR nor eigenvectors. What is made is moved to the device. Under jit

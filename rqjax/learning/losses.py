@@ -28,7 +28,7 @@ TINY = 1e-20
 
 
 def _with_hard_codes(loss: Any, quantizer: Quantizer, batch: Any, progress: Any = 1.0) -> Float[Array, ""]:
-    return loss.error(batch, roundtrip(quantizer, _vectors(batch)))
+    return loss.error(batch, straight_through(quantizer, _vectors(batch)))
 
 
 @pytree
@@ -144,7 +144,7 @@ def _vectors(batch: Any) -> Float[Array, "n d"]:
     return jax.tree.leaves(batch)[0]
 
 
-def roundtrip(quantizer: Quantizer, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+def straight_through(quantizer: Quantizer, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
     """What is decoded of x, a function of the quantizer's arrays whose codes do not change."""
     return quantizer.decode(lax.stop_gradient(quantizer.encode(lax.stop_gradient(x))))
 
@@ -217,7 +217,7 @@ def _by_levels(
 
 
 def _soft(quantizer: Quantizer, x: Float[Array, "*n d"], temperature: Any) -> Float[Array, "*n d"]:
-    """`roundtrip` with soft codes."""
+    """`straight_through` with soft codes."""
     if type(quantizer) in STEPS:
         step = STEPS[type(quantizer)](quantizer, x)
         return step.back(_soft(quantizer.inner, step.x, temperature))  # pyright: ignore

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, UInt8
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_vectors, pytree
 
-STEPS = 8
+GAINS_PER_OCTAVE = 8
 """Gains an octave: 9 % apart, so that what is left of a gain's spread is 2.5 %; 256 of them are 32 octaves."""
 
 
@@ -30,7 +30,7 @@ class Gain(Wrapper):
         decoded = self.inner.decode(codes)
         product, square = jnp.sum(x * decoded, axis=-1), jnp.sum(decoded**2, axis=-1)
         best = _nearest((jnp.maximum(product, 0) / jnp.where(square > 0, square, 1)) ** 2)
-        return jnp.where(gains > best.astype(jnp.int32) + STEPS, best, gains), codes
+        return jnp.where(gains > best.astype(jnp.int32) + GAINS_PER_OCTAVE, best, gains), codes
 
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         return stored_gain(codes)[..., None] * self.inner.decode(codes[1])
@@ -45,12 +45,12 @@ def nearest_gains(x: Float[Array, "*n d"], weights: Float[Array, "d"]) -> UInt8[
 
 
 def gain_of(index: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
-    return jnp.exp2((as_float32(index) - 128) / STEPS)
+    return jnp.exp2((as_float32(index) - 128) / GAINS_PER_OCTAVE)
 
 
 def _nearest(square: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
     """The index of the gain nearest to a root."""
-    return jnp.clip(jnp.round(STEPS / 2 * jnp.log2(square) + 128), 0, 255).astype(jnp.uint8)
+    return jnp.clip(jnp.round(GAINS_PER_OCTAVE / 2 * jnp.log2(square) + 128), 0, 255).astype(jnp.uint8)
 
 
 def stored_gain(codes: Codes) -> Float[Array, "*n"]:

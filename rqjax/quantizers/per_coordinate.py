@@ -11,9 +11,8 @@ from rqjax.arrays.levels import nearest
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Quantizer, Vectors, check_vectors, pytree
 
-MAX_BITS = codebooks.MAX_BITS
 PRIOR = 8.0
-"""Samples that the Lloyd-Max level of a Gaussian counts for when levels are learned."""
+"""Pseudo-count of the prior: an initial level weighs as much as eight samples."""
 
 
 @pytree

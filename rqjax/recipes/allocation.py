@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rqjax import codebooks
-from rqjax.quantizers.per_coordinate import MAX_BITS
+from rqjax.codebooks import MAX_BITS
 
 
 def allocate(variances: Float[Array | np.ndarray, "*heads d"], total: int) -> tuple[int, ...]:

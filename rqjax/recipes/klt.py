@@ -18,7 +18,7 @@ from rqjax.recipes.allocation import allocate
 from rqjax.recipes.methods import turboquant_trellis
 from rqjax.rotations import Dense
 
-BLOCKS = (8, 32)
+MIXED_COORDINATES = (8, 32)
 """Principal coordinates that a random rotation mixes."""
 WORTH = 0.98
 """Of the error of `turboquant_trellis`, which decodes faster, that a transform code has to be below."""
@@ -30,8 +30,8 @@ def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
     """A Karhunen-Loeve transform, a trellis with bits where the variance is, and the best scale per vector.
 
     Blocks of neighbouring principal coordinates are mixed by random rotations: alone they have heavy tails, and a
-    trellis wants Gaussian ones. Held-out vectors choose among `BLOCKS` and `turboquant_trellis`, which mixes all. Bits
-    may be fractional.
+    trellis wants Gaussian ones. Held-out vectors choose among `MIXED_COORDINATES` and `turboquant_trellis`, which
+    mixes all. Bits may be fractional.
 
     The scale is that of the whole vector, not of what is left of a mean: the error is then orthogonal to the vector,
     and nearly so to a query nearby, so that little of it is in the scores of the nearest neighbours.
@@ -46,7 +46,7 @@ def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
         mixed = jax.vmap(lambda key: turboquant_trellis(key, x.shape[2], bits))(keys)
     else:  # in whole bytes, not words
         mixed = _transform_code(keys, train, bits, x.shape[2])
-    codes = [mixed, *(_transform_code(keys, train, bits, block) for block in BLOCKS)]
+    codes = [mixed, *(_transform_code(keys, train, bits, block) for block in MIXED_COORDINATES)]
     errors = [WORTH * _error(mixed, test), *(_error(code, test) for code in codes[1:])]
     return unstack(codes[errors.index(min(errors))])
 

@@ -30,7 +30,7 @@ from rqjax.recipes.klt import klt_trellis
 from rqjax.recipes.product import lopq, opq, pq, qet
 from rqjax.rotations import Chain, Hadamard, Permutation, Rotation, Rotor, butterfly
 
-STEPS = 1000
+TRAINING_STEPS = 1000
 """Of training of `rotorquant_allocated`."""
 
 
@@ -82,7 +82,7 @@ def _transform_codes(key: Array, x: Float[Array, "heads n d"], bits: int) -> Any
     y, weights, orders = _sorted(rotations, x, gain)
     bits_of = allocate(y.var(axis=1), total + (8 if gain else 16))
     quantizers = _allocated(rotations, orders, y, weights, gain, bits_of)
-    train = functools.partial(fit, where=_rotation_and_levels, steps=STEPS, patience=20)
+    train = functools.partial(fit, where=_rotation_and_levels, steps=TRAINING_STEPS, patience=20)
     return jax.vmap(train)(quantizers, x, keys)[0]
 
 
@@ -170,7 +170,7 @@ def _energy(x: Float[Array, "n d"]) -> Float[Array, "d"]:
 FITTED = Registry(
     "fitted method",
     {
-        recipe.__name__: platforms.on_host(recipe)
+        recipe.__name__: platforms.made_on_host(recipe)
         for recipe in (
             rotorquant_learned,
             rotor_chain_learned,

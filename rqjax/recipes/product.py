@@ -18,7 +18,7 @@ from rqjax.recipes.opq import fit_lopq, fit_opq
 
 INDEX_BITS = 8
 """Of a group of coordinates at most."""
-LEVELS = 2
+EXCHANGE_LEVELS = 2
 """Of exchange in `qet`: their maps cost a bit for each coordinate."""
 
 
@@ -44,12 +44,12 @@ def qet(key: Array, x: Array, bits: int) -> Quantizer:
     def one(key: Array, x: Array) -> Quantizer:
         first, second = jax.random.split(key)
         rates = bits // 2, (bits - 1) // 2
-        y, _ = exchange(x, LEVELS)
-        early = Product.fit(first, y, *_group(x.shape[1] >> LEVELS, rates[0]))
+        y, _ = exchange(x, EXCHANGE_LEVELS)
+        early = Product.fit(first, y, *_group(x.shape[1] >> EXCHANGE_LEVELS, rates[0]))
         if not rates[1]:
-            return Exchange(early, LEVELS)
+            return Exchange(early, EXCHANGE_LEVELS)
         late = Product.fit(second, y - early.decode(early.encode(y)), *_group(x.shape[1], rates[1]))
-        return Exchange(Residual(early, late), LEVELS)
+        return Exchange(Residual(early, late), EXCHANGE_LEVELS)
 
     return pq(key, x, bits) if bits == 1 else _each_head(one, key, x, bits)
 

@@ -25,7 +25,7 @@ class Sign:
         return Normalized(Rotated(sketch, Scalar(levels, jnp.float32(gain), sketch.dim)), dtype)
 
     @staticmethod
-    @platforms.on_host
+    @platforms.made_on_host
     def gaussian(key: Array, dim: int) -> Normalized:
         """The paper's sketch: independent standard normal entries."""
         matrix = jax.random.normal(key, (dim, dim)) / math.sqrt(dim)

@@ -78,7 +78,7 @@ class StridedRotor:
         return cls(jnp.zeros((len(triples), 3)), jnp.zeros(len(pairs)), stride, dim)
 
     @classmethod
-    @platforms.on_host
+    @platforms.made_on_host
     def random(cls, key: Array, dim: int, stride: int) -> "StridedRotor":
         """Rotors uniform (Haar) on SO(3), the planar ones on SO(2)."""
         triples, pairs = _groups(stride, dim)

@@ -50,7 +50,7 @@ class Permutation:
         return as_float32(y)[..., jnp.argsort(self.indices)]
 
     @classmethod
-    @platforms.on_host
+    @platforms.made_on_host
     def random(cls, key: Array, dim: int) -> "Permutation":
         return cls(jax.random.permutation(key, dim))
 

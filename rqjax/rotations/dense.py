@@ -26,7 +26,7 @@ class Dense:
         return jnp.matmul(as_float32(y), self.matrix, precision=lax.Precision.HIGHEST)
 
     @classmethod
-    @platforms.on_host
+    @platforms.made_on_host
     def haar(cls, key: Array, dim: int, block: int | None = None) -> "Dense":
         """Uniform on O(d): QR of a Gaussian matrix, signs fixed so that R has a positive diagonal (Mezzadri, 2007).
 
@@ -36,14 +36,14 @@ class Dense:
         return cls(_orthonormal(jnp.where(place[:, None] == place, matrix, 0)))
 
     @classmethod
-    @platforms.on_host
+    @platforms.made_on_host
     def klt(cls, x: Shaped[Array, "n d"]) -> "Dense":
         """The Karhunen-Loeve transform of vectors: their principal axes about zero, the loudest first."""
         x = as_float32(x)
         return cls(_axes(jnp.matmul(x.T, x, precision=lax.Precision.HIGHEST)).T[::-1])
 
     @classmethod
-    @platforms.on_host
+    @platforms.made_on_host
     def procrustes(cls, x: Shaped[Array, "n d"], y: Shaped[Array, "n d"]) -> "Dense":
         """The orthogonal M with the least sum of |M x - y|^2 (Schoenemann, 1966; OPQ: Ge et al., 2013)."""
         return cls(_polar(jnp.matmul(as_float32(y).T, as_float32(x), precision=lax.Precision.HIGHEST)))

@@ -29,7 +29,7 @@ class Givens:
         return jnp.concatenate([*blocks, part(2 * size, self.dim)], axis=-1)
 
     @classmethod
-    @platforms.on_host
+    @platforms.made_on_host
     def random(cls, key: Array, dim: int) -> "Givens":
         """Uniform angles."""
         return cls(jax.random.uniform(key, (dim // 2,), minval=-jnp.pi, maxval=jnp.pi), dim)

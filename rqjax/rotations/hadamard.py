@@ -35,7 +35,7 @@ class Hadamard:
         return transform(as_float32(y)) * self.signs
 
     @classmethod
-    @platforms.on_host
+    @platforms.made_on_host
     def random(cls, key: Array, dim: int) -> "Hadamard":
         return cls(jax.random.rademacher(key, (dim,), jnp.int8))
 

@@ -42,7 +42,7 @@ class Quaternion:
         return sum((times[:, k, None] * over[None, k] for k in range(1, 4)), times[:, 0, None] * over[None, 0])
 
     @classmethod
-    @platforms.on_host
+    @platforms.made_on_host
     def random(cls, key: Array, dim: int) -> "Quaternion":
         """Uniform (Haar) on SO(4) in each group."""
         left, right, tail = jax.random.split(key, 3)

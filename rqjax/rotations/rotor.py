@@ -84,7 +84,7 @@ class Rotor:
         return np.concatenate([low, self.dim - 3 * lanes + low, band])
 
     @classmethod
-    @platforms.on_host
+    @platforms.made_on_host
     def random(cls, key: Array, dim: int) -> "Rotor":
         """Rotors uniform (Haar) on SO(3), the planar one on SO(2)."""
         rotor_key, tail_key = jax.random.split(key)

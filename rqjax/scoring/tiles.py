@@ -27,7 +27,7 @@ from rqjax.core import pytree, static
 
 UNIT = 16
 """Tokens that are encoded together."""
-BLOCK = 128
+CAPACITY_STEP = 128
 """Tokens by which the capacity of a cache grows: what a GPU kernel takes at a time."""
 
 

@@ -10,12 +10,12 @@ from jaxtyping import Array, Float, Int32, Shaped
 from rqjax.core import Codes, Quantizer
 from rqjax.scoring import rules
 
-QUERIES = 1024
+QUERIES_TOGETHER = 1024
 """That scan the codes together."""
-SCORES, COORDINATES = 2**22, 2**21
+BLOCK_SCORES, BLOCK_COORDINATES = 2**22, 2**21
 """Of a block of codes, at most: 16 MiB of scores, 2 MiB of levels in int8."""
-GROUP = 16
-"""Scores for which their maximum stands while the best are looked for."""
+TOP_K_GROUP = 16
+"""Group size of the two-stage top-k: groups are ranked by their maximum first."""
 
 
 def scan(
@@ -32,13 +32,13 @@ def scan(
       y: queries.
       k: how many, at most n.
     """
-    if len(y) > QUERIES:
-        blocks = jnp.pad(y, ((0, -len(y) % QUERIES), (0, 0))).reshape(-1, QUERIES, y.shape[1])
+    if len(y) > QUERIES_TOGETHER:
+        blocks = jnp.pad(y, ((0, -len(y) % QUERIES_TOGETHER), (0, 0))).reshape(-1, QUERIES_TOGETHER, y.shape[1])
         found = lax.map(lambda block: scan(quantizer, codes, bias, block, k), blocks)
         return jax.tree.map(lambda a: a.reshape(-1, k)[: len(y)], found)
     rows = len(bias)
-    size = max(k, min(SCORES // max(1, len(y)), COORDINATES // quantizer.dim))
-    size = min(rows, -(-size // GROUP) * GROUP)
+    size = max(k, min(BLOCK_SCORES // max(1, len(y)), BLOCK_COORDINATES // quantizer.dim))
+    size = min(rows, -(-size // TOP_K_GROUP) * TOP_K_GROUP)
     prepared = rules.prepare(quantizer, y[None, None])
 
     def block(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -61,13 +61,13 @@ def scan(
 def top_k(scores: Float[Array, "m n"], k: int) -> tuple[Float[Array, "m k"], Int32[Array, "m k"]]:
     """`jax.lax.top_k`. A small k is looked for in the k groups with the largest maxima: on a CPU in half the time."""
     count, size = scores.shape
-    if k > GROUP or size % GROUP or size < k * GROUP or count * size < SCORES // 8:
+    if k > TOP_K_GROUP or size % TOP_K_GROUP or size < k * TOP_K_GROUP or count * size < BLOCK_SCORES // 8:
         best, place = lax.top_k(scores, k)
         return best, place
-    groups = scores.reshape(count, size // GROUP, GROUP)
+    groups = scores.reshape(count, size // TOP_K_GROUP, TOP_K_GROUP)
     chosen = jnp.sort(lax.top_k(groups.max(axis=2), k)[1], axis=1)  # in order, so that the first of equals comes first
-    best, place = lax.top_k(jnp.take_along_axis(groups, chosen[:, :, None], axis=1).reshape(count, k * GROUP), k)
-    return best, jnp.take_along_axis(chosen, place // GROUP, axis=1) * GROUP + place % GROUP
+    best, place = lax.top_k(jnp.take_along_axis(groups, chosen[:, :, None], axis=1).reshape(count, k * TOP_K_GROUP), k)
+    return best, jnp.take_along_axis(chosen, place // TOP_K_GROUP, axis=1) * TOP_K_GROUP + place % TOP_K_GROUP
 
 
 def largest(scores: Float[Array, "m n"], k: int, *others: Shaped[Array, "m n"]) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 import rqjax
-from rqjax.cache.attention import BLOCK
+from rqjax.cache.attention import BLOCK_BYTES
 from tests.tools.plain import PlainCache, error, recoded
 from tests.tools.suites import some
 
@@ -335,7 +335,7 @@ def test_memory_beside_the_codes_does_not_grow_with_the_history(name):
         short, long = sizes(2**16, time), sizes(2**19, time)
         assert all(b <= 1.01 * a for a, b in zip(short, long, strict=True))
         blocks = 4 if jax.__version_info__ >= (0, 10) else 6  # jax 0.5 shares less memory between loops
-        assert max(long) < blocks * BLOCK
+        assert max(long) < blocks * BLOCK_BYTES
 
 
 def divergence(name, bias):
@@ -362,7 +362,7 @@ def test_centering_takes_a_common_bias_off():
 @pytest.mark.full
 def test_centering_leaves_keys_without_a_dominant_mean_as_they_are():
     """What the first keys have in common by chance, or by slow rotary angles, is not the mean of all."""
-    k = random(1, 2, 300, 1, DIM) + np.array([1.5, 2.0], np.float32)[:, None, None, None]  # shares of .69 and .8
+    k = random(1, 2, 300, 1, DIM) + np.array([1.5, 2.0], np.float32)[:, None, None, None]  # shares of 0.69 and 0.8
     cache = append(empty(max_len=320), k, random(2, 2, 300, 1, DIM))
     np.testing.assert_array_equal(cache.key_mean[0], 0)
     np.testing.assert_allclose(cache.key_mean[1], 2, atol=0.8)

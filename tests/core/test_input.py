@@ -157,7 +157,7 @@ for metric in ("ip", "l2", "cosine"):
 def test_blocks_overlap_when_rows_do_not_come_out_even():
     quantizer = rqjax.hadamard(jax.random.key(0), 1024, 2)
     x = jax.random.normal(jax.random.key(1), (5, 500, 1024))
-    assert x.size > 2 * blocks.BLOCK
+    assert x.size > 2 * blocks.BLOCK_COORDINATES
     encode = jax.jit(lambda q, x: q.encode(x))
     whole = encode(quantizer, x)
     for i in (0, 2, 4):

@@ -166,7 +166,11 @@ def test_needles_are_found():
             "unknown model 'Llama 3.2'; did you mean 'Llama 3.2 3B'",
         ),
         (kv_memory, {"model": "Gemma 3 4B", "strategy": "v3"}, "unknown strategy 'v3'"),
-        (kv_throughput, {"shape": "3-512", "strategy": "v3_3"}, "expected query heads a KV head and tokens like '3x8192', got '3-512'"),
+        (
+            kv_throughput,
+            {"shape": "3-512", "strategy": "v3_3"},
+            "expected query heads a KV head and tokens like '3x8192'",
+        ),
         (
             train_rotor,
             {"parametrisation": "butterfly:learnd", "data": "words"},

@@ -51,7 +51,7 @@ def fit(quantizer, x=None, **options):
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["outlier_channels", "lognormal_channels"])
 def test_learned_rotors_and_permutation_on_loud_channels(name):
-    """At most .75 of random rotors (the mean of eight), d = 128, 3 bits, held out; with levels below a uniform one."""
+    """At most 0.75 of random rotors (the mean of eight), d = 128, 3 bits, held out; with levels below a uniform one."""
     x = vectors(name, 4000, 128)
     train, test = x[:3000], x[3000:]
     keys = jax.random.split(jax.random.key(1), 8)
@@ -77,7 +77,7 @@ def test_learned_rotors_and_permutation_on_loud_channels(name):
 
 @pytest.mark.full
 def test_allocated_bits_on_loud_channels(tmp_path):
-    """At most .35 of `turboquant` at the same bits, held out, with a trellis .25; as good after saving and loading."""
+    """At most 0.35 of `turboquant` at the same bits, held out, with a trellis 0.25; the same when loaded."""
     x = vectors("outlier_channels", 3000)
     train, test = x[:2400], x[2400:]
     quantizer = rqjax.rotorquant_allocated(KEY, train, BITS)

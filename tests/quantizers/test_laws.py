@@ -11,6 +11,7 @@ import pytest
 
 import rqjax
 from rqjax import METHODS
+from rqjax.arrays import packing
 from rqjax.quantizers.product import Rounded
 from tests.tools.steps import Steps
 from tests.tools.suites import some
@@ -188,6 +189,22 @@ def test_bytes_of_codes_are_bits_per_vector(case):
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(codes)) == rqjax.nbytes(codes)
     assert 8 * rqjax.nbytes(codes) == 12 * case.quantizer.bits_per_vector
     assert all(leaf.shape[:2] == (2, 6) for leaf in jax.tree.leaves(codes))
+
+
+def test_bits_are_those_of_indices_norms_scales_and_padding():
+    """3 bits a coordinate, 80 of them: 256 bits in whole words, 96 at one bit and 160 at two; 16 for each number."""
+    usual, two_stages, grid = 256 + 16, 160 + 16 + 96 + 16, 256 + 2 * 16
+    groups = 27  # of three coordinates: four grades of multivectors, in planes of 8
+    paper = 32 * sum(map(packing.words_per_vector, (groups, 3 * groups, 3 * groups, groups), (3, 3, 3, 2))) + 16
+    others = {
+        **dict.fromkeys(("turboquant_prod", "turboquant_prod_orthogonal", "rotorquant_prod"), two_stages),
+        **dict.fromkeys(("rtn", "affine", "affine_rotated"), grid),
+        "affine_rotated_sign": grid + 96 + 16,
+        "rotorquant_paper": paper,
+    }
+    for name in set(METHODS) - {"rotorquant_paper_prod"}:
+        made = jax.eval_shape(functools.partial(METHODS[name], dim=80, bits=3), jax.random.key(0))
+        assert made.bits_per_vector == others.get(name, usual), name
 
 
 def test_quantizer_is_a_pytree(case):

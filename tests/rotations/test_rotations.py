@@ -118,7 +118,7 @@ def test_random_rotors_are_haar():
     """Moments of Haar on SO(3): E R_ij^2 = 1/3, E R_ij^4 = 1/5, E tr R = 0, E (tr R)^2 = 1."""
     matrices = np.asarray(rotation_matrices(Rotor.random(jax.random.key(0), 3 * 60_000).bivectors))
     traces = np.trace(matrices)
-    np.testing.assert_allclose((matrices**2).mean(-1), 1 / 3, atol=0.006)  # standard errors are .0013, .0011, .004
+    np.testing.assert_allclose((matrices**2).mean(-1), 1 / 3, atol=0.006)  # standard errors are 0.0013, 0.0011, 0.004
     np.testing.assert_allclose((matrices**4).mean(-1), 1 / 5, atol=0.006)
     assert abs(traces.mean()) < 0.015
     assert abs((traces**2).mean() - 1) < 0.02

@@ -82,8 +82,8 @@ def test_scores_are_those_of_the_decoded_vectors(name, metric):
 def test_many_blocks_of_codes_and_queries_find_the_same(monkeypatch):
     x, queries = vectors(), vectors(37, seed=1)
     expected = Index.build(quantizer(), x).search(queries, 7)
-    monkeypatch.setattr(scan, "QUERIES", 8)
-    monkeypatch.setattr(scan, "COORDINATES", 48 * DIM)
+    monkeypatch.setattr(scan, "QUERIES_TOGETHER", 8)
+    monkeypatch.setattr(scan, "BLOCK_COORDINATES", 48 * DIM)
     again = jax.jit(lambda index, queries: index.search(queries, 7))(Index.build(quantizer(), x), queries)
     for one, other in zip(expected, again, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -92,7 +92,7 @@ def test_many_blocks_of_codes_and_queries_find_the_same(monkeypatch):
 def test_the_best_of_groups_are_the_best():
     """Many scores, most of them equal to others."""
     scores = jnp.round(20 * jax.random.normal(jax.random.key(0), (1000, 1024)))
-    assert scores.size > scan.SCORES // 8
+    assert scores.size > scan.BLOCK_SCORES // 8
     for one, other in zip(jax.jit(scan.top_k, static_argnums=1)(scores, 10), jax.lax.top_k(scores, 10), strict=True):
         np.testing.assert_array_equal(one, other)
 
