@@ -1,7 +1,8 @@
 """Quantizers, caches and indexes on disk."""
 
 import os
-from typing import Any
+
+from jaxtyping import PyTree
 
 from rqjax.cache.kv import KVCache
 from rqjax.core import treefile, unknown_name
@@ -9,7 +10,7 @@ from rqjax.recipes.learned import FITTED
 from rqjax.recipes.methods import METHODS
 
 
-def save(tree: Any, path: str | os.PathLike[str], *, recipe: str | None = None) -> None:
+def save(tree: PyTree, path: str | os.PathLike[str], *, recipe: str | None = None) -> None:
     """Writes a quantizer, a cache with its quantizers, or a tuple of such. A file that was there is replaced at once or
     stays as it was.
 
@@ -28,7 +29,7 @@ def save(tree: Any, path: str | os.PathLike[str], *, recipe: str | None = None) 
     treefile.save(tree, path, **({} if recipe is None else {"recipe": recipe}))
 
 
-def load(path: str | os.PathLike[str], like: Any = None) -> Any:
+def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
     """Reads what was saved.
 
     Args:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from rqjax.arrays.blocks import in_blocks
 from rqjax.core import check_int, operation
 
 BLOCK_DISTANCES = 2**19
@@ -81,7 +82,6 @@ def nearest(x: Float[Array, "n d"], centroids: Float[Array, "k d"]) -> Int[Array
 
 def _nearest(x: Float[Array, "n d"], centroids: Float[Array, "k d"]) -> tuple[Int[Array, "n"], Float[Array, "n"]]:
     """Indices, and squared distances less |x|^2. The minimum is taken across lanes of vectors."""
-    count, size = len(x), max(1, BLOCK_DISTANCES // len(centroids))
     energy = jnp.sum(centroids**2, axis=1)[:, None]
 
     def block(x: Array) -> tuple[Array, Array]:
@@ -89,10 +89,7 @@ def _nearest(x: Float[Array, "n d"], centroids: Float[Array, "k d"]) -> tuple[In
         least = distances.min(axis=0)
         return _first(distances == least), least
 
-    if count <= size:
-        return block(x)
-    blocks = jnp.pad(x, ((0, -count % size), (0, 0))).reshape(-1, size, x.shape[1])
-    return jax.tree.map(lambda a: a.reshape(-1)[:count], lax.map(block, blocks))
+    return in_blocks(block, x, rows=max(1, BLOCK_DISTANCES // len(centroids)))
 
 
 def _first(true: Bool[Array, "k *n"]) -> Int[Array, "*n"]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Shaped
 
 from rqjax.backends.hopper_stages import inverse_stages, kernel, listed, refusal_of_rotation, stages
@@ -74,7 +75,7 @@ class RotatedScalar(NamedTuple):
         return (values[1:] + values[:-1]) / 2
 
 
-def _of_one_rotation(quantizer: Any) -> RotatedScalar | Refusal:
+def _of_one_rotation(quantizer: Quantizer) -> RotatedScalar | Refusal:
     """Normalized or Scaled(Rotated(rotation, Scalar)), if the quantizer is one."""
     match quantizer:
         case (Normalized() | Scaled()) as outer if isinstance(outer.inner, Rotated):
@@ -86,7 +87,7 @@ def _of_one_rotation(quantizer: Any) -> RotatedScalar | Refusal:
     )
 
 
-def _with_sketch(quantizer: Any) -> tuple[Normalized, Normalized] | None:
+def _with_sketch(quantizer: Quantizer) -> tuple[Normalized, Normalized] | None:
     """Normalized(first) and the sketch of Normalized(Residual(first, sketch)), if it is one: of one bit."""
     match quantizer:
         case Normalized(inner=Residual(first=first, second=Normalized() as sketch), dtype=dtype):
@@ -97,7 +98,7 @@ def _with_sketch(quantizer: Any) -> tuple[Normalized, Normalized] | None:
 
 
 @register("mosaic_gpu", "encode", Normalized, Scaled, rows=True)
-def encoder(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], Codes] | Refusal:
+def encoder(quantizer: Quantizer, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], Codes] | Refusal:
     """The kernel (quantizer, vectors) -> codes for such a nest and vectors."""
     pair = _with_sketch(quantizer)
     parts = [quantizer] if pair is None else pair
@@ -110,7 +111,7 @@ def encoder(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], Co
 
 
 @register("mosaic_gpu", "decode", Normalized, Scaled, rows=True)
-def decoder(quantizer: Any, codes: Codes, *, dtype: Any = None) -> Callable[..., Array] | Refusal:
+def decoder(quantizer: Quantizer, codes: Codes, *, dtype: DTypeLike | None = None) -> Callable[..., Array] | Refusal:
     """The kernel (quantizer, codes) -> vectors for such a nest and codes."""
     if refusal := refusal_of_device() or _refusal(quantizer, back=True):
         return refusal
@@ -118,7 +119,7 @@ def decoder(quantizer: Any, codes: Codes, *, dtype: Any = None) -> Callable[...,
 
 
 @register("mosaic_gpu", "roundtrip", Normalized, Scaled, rows=True)
-def roundtripper(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], Array] | Refusal:
+def roundtripper(quantizer: Quantizer, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any], Array] | Refusal:
     """The kernel (quantizer, vectors) -> decoded vectors, for rotors."""
     if refusal := refusal_of_device() or _refusal(quantizer) or _refusal_of_vectors(x.shape, x.dtype):
         return refusal
@@ -130,13 +131,13 @@ def roundtripper(quantizer: Any, x: Shaped[Array, "*n d"]) -> Callable[[Any, Any
     return _roundtrip
 
 
-def _refusal(quantizer: Any, *, back: bool = False) -> Refusal | None:
+def _refusal(quantizer: Quantizer, *, back: bool = False) -> Refusal | None:
     """Why there are no kernels for a nest, if there are none."""
     found = _of_one_rotation(quantizer)
     return found if isinstance(found, Refusal) else refusal_of_rotation(found.rotations[0], back)
 
 
-def _refusal_of_vectors(shape: tuple[int, ...], dtype: Any) -> Refusal | None:
+def _refusal_of_vectors(shape: tuple[int, ...], dtype: DTypeLike) -> Refusal | None:
     """Why kernels do not take vectors of a shape or dtype, if they do not."""
     launch = kernel("launch")
     if jnp.dtype(dtype).name not in launch.DTYPES:
@@ -148,7 +149,7 @@ def _refusal_of_vectors(shape: tuple[int, ...], dtype: Any) -> Refusal | None:
     return None
 
 
-def autotune(quantizer: Any, x: Shaped[Array, "*n d"], *, repeats: int = 20) -> dict[str, int]:
+def autotune(quantizer: Quantizer, x: Shaped[Array, "*n d"], *, repeats: int = 20) -> dict[str, int]:
     """Measures every tile size of the kernels for such vectors on this device, and keeps the fastest for this process.
 
     Functions that were compiled before keep theirs: call it first.
@@ -199,7 +200,7 @@ def _rows(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
 
 
-def _encode(quantizer: Any, x: Array) -> Codes:
+def _encode(quantizer: Normalized | Scaled, x: Array) -> Codes:
     found = RotatedScalar.of(quantizer)
     norm, words = kernel("encode").encode(
         _rows(x),
@@ -213,7 +214,7 @@ def _encode(quantizer: Any, x: Array) -> Codes:
     return norm.reshape(x.shape[:-1]), words.reshape(*x.shape[:-1], -1)
 
 
-def _encode_with_sketch(quantizer: Any, x: Array) -> Codes:
+def _encode_with_sketch(quantizer: Normalized | Scaled, x: Array) -> Codes:
     """The residual is sketched in the units of x; its norm is stored relative to that of x."""
     pair = _with_sketch(quantizer)
     assert pair is not None
@@ -234,7 +235,7 @@ def _encode_with_sketch(quantizer: Any, x: Array) -> Codes:
     return norm, (words, (rest.astype(sketch.dtype), signs.reshape(*norm.shape, -1)))
 
 
-def _decode(quantizer: Any, codes: Codes, *, dtype: Any = None) -> Array:
+def _decode(quantizer: Normalized | Scaled, codes: Codes, *, dtype: DTypeLike | None = None) -> Array:
     found, (norm, words) = RotatedScalar.of(quantizer), codes
     out = kernel("decode").decode(
         norm.reshape(-1),
@@ -247,7 +248,7 @@ def _decode(quantizer: Any, codes: Codes, *, dtype: Any = None) -> Array:
     return out.reshape(*norm.shape, quantizer.dim)
 
 
-def _roundtrip(quantizer: Any, x: Array) -> Array:
+def _roundtrip(quantizer: Normalized | Scaled, x: Array) -> Array:
     found = RotatedScalar.of(quantizer)
     out = kernel("roundtrip").rotor_roundtrip(
         _rows(x),

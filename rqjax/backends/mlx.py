@@ -12,12 +12,13 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int8, Shaped
 
 from rqjax.arrays.planes import as_float32
 from rqjax.cache import attention
 from rqjax.cache.kv import KVCache
-from rqjax.core import Codes, Refusal, nest, platforms, register
+from rqjax.core import Codes, Quantizer, Refusal, nest, platforms, register
 from rqjax.quantizers.affine import MLX_BITS, MLX_GROUPS, Affine
 from rqjax.quantizers.combinators import Rotated
 from rqjax.scoring import rules
@@ -43,7 +44,7 @@ def _operations() -> Any:
     return importlib.import_module("jax_plugins.mps.ops")
 
 
-def _refusal(quantizer: Any) -> Refusal | None:
+def _refusal(quantizer: Quantizer) -> Refusal | None:
     """Why there are no kernels for other than an `Affine` that MLX takes, alone or within rotations."""
     inner = quantizer
     while isinstance(inner, Rotated):
@@ -93,7 +94,7 @@ def _encode(quantizer: Any, x: Array) -> Codes:
     return words, *(part.astype(quantizer.dtype) for part in grid)
 
 
-def _decode(quantizer: Any, codes: Codes, *, dtype: Any = None) -> Array:
+def _decode(quantizer: Any, codes: Codes, *, dtype: DTypeLike | None = None) -> Array:
     if isinstance(quantizer, Rotated):
         x = quantizer.rotation.inverse(_decode(quantizer.inner, codes))
     else:

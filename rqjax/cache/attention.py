@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from rqjax.arrays.planes import as_float32, materialized
 from rqjax.cache.kv import KVCache, Tokens, append
@@ -111,7 +111,7 @@ class Sums(NamedTuple):
 
     largest: Float[Array, "b h r"]
     total: Float[Array, "b h r"]
-    values: Any
+    values: PyTree
 
 
 @operation
@@ -124,9 +124,9 @@ def attend_with(
     q: Array,
     mask: Array | None,
     *,
-    scale: Any,
+    scale: float | int,
     sliding_window: int | None,
-    softcap: Any,
+    softcap: float | int | None,
     past: Callable[..., Sums] | None = None,
     weigh_exact: Callable[..., Array] | None = None,
 ) -> Array:
@@ -156,9 +156,9 @@ def attend_with(
 
 
 class _Options(NamedTuple):
-    scale: Any
+    scale: float | int
     sliding_window: int | None
-    softcap: Any
+    softcap: float | int | None
     past: Callable[..., Sums] | None
     weigh_exact: Callable[..., Array] | None
 
@@ -189,7 +189,7 @@ def _attend_at(
             seen &= tokens[:, None, None] > rows - options.sliding_window
         return seen if allowed is None else seen & allowed
 
-    def part(scores: Float[Array, "b h r t"], seen: Mask, weigh: Callable[[Array], Any]) -> Sums:
+    def part(scores: Float[Array, "b h r t"], seen: Mask, weigh: Callable[[Array], PyTree]) -> Sums:
         if options.softcap is not None:
             scores = options.softcap * jnp.tanh(scores / options.softcap)
         scores = jnp.where(seen, scores, NEVER)

@@ -1,12 +1,14 @@
 """The compressed key-value cache: codes of the past, full precision for the newest and the first tokens."""
 
 import dataclasses
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32
@@ -64,7 +66,7 @@ class KVCache:
         window: int = 128,
         sinks: int = 4,
         centered: bool = False,
-        dtype: Any = jnp.bfloat16,
+        dtype: DTypeLike = jnp.bfloat16,
     ) -> "KVCache":
         """An empty cache.
 
@@ -103,8 +105,8 @@ class KVCache:
             key_mean=jnp.zeros((batch, kv_heads, dim)) if centered else None,
             lengths=jnp.zeros(batch, jnp.int32),
             overflow=jnp.zeros(batch, bool),
-            key_quantizer=_copy(key_quantizer),
-            own_value_quantizer=None if value_quantizer is key_quantizer else _copy(value_quantizer),
+            key_quantizer=jax.tree.map(jnp.array, key_quantizer),
+            own_value_quantizer=None if value_quantizer is key_quantizer else jax.tree.map(jnp.array, value_quantizer),
             max_len=max_len,
             window=window,
             sinks=sinks,
@@ -259,7 +261,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
     )
 
 
-def _mean(cache: KVCache, mean: Array, before: Array, after: Array, tokens: Any) -> Array:
+def _mean(cache: KVCache, mean: Array, before: Array, after: Array, tokens: Callable) -> Array:
     """The mean key of each sequence and head, taken when the first tokens of a sequence become codes."""
     begins = (before == 0) & (after > 0)
 
@@ -292,9 +294,5 @@ def _capacity(max_len: int, window: int, sinks: int) -> int:
     return -(-coded // tiles.CAPACITY_STEP) * tiles.CAPACITY_STEP
 
 
-def _copy(quantizer: Quantizer) -> Quantizer:
-    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), quantizer)
-
-
-def _over(function: Any, *codes: Codes) -> Codes:
+def _over(function: Callable[..., tiles.TokenArray], *codes: Codes) -> Codes:
     return jax.tree.map(function, *codes, is_leaf=tiles.is_token_array)

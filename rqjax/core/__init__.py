@@ -1,4 +1,4 @@
-"""What everything rests on: the protocol, pytrees, checks, registries, platforms, and who computes an operation."""
+"""What everything rests on: quantizers, pytrees, checks, registries, platforms, and who computes an operation."""
 
 from rqjax.core.checks import (
     check_data as check_data,

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from rqjax.core.checks import is_traced
 
@@ -70,5 +70,5 @@ def _cpu() -> Any:
         raise RuntimeError(f"jax needs a CPU beside {platform()}: set JAX_PLATFORMS={platform()},cpu") from None
 
 
-def _moved(tree: Any, device: Any) -> Any:
+def _moved(tree: PyTree, device: Any) -> PyTree:
     return jax.tree.map(lambda leaf: jax.device_put(leaf, device) if isinstance(leaf, jax.Array) else leaf, tree)

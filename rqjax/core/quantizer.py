@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, PyTree, Shaped
 
 from rqjax.core.checks import check_vectors
 from rqjax.core.dispatch import operation
@@ -89,7 +90,7 @@ def encode(quantizer: Quantizer, x: Vectors) -> Codes:
 
 
 @operation
-def decode(quantizer: Quantizer, codes: Codes, *, dtype: Any = None) -> Shaped[Array, "*n d"]:
+def decode(quantizer: Quantizer, codes: Codes, *, dtype: DTypeLike | None = None) -> Shaped[Array, "*n d"]:
     """`quantizer.decode(codes)`, in a dtype if given, by a fused kernel where there is one; the rest as in `encode`."""
     x = quantizer.decode(codes)
     return x if dtype is None else x.astype(dtype)
@@ -101,6 +102,6 @@ def roundtrip(quantizer: Quantizer, x: Vectors) -> Shaped[Array, "*n d"]:
     return decode(quantizer, encode(quantizer, x), dtype=jnp.asarray(x).dtype)
 
 
-def nbytes(tree: Any) -> int:
+def nbytes(tree: PyTree) -> int:
     """Bytes that the arrays of a pytree (codes, a quantizer, both) take in memory."""
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

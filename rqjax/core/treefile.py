@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from rqjax.core.pytree import CLASSES
 from rqjax.core.registry import unknown_name
@@ -22,7 +23,7 @@ from rqjax.core.registry import unknown_name
 FORMAT = "rqjax-tree-2"
 
 
-def save(tree: Any, path: str | os.PathLike[str], **metadata: str) -> None:
+def save(tree: PyTree, path: str | os.PathLike[str], **metadata: str) -> None:
     """Writes a nest of pytrees, tuples and lists, with texts beside it; a file that was there is replaced at once or
     stays as it was."""
     from safetensors.numpy import save_file
@@ -33,7 +34,7 @@ def save(tree: Any, path: str | os.PathLike[str], **metadata: str) -> None:
         save_file(arrays, temporary, metadata | {"sha256": _checksum(metadata, arrays)})
 
 
-def load(path: str | os.PathLike[str], like: Any = None) -> tuple[Any, dict[str, str]]:
+def load(path: str | os.PathLike[str], like: PyTree = None) -> tuple[PyTree, dict[str, str]]:
     """What was saved, which must have the fields of `like` if it is given, and the texts beside it. Raises as
     `rqjax.load`."""
     metadata, arrays = _read(path)
@@ -125,7 +126,7 @@ class _Parts(dict[str, Any]):
         raise ValueError(f"{self.path} is incomplete: it does not say what {name or 'the whole'} is")
 
 
-def _build(name: str, fields: dict[str, str], arrays: dict[str, np.ndarray]) -> Any:
+def _build(name: str, fields: dict[str, str], arrays: dict[str, np.ndarray]) -> PyTree:
     """The part of a nest that has this name."""
     text = fields[name]
     if name in arrays or re.fullmatch(r"\w+ \(.*\)", text):
@@ -145,7 +146,7 @@ def _build(name: str, fields: dict[str, str], arrays: dict[str, np.ndarray]) -> 
     return tree
 
 
-def _walk(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _walk(tree: PyTree, name: str = "") -> Iterator[tuple[str, Any]]:
     """Every field of a nest of dataclasses, tuples, lists and dictionaries, named as jax names leaves."""
     yield name, tree
     if dataclasses.is_dataclass(tree):
@@ -162,7 +163,7 @@ def _walk(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _walk(part, f"{name}[{i}]")
 
 
-def _fields(tree: Any) -> dict[str, str]:
+def _fields(tree: PyTree) -> dict[str, str]:
     """What two trees must have in common for one's arrays to be the other's."""
 
     def text(value: Any) -> str:

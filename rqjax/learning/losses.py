@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy.special import ndtr
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, PyTree
 
 from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
@@ -27,7 +28,7 @@ from rqjax.quantizers.scalar import Scalar
 TINY = 1e-20
 
 
-def _with_hard_codes(loss: Any, quantizer: Quantizer, batch: Any, progress: Any = 1.0) -> Float[Array, ""]:
+def _with_hard_codes(loss: Any, quantizer: Quantizer, batch: PyTree, progress: ArrayLike = 1.0) -> Float[Array, ""]:
     return loss.error(batch, straight_through(quantizer, _vectors(batch)))
 
 
@@ -56,7 +57,7 @@ class Soft:
     start: float = static(default=0.5)
     stop: float = static(default=0.05)
 
-    def __call__(self, quantizer: Quantizer, batch: Any, progress: Any = 1.0) -> Float[Array, ""]:
+    def __call__(self, quantizer: Quantizer, batch: PyTree, progress: ArrayLike = 1.0) -> Float[Array, ""]:
         temperature = self.start * (self.stop / self.start) ** progress
         return self.loss.error(batch, _soft(quantizer, as_float32(_vectors(batch)), temperature))
 
@@ -66,7 +67,7 @@ class GaussianDistortion:
     """The error of the levels if each rotated coordinate were Gaussian with the batch's mean and variance, in closed
     form: smooth, and blind to everything but second moments."""
 
-    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: Any = 1.0) -> Float[Array, ""]:
+    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: ArrayLike = 1.0) -> Float[Array, ""]:
         y, levels = rotated(quantizer, x)
         mean, variance = y.mean(axis=0), y.var(axis=0)
         errors = _by_levels(_gaussian_error, levels, mean, variance)
@@ -78,7 +79,7 @@ class CodingGain:
     """The geometric over the arithmetic mean of the rotated coordinates' variances: with bits given where they are
     needed, the error is proportional to it (transform coding gain: Jayant & Noll, 1984)."""
 
-    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: Any = 1.0) -> Float[Array, ""]:
+    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: ArrayLike = 1.0) -> Float[Array, ""]:
         y, _ = rotated(quantizer, x)
         variance = y.var(axis=0) + TINY
         return jnp.exp(jnp.log(variance).mean() - jnp.log(variance.mean()))
@@ -131,7 +132,7 @@ class OutputError:
     """Squared error of attention's output relative to the output's size if the errors of values are independent: the
     batch is (values (n, d), weights (n,)), a token's weight the sum over queries of its squared attention weight."""
 
-    def error(self, batch: Any, decoded: Float[Array, "n d"]) -> Float[Array, ""]:
+    def error(self, batch: PyTree, decoded: Float[Array, "n d"]) -> Float[Array, ""]:
         x, weights = as_float32(batch[0]), batch[1]
         error = jnp.sum((x - decoded) ** 2, axis=-1)
         return jnp.sum(weights * error) / (jnp.sum(weights * jnp.sum(x**2, axis=-1)) + TINY)
@@ -139,7 +140,7 @@ class OutputError:
     __call__ = _with_hard_codes
 
 
-def _vectors(batch: Any) -> Float[Array, "n d"]:
+def _vectors(batch: PyTree) -> Float[Array, "n d"]:
     """The vectors of a batch, which come first."""
     return jax.tree.leaves(batch)[0]
 
@@ -216,7 +217,7 @@ def _by_levels(
     return map(function, *(jnp.split(x, ends, axis=-1) for x in arrays), levels)
 
 
-def _soft(quantizer: Quantizer, x: Float[Array, "*n d"], temperature: Any) -> Float[Array, "*n d"]:
+def _soft(quantizer: Quantizer, x: Float[Array, "*n d"], temperature: ArrayLike) -> Float[Array, "*n d"]:
     """`straight_through` with soft codes."""
     if type(quantizer) in STEPS:
         step = STEPS[type(quantizer)](quantizer, x)
@@ -226,7 +227,7 @@ def _soft(quantizer: Quantizer, x: Float[Array, "*n d"], temperature: Any) -> Fl
 
 
 def _soft_levels(
-    x: Float[Array, "*n m"], levels: Float[Array | np.ndarray, "k #m"], temperature: Any
+    x: Float[Array, "*n m"], levels: Float[Array | np.ndarray, "k #m"], temperature: ArrayLike
 ) -> Float[Array, "*n m"]:
     if levels.shape[0] == 1:
         return jnp.broadcast_to(levels[0], x.shape)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.tree_util import Partial, all_leaves
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from rqjax.core import Quantizer, check_data, check_int, is_traced, operation, platforms, treefile
@@ -33,7 +34,7 @@ class Plan(NamedTuple):
     """What is compiled into a training."""
 
     places: tuple[int, ...]
-    optimizer: Any
+    optimizer: optax.GradientTransformation
     steps: int
     every: int
     batch_size: int
@@ -49,7 +50,7 @@ class State(NamedTuple):
     """A training under way."""
 
     params: list[Array]
-    moments: Any
+    moments: PyTree
     error: Float[Array, ""]
     """Mean loss since the last evaluation."""
     best: list[Array]
@@ -135,7 +136,7 @@ def fit(
     return _with(quantizer, places, state.best), state.history
 
 
-def _observed(plan: Plan, state: State, inputs: Any, checkpoint: Any, progress: Any) -> State:
+def _observed(plan: Plan, state: State, inputs: PyTree, checkpoint: str | Path | None, progress: Any) -> State:
     """One evaluation after the other, each written to `checkpoint` and told to `progress`."""
     if any(map(is_traced, jax.tree.leaves((state, inputs)))):
         raise ValueError("checkpoint and progress need a training outside jit and vmap")
@@ -164,10 +165,10 @@ def _train(
     """Some rounds: an evaluation, then steps of training unless it has stopped."""
     size = len(jax.tree.leaves(x)[0])
 
-    def value(params: list[Array], batch: PyTree, progress: Any) -> Array:
+    def value(params: list[Array], batch: PyTree, progress: ArrayLike) -> Array:
         return loss(_multiplied_out(_with(quantizer, plan.places, params)), batch, progress)
 
-    def step(carry: tuple[Any, Any], i: Array) -> tuple[tuple[Any, Any], Array]:
+    def step(carry: tuple[Any, PyTree], i: Array) -> tuple[tuple[Any, PyTree], Array]:
         params, moments = carry
         rows = jax.random.randint(jax.random.fold_in(key, i), (plan.batch_size,), 0, size)
         batch = jax.tree.map(lambda a: a[rows], x)
@@ -233,7 +234,7 @@ def _in_units(turning: tuple[bool, ...]) -> optax.GradientTransformation:
         size = jnp.sqrt(jnp.mean(jnp.atleast_1d(array) ** 2, axis=0))
         return RATE * jnp.where(size > 0, size, 1)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         return jax.tree.map(jnp.multiply, updates, state), state
 
     return optax.GradientTransformation(lambda params: list(map(rate, params, turning)), update)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from rqjax.core import extras
@@ -45,7 +46,7 @@ def find_checkpoint(source: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(f"{source} is neither a folder nor can it be had from Hugging Face: {reason}") from None
 
 
-def load_decoder(source: str | os.PathLike[str], *, dtype: Any = None) -> Decoder:
+def load_decoder(source: str | os.PathLike[str], *, dtype: DTypeLike | None = None) -> Decoder:
     """A decoder with the weights of a checkpoint.
 
     Files are memory-mapped, and tensors copied one by one only after the names and shapes of all have been found right.
@@ -82,7 +83,7 @@ def tensor_name(path: Sequence[Any], prefix: str = PREFIXES[0], head: str = "") 
     return (head if path[0] == "lm_head" else prefix) + ".".join(map(str, path))
 
 
-def save_decoder(model: Decoder, fields: Mapping[str, Any], folder: Path, *, dtype: Any = jnp.bfloat16) -> None:
+def save_decoder(model: Decoder, fields: Mapping[str, Any], folder: Path, *, dtype: DTypeLike = jnp.bfloat16) -> None:
     """Writes a checkpoint that `load_decoder` and transformers read; a file that is there is replaced at once.
 
     Args:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from rqjax.arrays.planes import never_true
@@ -46,7 +47,7 @@ def product(x: Float[Array, "*n inner"], weight: Float[Array, "outer inner"]) ->
 class Linear(nnx.Module):
     """x W^T + b with W (out, in)."""
 
-    def __init__(self, inner: int, outer: int, *, bias: bool = False, rngs: nnx.Rngs, dtype: Any):
+    def __init__(self, inner: int, outer: int, *, bias: bool = False, rngs: nnx.Rngs, dtype: DTypeLike):
         self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (outer, inner), dtype))
         self.bias = nnx.Param(jnp.zeros(outer, dtype)) if bias else None
 
@@ -56,7 +57,7 @@ class Linear(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    def __init__(self, count: int, dim: int, *, rngs: nnx.Rngs, dtype: Any):
+    def __init__(self, count: int, dim: int, *, rngs: nnx.Rngs, dtype: DTypeLike):
         self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (count, dim), dtype))
 
     def __call__(self, tokens: Int[Array, "*n"]) -> Float[Array, "*n dim"]:
@@ -66,7 +67,7 @@ class Embedding(nnx.Module):
 class RMSNorm(nnx.Module):
     """x / rms(x) times w, in Gemma times 1 + w (Zhang & Sennrich, 2019)."""
 
-    def __init__(self, dim: int, config: DecoderConfig, dtype: Any):
+    def __init__(self, dim: int, config: DecoderConfig, dtype: DTypeLike):
         self.weight = nnx.Param(jnp.full(dim, 0 if config.gemma else 1, dtype))
         self.offset, self.eps = 1.0 if config.gemma else 0.0, config.rms_norm_eps
 
@@ -79,7 +80,7 @@ class RMSNorm(nnx.Module):
 class Attention(nnx.Module):
     """Projections around an attention function that is given with each call."""
 
-    def __init__(self, config: DecoderConfig, layer: int, *, rngs: nnx.Rngs, dtype: Any):
+    def __init__(self, config: DecoderConfig, layer: int, *, rngs: nnx.Rngs, dtype: DTypeLike):
         dim, size = config.head_dim, config.hidden_size
         outer, kv_outer = config.num_attention_heads * dim, config.num_key_value_heads * dim
         self.q_proj = Linear(size, outer, bias=config.qkv_bias, rngs=rngs, dtype=dtype)
@@ -102,7 +103,7 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """Gated: down(f(gate(x)) * up(x))."""
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: Any):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_proj = Linear(size, inner, bias=bias, rngs=rngs, dtype=dtype)
         self.up_proj = Linear(size, inner, bias=bias, rngs=rngs, dtype=dtype)
@@ -119,7 +120,7 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """Attention and MLP, normalized before, in Gemma also after."""
 
-    def __init__(self, config: DecoderConfig, layer: int, *, rngs: nnx.Rngs, dtype: Any):
+    def __init__(self, config: DecoderConfig, layer: int, *, rngs: nnx.Rngs, dtype: DTypeLike):
         self.self_attn = Attention(config, layer, rngs=rngs, dtype=dtype)
         self.mlp = MLP(config, rngs=rngs, dtype=dtype)
         self.gemma = config.gemma
@@ -145,7 +146,7 @@ class Decoder(nnx.Module):
     The weights' dtype is that of the computation; norms, rotary angles, attention and logits are of float32.
     """
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: Any = jnp.float32):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
         """A decoder with random weights; see `rqjax.nn.load_decoder` for those of a checkpoint."""
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, rngs=rngs, dtype=dtype)

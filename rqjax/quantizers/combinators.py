@@ -2,7 +2,6 @@
 
 import functools
 import operator
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
@@ -125,7 +124,7 @@ class Residual(Quantizer):
 class Split(Quantizer):
     """Consecutive channels go to different parts: 64 of 128 at 3 bits and 64 at 2 make 2.5. Codes: one per part."""
 
-    parts: tuple[Any, ...]
+    parts: tuple[Quantizer, ...]
 
     @property
     def dim(self) -> int:
@@ -168,7 +167,7 @@ class Centered(Wrapper):
         return products + shift.reshape(shift.shape + (1,) * (products.ndim - shift.ndim))
 
 
-def encode_direction(inner: Any, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
+def encode_direction(inner: Quantizer, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
     """`inner.encode(x / norm)` without the division where `inner` is linear up to its levels: they are scaled."""
     match inner:
         case Rotated(rotation=(Dense() | Hadamard() | Chain()) as rotation, inner=rotated):

@@ -1,7 +1,5 @@
 """A quantizer of its own for each cell of a coarse one (LOPQ)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
@@ -41,7 +39,7 @@ class Local(Wrapper):
         return _chosen(products(self.inner, self.centers), cell, y.ndim - 1)
 
 
-def _chosen(a: Any, cell: UInt8[Array, "*n"], skip: int = 0) -> Any:
+def _chosen(a: Array, cell: UInt8[Array, "*n"], skip: int = 0) -> Array:
     """Of arrays (cells, *skipped, *n, ...) those of each vector's cell."""
     index = cell.reshape(1, *[1] * skip, *cell.shape, *[1] * (a.ndim - 1 - skip - cell.ndim))
     return jnp.take_along_axis(a, index.astype(jnp.int32), axis=0)[0]

@@ -1,11 +1,10 @@
 """A quantizer of its own for each head."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_data, pytree
 
@@ -49,21 +48,21 @@ class PerHead(Wrapper):
         return len(jax.eval_shape(one, self.inner, codes).shape) - 3
 
 
-def over_heads(function: Any) -> Any:
+def over_heads(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`function(quantizer, *arrays)` of arrays (batch, heads, ...) for the quantizer within a `PerHead`."""
 
-    def one(quantizer: Any, *arrays: Any) -> Any:
+    def one(quantizer: Quantizer, *arrays: PyTree) -> PyTree:
         return jax.tree.map(lambda x: jnp.squeeze(x, 1), function(quantizer, *_single(arrays)))
 
     return lambda quantizer, *arrays: jax.vmap(one, (0, *[1] * len(arrays)), 1)(quantizer.inner, *arrays)
 
 
-def _single(arrays: Any) -> Any:
+def _single(arrays: PyTree) -> PyTree:
     """With an axis of one head."""
     return jax.tree.map(lambda x: jnp.expand_dims(x, 1), arrays)
 
 
-def stack_heads(x: Array) -> tuple[Float[Array, "heads n d"], Callable[[Any], Quantizer]]:
+def stack_heads(x: Array) -> tuple[Float[Array, "heads n d"], Callable[[Quantizer], Quantizer]]:
     """Vectors (heads, n, d) in float32 of an x (n, d) or (heads, n, d), and what makes a quantizer for x of quantizers
     with the heads as the first axis of their arrays.
 

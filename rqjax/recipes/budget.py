@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.core import Codes, Quantizer, Registry, nbytes, operation
@@ -110,7 +111,7 @@ def method(name: str, bits: float) -> Any:
     return Setting.parse(name) if re.match(r"[lwcp]\d", name) else BUDGETED[name]
 
 
-def _check(x: Any, dtype: Any) -> Float[Array, "n d"]:
+def _check(x: Any, dtype: DTypeLike) -> Float[Array, "n d"]:
     x = jnp.asarray(x)
     if x.ndim != 2 or not x.size or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"expected a matrix (n, d) of floating-point numbers, got {x.dtype} {x.shape}")
@@ -121,7 +122,7 @@ def _check(x: Any, dtype: Any) -> Float[Array, "n d"]:
 
 
 def _fit_stages(
-    setting: Setting, key: Array, x: Float[Array, "n d"], budget: int, dtype: Any
+    setting: Setting, key: Array, x: Float[Array, "n d"], budget: int, dtype: DTypeLike
 ) -> tuple[Quantizer, Codes]:
     stages = list(setting.stages)
 
@@ -166,7 +167,7 @@ def _decode(quantizer: Quantizer, codes: Codes) -> Float[Array, "n d"]:
     return quantizer.decode(codes)
 
 
-def _product(stage: Stage, dtype: Any, key: Array, x: Float[Array, "n d"], k: int) -> Exchange | Product:
+def _product(stage: Stage, dtype: DTypeLike, key: Array, x: Float[Array, "n d"], k: int) -> Exchange | Product:
     if x.shape[1] % (stage.width * 2**stage.levels):
         raise ValueError(
             f"expected groups of {stage.width} coordinates to fill the leaves of {stage.levels} levels of exchange, "
@@ -178,7 +179,7 @@ def _product(stage: Stage, dtype: Any, key: Array, x: Float[Array, "n d"], k: in
     return Exchange(product, stage.levels) if stage.levels else product
 
 
-def _in_words(function: Any, dtype: Any, key: Array, x: Float[Array, "n d"], size: int) -> Quantizer:
+def _in_words(function: Any, dtype: DTypeLike, key: Array, x: Float[Array, "n d"], size: int) -> Quantizer:
     return jax.tree.map(lambda array: array.astype(dtype), function(key, x, size))
 
 

@@ -1,7 +1,6 @@
 """A transform code that takes no training: principal axes, bits by variance, one trellis through all coordinates."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +50,7 @@ def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
     return unstack(codes[errors.index(min(errors))])
 
 
-def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | int, block: int) -> Any:
+def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | int, block: int) -> Quantizer:
     rotation, mean, deviation = _principal(keys, unit, block)
     columns = functools.partial(TrellisColumns.gaussian, bits=allocate(deviation**2, int(bits * unit.shape[2])))
     return Scaled(Rotated(rotation, jax.vmap(columns)(mean, deviation)), "mse")
@@ -67,11 +66,11 @@ def _principal(key: Array, unit: Float[Array, "n d"], block: int) -> tuple[Dense
     return Dense(matrix[order]), y.mean(axis=0)[order], jnp.maximum(y.std(axis=0)[order], 1e-9)
 
 
-def _error(code: Any, x: Float[Array, "heads n d"]) -> float:
+def _error(code: Quantizer, x: Float[Array, "heads n d"]) -> float:
     return float(_errors(code, x).mean())
 
 
 @operation
 @jax.vmap
-def _errors(code: Any, x: Float[Array, "n d"]) -> Float[Array, ""]:
+def _errors(code: Quantizer, x: Float[Array, "n d"]) -> Float[Array, ""]:
     return Distortion()(code, x)

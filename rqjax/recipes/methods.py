@@ -151,7 +151,7 @@ def _rotor_chain(key: Array, dim: int) -> Chain:
     return Chain((Rotor.random(first, dim), Hadamard.random(second, dim)))
 
 
-def _prod(recipe: Any, sketch: Any, key: Array, dim: int, bits: int) -> Quantizer:
+def _prod(recipe: Callable[..., Any], sketch: Callable[..., Quantizer], key: Array, dim: int, bits: int) -> Quantizer:
     """Two stages: `recipe` at b - 1 bits and a sign sketch; at 1 bit the sketch alone."""
     check_int("bits", bits, 1, 8)
     first, second = jax.random.split(key)

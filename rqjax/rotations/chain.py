@@ -1,7 +1,5 @@
 """Rotations one after the other, with permutations between them."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,13 +7,14 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32, assembled
 from rqjax.core import platforms, pytree
+from rqjax.rotations.protocol import Rotation
 
 
 @pytree
 class Chain:
     """The first rotation acts first."""
 
-    rotations: tuple[Any, ...]
+    rotations: tuple[Rotation, ...]
 
     @property
     def dim(self) -> int:

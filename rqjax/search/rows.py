@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int32, Shaped
+from jaxtyping import Array, Float, Int32, PyTree, Shaped
 
 from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
@@ -43,7 +43,7 @@ def encode(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Any, i
     ids = check_ids(first + np.arange(len(x)) if ids is None else ids, len(x))
     size = max(1, ENCODED // quantizer.dim)
 
-    def part(start: int) -> Any:
+    def part(start: int) -> PyTree:
         low = max(0, min(start, len(x) - size))  # the last part overlaps the one before: nothing is compiled for it
         coded = _encoded(quantizer, store, metric, jnp.asarray(x[low : low + size]))
         return jax.tree.map(lambda a: a[start - low :], coded) if start > low else coded
@@ -61,7 +61,7 @@ def encode(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Any, i
 
 
 @operation
-def _encoded(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Shaped[Array, "n d"]) -> Any:
+def _encoded(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Shaped[Array, "n d"]) -> PyTree:
     """Whether vectors and all numbers that are stored of them are finite; codes, energies, codes of the store."""
     finite = jnp.isfinite(x).all(axis=-1)
     x = norms.direction(x) if metric == "cosine" else as_float32(x)

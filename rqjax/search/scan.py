@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32, Shaped
 
+from rqjax.arrays.blocks import in_blocks
 from rqjax.core import Codes, Quantizer
 from rqjax.scoring import rules
 
 QUERIES_TOGETHER = 1024
-"""That scan the codes together."""
+"""That scan the codes together; fewer than twice as many do, too."""
 BLOCK_SCORES, BLOCK_COORDINATES = 2**22, 2**21
 """Of a block of codes, at most: 16 MiB of scores, 2 MiB of levels in int8."""
 TOP_K_GROUP = 16
@@ -32,10 +33,12 @@ def scan(
       y: queries.
       k: how many, at most n.
     """
-    if len(y) > QUERIES_TOGETHER:
-        blocks = jnp.pad(y, ((0, -len(y) % QUERIES_TOGETHER), (0, 0))).reshape(-1, QUERIES_TOGETHER, y.shape[1])
-        found = lax.map(lambda block: scan(quantizer, codes, bias, block, k), blocks)
-        return jax.tree.map(lambda a: a.reshape(-1, k)[: len(y)], found)
+    return in_blocks(lambda y: _scan(quantizer, codes, bias, y, k), y, rows=QUERIES_TOGETHER)
+
+
+def _scan(
+    quantizer: Quantizer, codes: Codes, bias: Float[Array, "n"], y: Float[Array, "m d"], k: int
+) -> tuple[Float[Array, "m k"], Int32[Array, "m k"]]:
     rows = len(bias)
     size = max(k, min(BLOCK_SCORES // max(1, len(y)), BLOCK_COORDINATES // quantizer.dim))
     size = min(rows, -(-size // TOP_K_GROUP) * TOP_K_GROUP)
