@@ -1,5 +1,4 @@
-# make tables: the main job. make test: the core of the test suite; make test-full: all of it. Each makes its environment
-# in .venv first.
+# Each target makes its environment in .venv first; `make help` lists them.
 PYTHON ?= python3
 # Python 3.12 or newer, for the newest jax: the first that is on the path or in pyenv.
 NEWEST ?= $(shell for p in python3.13 python3.12 $$HOME/.pyenv/versions/3.1[2-9].*/bin/python3; do \
@@ -13,11 +12,14 @@ WORKDIR ?= runs
 METAL := jax==0.5.0 jaxlib==0.5.0 'numpy<2.3' 'optax<0.2.6' 'flax<0.11'
 MODEL_TABLES := perplexity attention_fidelity needle_model qet_theory
 
-.PHONY: env gpu-compile-env tables models test test-full test-newest test-metal goldens lint bench clean
+.PHONY: help env gpu-compile-env tables models test test-full test-newest test-metal goldens lint bench clean
 
-env: $(VENV)/.test-full
+help:
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/\([a-z-]*\):.*## /make \1: /'
 
-gpu-compile-env: $(VENV)/.gpu-compile
+env: $(VENV)/.test-full ## an environment with all that tests need
+
+gpu-compile-env: $(VENV)/.gpu-compile ## the compiler for NVIDIA GPUs, 250 MB
 
 $(VENV)/.made: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \
@@ -47,10 +49,10 @@ $(VENV)/.gpu-compile: $(VENV)/.test-full tests/tools/hopper.py
 		fi
 	touch $@
 
-tables: $(VENV)/.tables
+tables: $(VENV)/.tables ## an environment and seven tables on synthetic data and word vectors
 	@$(RUN) -m experiments.tables --into=$(WORKDIR)
 
-models: env
+models: env ## tables on language models, an hour
 	@for name in $(MODEL_TABLES); do \
 		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
 	done
@@ -59,15 +61,15 @@ models: env
 # begin its file again, eight times.
 PYTEST := -m pytest -n 2 --dist=loadfile --max-worker-restart=0
 
-test: $(VENV)/.test
+test: $(VENV)/.test ## an environment and the core of the test suite
 	$(RUN) $(PYTEST) -m "not full" tests
 
-test-full: env gpu-compile-env
+test-full: env gpu-compile-env ## all tests, those of kernels compiled for a GPU among them
 	$(RUN) $(PYTEST) --core-share=0.25 tests
 	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" $(addprefix tests/, quantizers/test_laws.py cache/test_cache.py search/test_index.py nn/test_decoder.py)
 
 # Every kernel lowers for CUDA on the newest jax too; nothing to do where there is no Python for it.
-test-newest:
+test-newest: ## the kernels lower on the newest jax
 	@if [ -z "$(NEWEST)" ]; then echo "no Python 3.12 or newer for the newest jax"; else \
 		$(NEWEST) -m venv $(VENV)-newest && \
 		$(VENV)-newest/bin/python -m pip install --quiet --upgrade jax jaxtyping scipy optax absl-py pytest && \
@@ -75,24 +77,24 @@ test-newest:
 	fi
 
 # The core of the tests, but for the kernels', on jax 0.5, the last that jax-metal runs with, and what goes with it.
-test-metal:
+test-metal: ## the core on jax 0.5.0, the last for jax-metal
 	$(PYTHON) -m venv $(VENV)-metal
 	$(VENV)-metal/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)-metal/bin/python -m pip install --quiet --editable '.[test-full]' $(METAL)
 	$(VENV)-metal/bin/python $(PYTEST) -m "not full" tests
 
-goldens: env gpu-compile-env
+goldens: env gpu-compile-env ## renews what the kernels compile to
 	$(RUN) -m tests.tools.hopper --goldens
 
-lint: env
+lint: env ## ruff and pyright
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pyright --pythonpath $(RUN)
 
-bench: env
+bench: env ## the tables of speed
 	@for name in throughput kv_throughput generation_throughput trellis_throughput qet_throughput search_throughput; do \
 		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
 	done
 
-clean:
+clean: ## removes environments and runs/
 	rm -rf $(VENV) $(VENV)-newest $(VENV)-metal $(WORKDIR)

@@ -1,6 +1,9 @@
 """Runs an experiment: every point of the config's grid is one row; table, CSV and plots are derived from the rows.
 
     python -m experiments.run --config=configs/distortion.py --config.grid.bits='(2,3)' --workdir=runs/distortion
+    python -m experiments.run distortion              # the same config by its name
+    python -m experiments.run distortion --help       # what it is about, its grid and other values
+    python -m experiments.run distortion --shard=0/4  # a fourth of its rows; other machines make the others
 
 Rows are appended to `rows.jsonl` as they finish. A run that was stopped, however rudely, goes on where it was. A row
 knows the code that made it; --fresh repeats the rows that today's code did not make.
@@ -9,6 +12,7 @@ knows the code that made it; --fresh repeats the rows that today's code did not 
 import ast
 import importlib
 import itertools
+import runpy
 import sys
 import textwrap
 import time
@@ -24,11 +28,13 @@ import experiments
 from experiments.harness import sources, table
 from experiments.harness.environment import environment
 from experiments.harness.rows import Rows
-from rqjax.core import extras, platforms, unknown_name
+from experiments.harness.texts import numbers
+from rqjax.core import check_int, extras, platforms, unknown_name
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with the config; see configs/.", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for rows, table and plots; runs/<config name>, or the config's.")
 EXPERIMENTS = sources.experiments(sources.ROOT)
+SHARD = flags.DEFINE_string("shard", "0/1", "i/n: only the i-th of n parts of the rows, from 0.")
 FRESH = flags.DEFINE_bool("fresh", False, "Repeat the rows that were made by other code than today's.")
 TRACEBACK = flags.DEFINE_bool("traceback", False, "Show where an error comes from.")
 TO_SEE = "To see: "
@@ -60,16 +66,20 @@ def load(name: str) -> Any:
         return importlib.import_module(EXPERIMENTS[name])
 
 
-def run(config: Mapping[str, Any], workdir: Path, fresh: bool = False) -> Made:
-    """Runs what is missing of the grid, and if `fresh` what other code made; writes table.md, rows.csv and plots."""
+def run(config: Mapping[str, Any], workdir: Path, fresh: bool = False, shard: tuple[int, int] = (0, 1)) -> Made:
+    """Runs what is missing of the grid, and if `fresh` what other code made; writes table.md, rows.csv and plots.
+
+    Of a shard (i, n) every n-th row from the i-th on, into a file of its own; the table is of all rows that are there.
+    """
     if platforms.platform() == "METAL":
         jax.random.key = jax.random.PRNGKey  # typed ones are lowered with a custom call (jax issue 16287)
     experiment, todo = load(config["experiment"]), list(points(config))
     for point in todo if hasattr(experiment, "check") else []:
         experiment.check(point)
-    rows = Rows(workdir / "rows.jsonl")
+    part, parts = shard
+    rows = Rows(workdir / ("rows.jsonl" if parts == 1 else f"rows-{part}-of-{parts}.jsonl"))
     sources.code(config["experiment"])  # reads what has been imported, whatever is edited from here on
-    for point in _with_bar(todo, config["experiment"]):
+    for point in _with_bar(todo[part::parts], config["experiment"]):
         row = rows.find(point)
         if row is None or (fresh and not sources.is_current(table.flat(row))):
             start = time.perf_counter()
@@ -109,6 +119,43 @@ def _default_workdir(config: Mapping[str, Any], name: str) -> str:
     return f"runs/{name}" if config.get("rehearse") else config.get("workdir") or f"runs/{name}"
 
 
+def with_config(argv: list[str]) -> list[str]:
+    """Arguments with a config's name as its file; for --help prints what there is to know, and exits.
+
+    The name is the first argument, or the value of --config.
+    """
+    args = argv[1:]
+    if args and not args[0].startswith("-"):
+        args[0] = f"--config={args[0]}"
+    place = next((i for i, arg in enumerate(args) if arg.startswith("--config=")), None)
+    name = "" if place is None else args[place].removeprefix("--config=")
+    known = {path.stem: path for path in sorted(sources.ROOT.glob("configs/*.py"))}
+    if place is not None and not Path(name.partition(":")[0]).exists():
+        if Path(name).stem not in known:
+            sys.exit(f"error: {experiments.one_line(unknown_name('config', name, known))}")
+        args[place] = f"--config={known[Path(name).stem]}"
+    if any(arg in ("--help", "-h", "--helpshort") for arg in args):
+        print(about(Path(args[place].removeprefix("--config="))) if place is not None else _help(known.values()))
+        sys.exit()
+    return [argv[0], *args]
+
+
+def about(path: Path) -> str:
+    """What a config is about, and its values."""
+    config = runpy.run_path(str(path))["get_config"]()
+    values = [f"  --config.{name}={value!r}" for name, value in config.items() if name not in ("grid", "experiment")]
+    grid = [f"  --config.grid.{name}={value!r}" for name, value in config.grid.items()]
+    text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
+    return "\n".join([text, "", "Its grid, every combination of which is a row:", *grid, "Other values:", *values])
+
+
+def _help(paths: Iterable[Path]) -> str:
+    first = {path.stem: (ast.get_docstring(ast.parse(path.read_bytes())) or "").partition("\n")[0] for path in paths}
+    own = [flags.FLAGS[name] for name in ("workdir", "shard", "fresh", "traceback")]
+    lines = [f"  --{flag.name}: {flag.help}" for flag in own]
+    return "\n".join([__doc__ or "", *lines, "", "Configs:", *(f"  {name}: {line}" for name, line in first.items())])
+
+
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
@@ -116,7 +163,8 @@ def main(argv: list[str]) -> None:
     try:
         config = CONFIG.value.to_dict()
         workdir = Path(WORKDIR.value or _default_workdir(config, path.stem))
-        made = run(config, workdir, FRESH.value)
+        part, parts = numbers(SHARD.value, "0/4", "a shard, the first of four")
+        made = run(config, workdir, FRESH.value, (check_int("the part of --shard", part, 0, parts - 1), parts))
     except (ValueError, TypeError, LookupError, OSError) as error:
         if TRACEBACK.value:
             raise
@@ -130,4 +178,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.mark_flag_as_required("config")
-    app.run(main, flags_parser=experiments.flags_parser)
+    app.run(main, flags_parser=lambda argv: experiments.flags_parser(with_config(argv)))

@@ -1,4 +1,39 @@
-"""rqjax: vector quantization of key-value caches and embeddings in JAX."""
+"""rqjax: vector quantization of key-value caches and embeddings in JAX.
+
+    q = rqjax.eden(jax.random.key(0), dim=128, bits=3)    a quantizer: a pytree, random but for its dimension and bits
+    codes = q.encode(x)                                   also decode(codes), dot(y, codes), bits_per_vector
+
+By what is known of the vectors
+    METHODS, of nothing: eden eden_unbiased turboquant turboquant_mixed turboquant_prod turboquant_prod_orthogonal
+        rotorquant rotorquant_prod rotorquant_paper rotorquant_paper_prod rotor_chain hadamard planarquant isoquant
+        identity rtn affine affine_rotated affine_rotated_sign
+        turboquant_trellis turboquant_trellis_unbiased rotorquant_trellis
+    FITTED, of samples: klt_trellis rotorquant_learned rotor_chain_learned rotorquant_allocated
+        rotorquant_allocated_trellis pq opq lopq qet
+    BUDGETED, of the very matrix: fit_under_budget
+Operations on any quantizer
+    encode decode roundtrip straight_through nbytes save load
+Keys and values
+    STRATEGIES strategy Strategy KVCache append attend dot_product_attention grow; rqjax.nn for flax
+Nearest neighbours
+    Index
+Training
+    fit losses learning
+Parts, which nest
+    Normalized Scaled Gain Centered Rotated Residual Split PerHead Local
+    Scalar lloyd_max Affine Uniform Columns Trellis trellis_coded TrellisColumns Product Exchange Exact Sign
+    rotations clifford codebooks packing
+New ones
+    Quantizer Codes pytree static
+What is measured, and bounds for it
+    metrics theory
+Kernels, and errors
+    kernels Unsupported UnknownName extras
+
+The guide is rqjax/README.md; help(rqjax.eden), say, tells more of each name.
+"""
+
+import re as _re
 
 from rqjax import (
     codebooks as codebooks,
@@ -24,6 +59,7 @@ from rqjax.core.quantizer import (
     encode as encode,
     nbytes as nbytes,
     roundtrip as roundtrip,
+    straight_through as straight_through,
 )
 from rqjax.core.registry import UnknownName as UnknownName
 from rqjax.learning import losses as losses
@@ -90,3 +126,6 @@ from rqjax.recipes.sketches import Sign as Sign
 from rqjax.rotations import clifford as clifford
 from rqjax.search.index import Index as Index
 from rqjax.storage import load as load, save as save
+
+__version__ = "0.1.0"
+__all__ = [name for name in _re.findall(r"\w+", __doc__) if name in globals() and name != "rqjax"]  # pyright: ignore

@@ -1,40 +1,88 @@
-"""What README.md says is true: its example runs, its tables are the committed ones, its links lead somewhere."""
+"""What the documents say is true: examples run, tables are the committed ones, links lead somewhere."""
 
+import inspect
 import re
 
 import pytest
 
+import rqjax
 from experiments import readme
 from rqjax import METHODS
 from tests.tools.suites import some
 
-TEXT = (readme.ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+TEXTS = {str(path.relative_to(readme.ROOT)): path.read_text() for path in [*readme.DOCUMENTS, readme.CONFIGS]}
+SHORT = TEXTS["README.md"]
+EXAMPLES = [
+    (name, i, code)
+    for name, text in TEXTS.items()
+    for i, code in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+]
 
 
-@pytest.mark.parametrize("example", some(range(len(EXAMPLES)), [0]))
-def test_examples_run(example, tmp_path, monkeypatch):
+@pytest.mark.parametrize("example", some(range(len(EXAMPLES)), [0]), ids=lambda i: "{}-{}".format(*EXAMPLES[i][:2]))
+def test_examples_run_and_print_what_they_say(example, tmp_path, monkeypatch, capsys):
+    """Where the comment behind a print begins with what is printed: a number to three digits, an array, a name."""
+    name, _, code = EXAMPLES[example]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").symlink_to(readme.ROOT / "results")
     before = dict(METHODS)
-    exec(compile(EXAMPLES[example], "README.md", "exec"), {})
+    exec(compile(code, name, "exec"), {"__name__": "example"})
     for name in set(METHODS) - set(before):  # one example adds a method
         del METHODS[name]
+    printed = capsys.readouterr().out.splitlines()
+    said = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    if len(printed) == len(said):  # else a line is of an array that takes several
+        for line, comment in zip(printed, said, strict=True):
+            number = re.match(r"-?\d+\.\d+", comment)
+            if number:
+                assert float(line.split()[-1]) == pytest.approx(float(number[0]), rel=0.03)
+            elif re.match(r"[A-Z(\[]", comment):
+                assert " ".join(line.split()).startswith(re.split(r"[;:]", comment)[0].strip())
 
 
-def test_tables_are_the_committed_ones():
-    assert len(readme.MARKER.findall(TEXT)) >= 5
-    assert readme.refresh(TEXT) == TEXT
+@pytest.mark.parametrize("name", TEXTS)
+def test_documents_are_fresh(name):
+    text = TEXTS[name]
+    assert text == (readme.configs() if name == "configs/README.md" else readme.refresh(text))
 
 
-def test_links_and_commands_lead_somewhere():
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", TEXT) + re.findall(r"--config=(\S+\.py)", TEXT)
-    assert len(links) > 5
-    assert [link for link in links if not (readme.ROOT / link).exists()] == []
+def test_tables_are_shown():
+    assert len(readme.TABLE.findall(TEXTS["results/README.md"])) >= 20
 
 
-def test_every_method_is_listed():
-    assert [name for name in METHODS if f"`{name}`" not in TEXT] == []
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_and_commands_lead_somewhere(name):
+    folder, text = (readme.ROOT / name).parent, TEXTS[name]
+    links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", text)
+    assert links
+    for link in links:
+        path, _, anchor = link.partition("#")
+        assert (folder / path).exists(), link
+        if anchor:
+            target = (folder / path).read_text() if path else text
+            titles = re.findall(r"^#+ (.*)$", target, re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles], link
+    commands = re.findall(r"--config=(\S+\.py)", text)
+    assert [path for path in commands if "NAME" not in path and not (readme.ROOT / path).exists()] == []
+
+
+def test_the_front_door_is_short():
+    lines = SHORT.splitlines()
+    assert len(lines) <= 200
+    assert len(SHORT) <= 14_000
+    assert any("pip install" in line for line in lines[:30])
+    assert len(re.findall(r"!\[", SHORT)) >= 3
+    assert len(re.findall(r"\]\(", SHORT)) >= 10
+
+
+def test_every_method_and_public_name_is_listed():
+    guide = TEXTS["rqjax/README.md"]
+    assert [name for name in METHODS if f"`{name}`" not in guide] == []
+    source = inspect.getsource(rqjax)
+    public = set(re.findall(r"\b(\w+) as \1\b", source)) | {"kernels", "__version__"}
+    assert public - {"__version__"} == set(rqjax.__all__)
+    assert len(rqjax.__doc__.splitlines()) <= 48  # one screen
+    assert all(len(line) <= 120 for line in rqjax.__doc__.splitlines())
 
 
 def test_committed_results_have_their_config():
@@ -45,3 +93,4 @@ def test_committed_results_have_their_config():
         named = (readme.ROOT / "configs" / f"{folder.name}.py").exists()
         assert named or any(f'"workdir": "results/{folder.name}"' in text for text in texts)
         assert {"table.md", "rows.csv"} <= {path.name for path in folder.iterdir()}
+        assert f"{folder.name}/" in TEXTS["results/README.md"], f"no word of {folder.name}"

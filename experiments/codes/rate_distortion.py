@@ -70,6 +70,13 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+SHOWN = ("lloyd_max", "entropy_coded", "trellis_6", "trellis_8", "trellis_12")
+"""In the plot, for the first of the data sets, which differ little, and at whole bits: fractional ones are of two codes
+side by side, each of which is better alone."""
+
+
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
-    style = {"series": "code", "panel": "data", "levels": {"Shannon's bound": 1}}
+    first = [row for row in rows if row["point"]["data"] == rows[0]["point"]["data"]]
+    rows = [row for row in first if row["point"]["code"] in SHOWN and float(row["point"]["bits"]).is_integer()]
+    style = {"series": "code", "levels": {"Shannon's bound": 1}}
     return [plots.curves(rows, folder / "over_shannon.png", x="stored_bits", y="over_shannon", **style)]

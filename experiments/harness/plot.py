@@ -9,9 +9,40 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import FuncFormatter
 
 from experiments.harness.table import Row
 
+WORDS = {
+    "tokens": "tokens in the cache",
+    "vs_bfloat16": "speed over a plain bfloat16 cache",
+    "vs_float32": "speed over a plain float32 cache",
+    "over_shannon": "squared error over Shannon's bound",
+    "stored_bits": "bits a number, the norm included",
+    "index_bits": "bits a number, without the norm",
+    "mse_over_bound": "squared error over Shannon's bound",
+    "mse": "squared error, relative",
+    "bytes": "bytes a vector",
+    "1@1": "nearest neighbours found first (1@1)",
+    "10@10": "of the ten nearest, among ten found (10@10)",
+    "queries_per_second": "queries a second",
+    "kl": "KL divergence, nats",
+    "divergence": "KL divergence of the next token, nats",
+    "recalled": "share of values recalled exactly",
+    "pairs": "pairs of key and value",
+    "k": "k, neighbours looked at",
+    "1@k": "nearest neighbours among k found (1@k)",
+    "ratio": "compression, times smaller",
+    "quantize_s": "seconds to quantize",
+    "dequantize_s": "seconds to get back",
+    "mae": "mean absolute error",
+    "step": "steps of training",
+    "validation": "error held out",
+    "nats": "nats a byte",
+}
+"""Of axes, in words and units."""
+DOUBLING = ("tokens", "ratio", "k", "pairs")
+"""Axes whose values double from one to the next."""
 STYLES = [(color, line) for line in ("-", "--", ":") for color in plt.get_cmap("tab10").colors]  # pyright: ignore[reportAttributeAccessIssue]
 BARS = plt.get_cmap("tab20").colors  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -40,7 +71,10 @@ def curves(
         for (name, height), line in zip((levels or {}).items(), ("-", "--"), strict=False):
             axis.axhline(height, color="0.6", linestyle=line, label=name)
         axis.set_yscale("log" if log else "linear")
-        axis.set(title=value or "", xlabel=x, ylabel=y)
+        if x in DOUBLING:
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.0f}"))
+        axis.set(title=value or "", xlabel=WORDS.get(x, x), ylabel=WORDS.get(y, y))
     return _save(figure, axes, path)
 
 
@@ -61,7 +95,7 @@ def bars(rows: Sequence[Row], path: Path, *, x: str, y: str, series: str) -> Pat
         means, deviations = zip(*heights.values(), strict=True)
         axes[0].bar(places, means, 0.8 / len(names), yerr=deviations, label=name, color=BARS[i % len(BARS)])
     axes[0].set_xticks(range(len(groups)), [group.replace("_", "\n") for group in groups])
-    axes[0].set(yscale="log", ylabel=y)
+    axes[0].set(yscale="log", ylabel=WORDS.get(y, y))
     return _save(figure, axes, path)
 
 

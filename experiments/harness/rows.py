@@ -8,15 +8,23 @@ from typing import Any
 
 
 class Rows:
-    """Rows on disk, found by their point. What was written is on the disk before `append` returns."""
+    """Rows on disk, found by their point. What was written is on the disk before `append` returns.
+
+    Rows of other runs into the same folder (`rows*.jsonl`: shards) are found, too.
+    """
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._rows: dict[str, dict[str, Any]] = {}
+        for other in sorted({*path.parent.glob("rows*.jsonl")} - {path}):
+            self._read(other)
+        self._read(path)
+
+    def _read(self, path: Path) -> None:
         text = path.read_bytes() if path.exists() else b""
         whole = text.rfind(b"\n") + 1
-        if whole < len(text):  # a write was cut short: the row in flight is lost, the file is mended
+        if whole < len(text) and path == self.path:  # a write was cut short: its row is lost, the file is mended
             with path.open("r+b") as file:
                 file.truncate(whole)
         for number, line in enumerate(text[:whole].splitlines(), 1):

@@ -51,9 +51,15 @@ def _set(vectors: str) -> tuple[str, int]:
     return name, numbers(dim, "d = 200", f"the dimension of vectors {vectors!r}")[0]
 
 
+SHOWN = ("turboquant", "turboquant_trellis", "klt_trellis:tight", "turbovec", "faiss_pq", "faiss_prq", "faiss_rabitq")
+"""Codecs in plots, of those that there are; the table has all."""
+
+
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    rows = [row for row in rows if row["point"]["codec"] in SHOWN and "d = 128" in row["point"]["vectors"]] or rows
+
     def curves(rows: list[dict[str, Any]], file: str, x: str, y: str) -> Path:
-        return plots.curves(rows, folder / file, x=x, y=y, series="codec", panel="vectors", width=2)
+        return plots.curves(rows, folder / file, x=x, y=y, series="codec", panel="vectors")
 
     most = max(row["point"]["bits"] for row in rows)
     by_k = [

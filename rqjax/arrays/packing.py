@@ -62,9 +62,16 @@ def pack_planes(fields: list[UInt32[Array, "*n lanes"]], bits: int) -> UInt32[Ar
     return words
 
 
+def check_width(codes: UInt32[Array, "*n w"] | UInt8[Array, "*n w"], width: int) -> None:
+    """Raises a ValueError for codes that are not of `width` words or bytes a vector."""
+    if codes.shape[-1] != width:
+        raise ValueError(f"expected codes of {width} {codes.dtype} a vector, got shape {codes.shape}")
+
+
 def unpack(words: UInt32[Array, "*n words"], bits: int, dim: int) -> UInt32[Array, "*n d"]:
     """The inverse of `pack`."""
     bits, lanes = check_int("bits", bits, 1, 8), -(-dim // 8)
+    check_width(words, words_per_vector(dim, bits))
     if bits > 4:
         low = words_per_vector(dim, 4)
         return unpack(words[..., :low], 4, dim) | (unpack(words[..., low:], bits - 4, dim) << 4)
@@ -116,6 +123,7 @@ def pack_stream(indices: Integer[Array, "*n d"], bits: int) -> UInt32[Array, "*n
 
 def unpack_stream(words: UInt32[Array, "*n words"], bits: int, dim: int) -> UInt32[Array, "*n d"]:
     """The inverse of `pack_stream`."""
+    check_width(words, -(-dim * bits // 32))
     bit = (words[..., None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
     bit = bit.reshape(*words.shape[:-1], 32 * words.shape[-1])[..., : dim * bits]
     bit = bit.reshape(*words.shape[:-1], dim, bits)
@@ -137,6 +145,7 @@ def pack_bytes(indices: Integer[Array, "*n d"], counts: Sequence[int]) -> UInt8[
 
 def unpack_bytes(codes: UInt8[Array, "*n bytes"], counts: Sequence[int], dim: int) -> UInt32[Array, "*n d"]:
     """The inverse of `pack_bytes`."""
+    check_width(codes, -(-sum(counts) // 8))
     bits, start = jnp.concatenate([(codes >> k) & 1 for k in range(8)], axis=-1), 0
     total = jnp.zeros((*codes.shape[:-1], dim), jnp.uint32)
     for bit, count in enumerate(counts):

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from rqjax.cache.kv import KVCache
-from rqjax.core import Quantizer, unknown_name
+from rqjax.core import Quantizer, nbytes, unknown_name
 from rqjax.quantizers.combinators import Residual
 from rqjax.quantizers.exact import Exact
 from rqjax.recipes import methods
@@ -23,9 +24,15 @@ class Strategy(NamedTuple):
     centered: bool = False
 
     def cache(self, batch: int, kv_heads: int, max_len: int, **options: Any) -> KVCache:
-        """An empty cache; `options` as in `KVCache.init`."""
-        options = {"centered": self.centered, **options}
+        """An empty cache; `options` as in `KVCache.init`. What is to be stored in float32 is so in the window, too."""
+        full = [part.dtype for part in (self.keys, self.values) if isinstance(part, Exact)]
+        dtype = jnp.promote_types(*full) if len(full) == 2 else jnp.bfloat16
+        options = {"centered": self.centered, "dtype": dtype, **options}
         return KVCache.init(batch, kv_heads, max_len, self.keys, self.values, **options)
+
+    def nbytes(self, batch: int, kv_heads: int, max_len: int, **options: Any) -> int:
+        """Bytes of the cache that `cache` would make, of which none is made: codes, window, quantizers, everything."""
+        return nbytes(jax.eval_shape(lambda: self.cache(batch, kv_heads, max_len, **options)))
 
 
 def _v2_rotated_qjl(key: Array, dim: int, sketch: Callable[[Array, int], Quantizer]) -> Strategy:
@@ -65,13 +72,13 @@ def strategy(name: str, key: Array, dim: int) -> Strategy:
     Raises:
       UnknownName: there is no such strategy; the nearest names are given.
     """
-    base, centered, rest = name.partition("+centered")
-    if rest:
-        raise unknown_name("strategy", name, _names())
+    base, plus, option = name.partition("+")
+    if plus and option != "centered":
+        raise unknown_name(f"option of the strategy {base!r}", option, ["centered"])
     parts = [_one(part, key, dim) for part in base.split("/")]
     if len(parts) > 2:
         raise ValueError(f"expected a strategy, or one for keys and one for values with '/' between, got {name!r}")
-    return Strategy(parts[0].keys, parts[-1].values, bool(centered))
+    return Strategy(parts[0].keys, parts[-1].values, bool(plus))
 
 
 def _one(name: str, key: Array, dim: int) -> Strategy:

@@ -20,6 +20,25 @@ def static(**kwargs: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
+def described(tree: Any) -> str:
+    """`Normalized(Rotated(Rotor(128), Scalar(3 bits)))`: the quantizers and rotations in a pytree; of one that has none
+    its bits or its dimension; of one without these its arrays as dtype and shape; and options that are not the default.
+    """
+    fields = [(field, getattr(tree, field.name)) for field in dataclasses.fields(tree)]
+    values = [part for _, value in fields for part in (value if isinstance(value, tuple) else (value,))]
+    shown = [repr(part) for part in values if dataclasses.is_dataclass(part) and hasattr(part, "dim")]
+    bits, dim = getattr(tree, "bits", None), None if shown else getattr(tree, "dim", None)
+    if isinstance(bits, int):
+        shown.append(f"{bits} bits")
+    elif isinstance(dim, int):
+        shown.append(str(dim))
+    elif not shown:
+        shown = [f"{part.dtype}{list(part.shape)}" for part in values if hasattr(part, "shape")]
+    options = {f.name: value for f, value in fields if type(value) in (str, int, float) and value != f.default}
+    shown += [f"{name}={value!r}" for name, value in options.items() if name not in ("bits", "dim")]
+    return f"{type(tree).__name__}({', '.join(shown)})"
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
 def pytree(cls: type[T]) -> type[T]:
     """Makes `cls` a frozen dataclass and registers it as a pytree. Its `encode`, `decode` and `dot` become operations:
@@ -29,7 +48,9 @@ def pytree(cls: type[T]) -> type[T]:
     `eval_shape` and tree transposition put in the leaves as soon as `__init__` checks its arguments, so the object is
     made without it. Comparison is by identity: arrays have no truth value.
     """
-    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    if cls.__repr__ is object.__repr__:
+        cls.__repr__ = described  # pyright: ignore[reportAttributeAccessIssue]
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     leaves = [f.name for f in fields if not f.metadata.get("static")]
     statics = [f.name for f in fields if f.metadata.get("static")]

@@ -102,6 +102,24 @@ def roundtrip(quantizer: Quantizer, x: Vectors) -> Shaped[Array, "*n d"]:
     return decode(quantizer, encode(quantizer, x), dtype=jnp.asarray(x).dtype)
 
 
+def straight_through(quantizer: Quantizer, x: Vectors) -> Shaped[Array, "*n d"]:
+    """`roundtrip` with the gradients of training through rounding: to x that of the identity, to the quantizer's arrays
+    that of decoding with the codes as they are. (The gradient of `roundtrip` itself knows of norms alone.)
+
+    Source: Bengio, Léonard & Courville, 2013, arXiv:1308.3432.
+
+    Args:
+      quantizer: any quantizer.
+      x: vectors (*n, d).
+
+    Returns:
+      What is decoded of x encoded, in the dtype of x.
+    """
+    x = check_vectors(x, quantizer.dim)
+    codes = jax.lax.stop_gradient(quantizer.encode(jax.lax.stop_gradient(x)))
+    return quantizer.decode(codes).astype(x.dtype) + (x - jax.lax.stop_gradient(x))
+
+
 def nbytes(tree: PyTree) -> int:
     """Bytes that the arrays of a pytree (codes, a quantizer, both) take in memory."""
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +29,11 @@ class Registry(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise unknown_name(self.kind, name, self)
+
+    def __repr__(self) -> str:
+        """A line for each name: the first one of what is known of it."""
+        docs = {name: (inspect.getdoc(entry) or "").partition("\n")[0] for name, entry in self.items()}
+        return "\n".join(f"{name}: {doc}" for name, doc in docs.items())
 
 
 def nest(tree: Any) -> str:

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PyTree
 from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Quantizer, nest, pytree, static
+from rqjax.core.quantizer import straight_through
 from rqjax.quantizers.combinators import Centered, Normalized, Rotated, Scaled
 from rqjax.quantizers.gain import Gain, gain_of, nearest_gains
 from rqjax.quantizers.per_coordinate import Columns
@@ -29,7 +30,7 @@ TINY = 1e-20
 
 
 def _with_hard_codes(loss: Any, quantizer: Quantizer, batch: PyTree, progress: ArrayLike = 1.0) -> Float[Array, ""]:
-    return loss.error(batch, straight_through(quantizer, _vectors(batch)))
+    return loss.error(batch, straight_through(quantizer, as_float32(_vectors(batch))))
 
 
 @pytree
@@ -143,11 +144,6 @@ class OutputError:
 def _vectors(batch: PyTree) -> Float[Array, "n d"]:
     """The vectors of a batch, which come first."""
     return jax.tree.leaves(batch)[0]
-
-
-def straight_through(quantizer: Quantizer, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
-    """What is decoded of x, a function of the quantizer's arrays whose codes do not change."""
-    return quantizer.decode(lax.stop_gradient(quantizer.encode(lax.stop_gradient(x))))
 
 
 class Step(NamedTuple):

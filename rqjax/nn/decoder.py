@@ -19,7 +19,7 @@ from rqjax.arrays.planes import never_true
 from rqjax.cache.attention import dot_product_attention
 from rqjax.cache.kv import KVCache
 from rqjax.cache.strategies import Strategy, strategy
-from rqjax.core import check_int, platforms
+from rqjax.core import check_int, nbytes, platforms
 from rqjax.nn.compat import jittable, listed
 from rqjax.nn.config import DecoderConfig
 
@@ -241,7 +241,7 @@ class Decoder(nnx.Module):
         """
         config = self.config
         layers, edge = config.num_hidden_layers, check_int("boundary", boundary, 0, config.num_hidden_layers)
-        dtype = jnp.dtype(options.get("dtype", jnp.bfloat16)).name
+        dtype = jnp.dtype(options.get("dtype", jnp.float32 if name == "float32" else jnp.bfloat16)).name
         if not isinstance(name, str) and len(name) != layers:
             raise ValueError(f"expected {layers} strategies, one a layer, got {len(name)}")
         names = [name] * layers if isinstance(name, str) else name
@@ -251,6 +251,11 @@ class Decoder(nnx.Module):
             for i, n in enumerate(names)
         ]
         return tuple(part.cache(batch, config.num_key_value_heads, max_len, **options) for part in parts)
+
+    def cache_nbytes(self, name: str | Sequence[Strategy], batch: int, max_len: int, **options: Any) -> int:
+        """Bytes of the caches that `caches` would make, of which none is made."""
+        key = jax.random.key(0)
+        return nbytes(jax.eval_shape(lambda: self.caches(name, key, batch, max_len, **options)))
 
 
 def exact_attention(

@@ -46,6 +46,7 @@ class Trellis(Quantizer):
 
     def states(self, codes: UInt32[Array, "*n words"]) -> Integer[Array, "*n d"]:
         """The state of each coordinate: a window that slides over the stream."""
+        packing.check_width(codes, packing.words_per_vector(self.dim, self.bits))
         if self.bits > 4:
             lead, times = codes.shape[:-1], 8 * self._lanes
             planes = packing.unpack(codes, self.bits, times).reshape(*lead, 8, self._lanes)

@@ -1,7 +1,9 @@
-"""Recipes: the only place where names of papers appear. A new method is one function and one dictionary entry."""
+"""Recipes: the only place where names of papers appear. A new method is one function behind `@recipe`."""
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jaxtyping import Array
@@ -14,52 +16,119 @@ from rqjax.quantizers.trellis import trellis_coded
 from rqjax.recipes.sketches import Sign
 from rqjax.rotations import Chain, Dense, Givens, Hadamard, MultivectorRotor, Quaternion, Rotor
 
+Recipe = TypeVar("Recipe", bound=Callable[..., Quantizer])
+METHODS = Registry("method", {})
+"""Data-oblivious recipes: `METHODS[name](key, dim, bits)` is a quantizer of `dim`-dimensional vectors."""
 
+
+USAGE = """
+Args:
+  key: random key of the rotation.
+  dim: dimension of the vectors, from 1.
+  bits: bits a coordinate, from 1 to 8; where recipes say so, fractional.
+
+Returns:
+  A quantizer of vectors (..., dim) of any float dtype; `bits_per_vector` counts its norm or scale, too.
+
+Raises:
+  ValueError: `dim` or `bits` is out of range.
+
+Example:
+  >>> import jax, rqjax
+  >>> q = rqjax.{name}(jax.random.key(0), dim=64, bits=2)
+  >>> q.decode(q.encode(jax.random.normal(jax.random.key(1), (3, 64)))).shape
+  (3, 64)
+"""
+"""What `help` says of every recipe."""
+
+
+def recipe(make: Recipe) -> Recipe:
+    """Enters a recipe into `METHODS`, checks the dimension that it is called with, and completes its docstring."""
+
+    @functools.wraps(make)
+    def checked(key: Array, dim: int, bits: float | int) -> Quantizer:
+        return make(key, check_int("dim", dim, 1, 2**24), bits)
+
+    checked.__doc__ = f"{inspect.getdoc(make)}\n{USAGE.format(name=make.__name__)}"
+    METHODS[make.__name__] = checked
+    return checked  # pyright: ignore[reportReturnType]
+
+
+@recipe
 def rtn(key: Array, dim: int, bits: int) -> Quantizer:
     """Round-to-nearest: one affine grid a vector."""
     return Affine(bits, dim, dim)
 
 
+@recipe
 def identity(key: Array, dim: int, bits: int) -> Quantizer:
     """TurboQuant without its rotation: what the rotation is worth."""
     return Normalized(lloyd_max(dim, bits))
 
 
+@recipe
 def turboquant(key: Array, dim: int, bits: int) -> Quantizer:
-    """TurboQuant-mse (Algorithm 1): uniform rotation, Lloyd-Max levels."""
+    """TurboQuant-mse (Algorithm 1): uniform rotation, Lloyd-Max levels.
+
+    Source: Zandieh, Daliri, Hadian & Mirrokni, 2025, arXiv:2504.19874.
+    """
     return Normalized(Rotated(Dense.haar(key, dim), lloyd_max(dim, bits)))
 
 
+@recipe
 def turboquant_prod(key: Array, dim: int, bits: int) -> Quantizer:
-    """TurboQuant-prod (Algorithm 2): `turboquant` at b - 1 bits, one bit of Gaussian sketch on the residual."""
+    """TurboQuant-prod (Algorithm 2): `turboquant` at b - 1 bits, one bit of Gaussian sketch on the residual.
+
+    Sources: Zandieh, Daliri, Hadian & Mirrokni, 2025, arXiv:2504.19874; Zandieh, Daliri & Han, 2024,
+    arXiv:2406.03482 (QJL).
+    """
     return _prod(turboquant, Sign.gaussian, key, dim, bits)
 
 
+@recipe
 def turboquant_prod_orthogonal(key: Array, dim: int, bits: int) -> Quantizer:
-    """TurboQuant-prod with an orthogonal sketch."""
+    """TurboQuant-prod with an orthogonal sketch.
+
+    Sources: Zandieh, Daliri, Hadian & Mirrokni, 2025, arXiv:2504.19874; Zandieh, Daliri & Han, 2024,
+    arXiv:2406.03482 (QJL).
+    """
     return _prod(turboquant, Sign.orthogonal, key, dim, bits)
 
 
+@recipe
 def turboquant_mixed(key: Array, dim: int, bits: float | int) -> Quantizer:
-    """TurboQuant with fractional bits: a fixed share of the rotated channels gets one bit more (2.5: half at 3)."""
+    """TurboQuant with fractional bits: a fixed share of the rotated channels gets one bit more (2.5: half at 3).
+
+    Source: Zandieh, Daliri, Hadian & Mirrokni, 2025, arXiv:2504.19874.
+    """
     return Normalized(Rotated(Dense.haar(key, dim), mixed(lloyd_max, dim, bits)))
 
 
+@recipe
 def hadamard(key: Array, dim: int, bits: int) -> Quantizer:
     """TurboQuant with one randomised Hadamard round as its rotation."""
     return Normalized(Rotated(Hadamard.random(key, dim), lloyd_max(dim, bits)))
 
 
+@recipe
 def rotorquant(key: Array, dim: int, bits: int) -> Quantizer:
-    """RotorQuant: Clifford rotors in blocks of three, with the codebook of the vector's own dimension."""
+    """RotorQuant: Clifford rotors in blocks of three, with the codebook of the vector's own dimension.
+
+    Source: RotorQuant (Pope, 2026).
+    """
     return Normalized(Rotated(Rotor.random(key, dim), lloyd_max(dim, bits)))
 
 
+@recipe
 def rotorquant_prod(key: Array, dim: int, bits: int) -> Quantizer:
-    """RotorQuant at b - 1 bits, one bit of Gaussian sketch on the residual (section 3.4)."""
+    """RotorQuant at b - 1 bits, one bit of Gaussian sketch on the residual (section 3.4).
+
+    Source: RotorQuant (Pope, 2026).
+    """
     return _prod(rotorquant, Sign.gaussian, key, dim, bits)
 
 
+@recipe
 def rotorquant_paper(key: Array, dim: int, bits: int) -> Quantizer:
     """RotorQuant as published: full multivectors, one codebook a grade, scaled for 8 ceil(d/3) coordinates.
 
@@ -73,21 +142,34 @@ def rotorquant_paper(key: Array, dim: int, bits: int) -> Quantizer:
     return Normalized(Rotated(MultivectorRotor(bivectors, dim), Split(parts)))
 
 
+@recipe
 def rotorquant_paper_prod(key: Array, dim: int, bits: int) -> Quantizer:
-    """The published RotorQuant at b - 1 bits, one bit of Gaussian sketch on the residual (Table 5)."""
+    """The published RotorQuant at b - 1 bits, one bit of Gaussian sketch on the residual (Table 5).
+
+    Source: RotorQuant (Pope, 2026).
+    """
     return _prod(rotorquant_paper, Sign.gaussian, key, dim, bits)
 
 
+@recipe
 def planarquant(key: Array, dim: int, bits: int) -> Quantizer:
-    """Plane rotations in blocks of two."""
+    """Plane rotations in blocks of two.
+
+    Source: RotorQuant (Pope, 2026).
+    """
     return Normalized(Rotated(Givens.random(key, dim), lloyd_max(dim, bits)))
 
 
+@recipe
 def isoquant(key: Array, dim: int, bits: int) -> Quantizer:
-    """Pairs of quaternions in blocks of four."""
+    """Pairs of quaternions in blocks of four.
+
+    Source: RotorQuant (Pope, 2026).
+    """
     return Normalized(Rotated(Quaternion.random(key, dim), lloyd_max(dim, bits)))
 
 
+@recipe
 def rotor_chain(key: Array, dim: int, bits: int) -> Quantizer:
     """Rotors and one randomised Hadamard round: every coordinate is mixed with every other.
 
@@ -97,43 +179,78 @@ def rotor_chain(key: Array, dim: int, bits: int) -> Quantizer:
     return Normalized(Rotated(_rotor_chain(key, dim), lloyd_max(dim, bits)))
 
 
+@recipe
 def eden(key: Array, dim: int, bits: int) -> Quantizer:
-    """TurboQuant-mse with the best scale per vector: EDEN."""
+    """TurboQuant-mse with the best scale per vector: EDEN.
+
+    Source: EDEN (Vargaftik et al., 2022, arXiv:2108.08842).
+    """
     return Scaled(Rotated(Dense.haar(key, dim), lloyd_max(dim, bits)), "mse")
 
 
+@recipe
 def eden_unbiased(key: Array, dim: int, bits: int) -> Quantizer:
-    """EDEN with the scale that makes inner products unbiased."""
+    """EDEN with the scale that makes inner products unbiased.
+
+    Source: EDEN (Vargaftik et al., 2022, arXiv:2108.08842).
+    """
     return Scaled(Rotated(Dense.haar(key, dim), lloyd_max(dim, bits)), "unbiased")
 
 
+@recipe
 def turboquant_trellis(key: Array, dim: int, bits: float | int) -> Quantizer:
-    """`eden` with a trellis of 2^8 states in the place of levels, 1 to 4 bits; fractional as `turboquant_mixed`."""
+    """`eden` with a trellis of 2^8 states in the place of levels, 1 to 4 bits; fractional as `turboquant_mixed`.
+
+    Sources: QTIP (Tseng et al., 2024, arXiv:2406.11235); Mao, Gray & Linder, 2010; EDEN (Vargaftik et al., 2022,
+    arXiv:2108.08842).
+    """
     return Scaled(Rotated(Dense.haar(key, dim), mixed(trellis_coded, dim, bits)), "mse")
 
 
+@recipe
 def turboquant_trellis_unbiased(key: Array, dim: int, bits: float | int) -> Quantizer:
-    """`turboquant_trellis` with the scale that makes inner products unbiased."""
+    """`turboquant_trellis` with the scale that makes inner products unbiased.
+
+    Sources: QTIP (Tseng et al., 2024, arXiv:2406.11235); Mao, Gray & Linder, 2010; EDEN (Vargaftik et al., 2022,
+    arXiv:2108.08842).
+    """
     return Scaled(Rotated(Dense.haar(key, dim), mixed(trellis_coded, dim, bits)), "unbiased")
 
 
+@recipe
 def rotorquant_trellis(key: Array, dim: int, bits: float | int) -> Quantizer:
-    """`turboquant_trellis` with the rotation of `rotor_chain`, after which coordinates are as near to Gaussian."""
+    """`turboquant_trellis` with the rotation of `rotor_chain`, after which coordinates are as near to Gaussian.
+
+    Sources: QTIP (Tseng et al., 2024, arXiv:2406.11235); Mao, Gray & Linder, 2010; EDEN (Vargaftik et al., 2022,
+    arXiv:2108.08842).
+    """
     return Scaled(Rotated(_rotor_chain(key, dim), mixed(trellis_coded, dim, bits)), "mse")
 
 
+@recipe
 def affine(key: Array, dim: int, bits: int) -> Quantizer:
-    """Affine groups of 64 (MLX's layout; TurboQuant MLX's V2 LEAN), of 32 or the whole where 64 does not divide d."""
+    """Affine groups of 64 (MLX's layout; TurboQuant MLX's V2 LEAN), of 32 or the whole where 64 does not divide d.
+
+    Source: TurboQuant MLX, of 2026; the layout is that of `mx.quantize`.
+    """
     return Affine(bits, next((size for size in (64, 32) if dim % size == 0), dim), dim)
 
 
+@recipe
 def affine_rotated(key: Array, dim: int, bits: int) -> Quantizer:
-    """Affine groups after a uniform rotation (V2 rotated): the norm is in the scales and biases."""
+    """Affine groups after a uniform rotation (V2 rotated): the norm is in the scales and biases.
+
+    Source: TurboQuant MLX, of 2026; the layout is that of `mx.quantize`.
+    """
     return Rotated(Dense.haar(key, dim), affine(key, dim, bits))
 
 
+@recipe
 def affine_rotated_sign(key: Array, dim: int, bits: int) -> Quantizer:
-    """`affine_rotated` and one bit more of Gaussian sketch on the residual (V2 rotated + QJL)."""
+    """`affine_rotated` and one bit more of Gaussian sketch on the residual (V2 rotated + QJL).
+
+    Source: TurboQuant MLX, of 2026; the layout is that of `mx.quantize`.
+    """
     first, second = jax.random.split(key)
     return Residual(affine_rotated(first, dim, bits), Sign.gaussian(second, dim))
 
@@ -158,36 +275,3 @@ def _prod(recipe: Callable[..., Any], sketch: Callable[..., Quantizer], key: Arr
     if bits == 1:
         return sketch(second, dim)
     return Normalized(Residual(recipe(first, dim, bits - 1).inner, sketch(second, dim)))
-
-
-METHODS = Registry(
-    "method",
-    {
-        recipe.__name__: recipe
-        for recipe in (
-            rtn,
-            identity,
-            turboquant,
-            turboquant_prod,
-            turboquant_prod_orthogonal,
-            turboquant_mixed,
-            hadamard,
-            rotorquant,
-            rotorquant_prod,
-            rotorquant_paper,
-            rotorquant_paper_prod,
-            planarquant,
-            isoquant,
-            rotor_chain,
-            eden,
-            eden_unbiased,
-            turboquant_trellis,
-            turboquant_trellis_unbiased,
-            rotorquant_trellis,
-            affine,
-            affine_rotated,
-            affine_rotated_sign,
-        )
-    },
-)
-"""Data-oblivious recipes: `METHODS[name](key, dim, bits)` is a quantizer of `dim`-dimensional vectors."""

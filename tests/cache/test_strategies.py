@@ -36,8 +36,12 @@ def test_qjl_is_for_keys_only():
     [
         ("v3_5", rqjax.UnknownName, "unknown strategy 'v3_5'; did you mean"),
         ("rotorqant_3", rqjax.UnknownName, "did you mean 'rotorquant'"),
-        ("rotorquant+centred", rqjax.UnknownName, "unknown strategy 'rotorquant\\+centred'"),
-        ("v3_3+centered_2", rqjax.UnknownName, "unknown strategy"),
+        (
+            "rotorquant+centred",
+            rqjax.UnknownName,
+            "option of the strategy 'rotorquant' 'centred'; did you mean 'centered'",
+        ),
+        ("v3_3+centered_2", rqjax.UnknownName, "unknown option of the strategy"),
         ("v3_3/v3_2/v3_2", ValueError, "one for keys and one for values"),
         ("rotorquant_9", ValueError, "expected bits to be a whole number from 1 to 8, got 9"),
     ],

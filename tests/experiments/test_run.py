@@ -40,7 +40,7 @@ def command(monkeypatch):
     def call(*flags):
         monkeypatch.setattr(sys, "argv", ["run", *flags])
         with flagsaver.flagsaver():
-            run.main(experiments.flags_parser(sys.argv))
+            run.main(experiments.flags_parser(run.with_config(sys.argv)))
 
     monkeypatch.chdir(ROOT)
     return call
@@ -143,6 +143,33 @@ def test_foreign_rows_are_refused(tmp_path):
     path.write_text('{"point": {"a": 1}, "metrics": {}}\n[1, 2]\n')
     with pytest.raises(ValueError, match=r"rows.jsonl, line 2, is not a row of an experiment: b'\[1, 2\]'"):
         Rows(path)
+
+
+def test_a_config_by_its_name_and_what_help_says(command, capsys, tmp_path):
+    assert run.with_config(["run", "smoke", "--fresh"])[1:] == [f"--config={ROOT / 'configs/smoke.py'}", "--fresh"]
+    assert run.with_config(["run", "--config=smoke"])[1:] == [f"--config={ROOT / 'configs/smoke.py'}"]
+    with pytest.raises(SystemExit, match="error: unknown config 'smok'; did you mean 'smoke'"):
+        run.with_config(["run", "smok"])
+    with pytest.raises(SystemExit):
+        run.with_config(["run", "--help"])
+    out = capsys.readouterr().out
+    assert "  distortion: RotorQuant's Table 4 and TurboQuant's Figure 3" in out
+    assert "--shard: i/n" in out
+    with pytest.raises(SystemExit):
+        run.with_config(["run", "smoke", "--help"])
+    out = capsys.readouterr().out
+    assert out.startswith("Seconds: the machinery of a run")
+    assert "  --config.grid.method=('identity', 'rotorquant')" in out
+
+
+def test_shards_make_one_table(tmp_path, counted):
+    for part in (1, 0):
+        made = run.run(CONFIG, tmp_path, shard=(part, 2))
+        assert (tmp_path / f"rows-{part}-of-2.jsonl").exists()
+    assert len(counted) == len(list(run.points(CONFIG))) == 4
+    assert made.markdown.count("1.5") == 4
+    run.run(CONFIG, tmp_path)
+    assert len(counted) == 4
 
 
 def test_another_config_makes_new_rows(tmp_path, counted):

@@ -1,0 +1,116 @@
+"""What a session at a terminal meets: names, short reprs, sizes before anything is made, gradients through rounding."""
+
+import importlib.metadata
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rqjax
+
+KEY = jax.random.key(0)
+
+
+def test_version_and_names():
+    assert rqjax.__version__ == importlib.metadata.version("rqjax")
+    assert all(hasattr(rqjax, name) for name in rqjax.__all__)
+    lines = repr(rqjax.METHODS).splitlines()
+    assert len(lines) == len(rqjax.METHODS)
+    assert "eden: TurboQuant-mse with the best scale per vector: EDEN." in lines
+    assert ">>> q = rqjax.eden(" in rqjax.eden.__doc__
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (lambda: rqjax.rotorquant(KEY, 128, 3), "Normalized(Rotated(Rotor(128), Scalar(3 bits)))"),
+        (lambda: rqjax.eden_unbiased(KEY, 64, 2), "Scaled(Rotated(Dense(64), Scalar(2 bits)), mode='unbiased')"),
+        (lambda: rqjax.affine(KEY, 128, 4), "Affine(4 bits, group_size=64)"),
+        (lambda: rqjax.turboquant_mixed(KEY, 64, 2.5).inner.inner, "Split(Scalar(3 bits), Scalar(2 bits))"),
+        (lambda: rqjax.rotor_chain(KEY, 64, 1).inner.rotation, "Chain(Rotor(64), Hadamard(64))"),
+        (lambda: rqjax.Exact(8, "float16"), "Exact(8, dtype='float16')"),
+        (lambda: rqjax.turboquant_trellis(KEY, 64, 3).inner.inner.table, "Table(int8[256], float32[])"),
+        (
+            lambda: rqjax.strategy("v3_3", KEY, 64).cache(1, 2, 512, window=16),
+            "KVCache(Normalized(Rotated(Dense(64), Scalar(3 bits))), max_len=512, window=16, sinks=4)",
+        ),
+        (
+            lambda: rqjax.Index.build(rqjax.identity(KEY, 4, 3), np.eye(4, dtype=np.float32)),
+            "Index(Normalized(Scalar(3 bits)), metric='ip')",
+        ),
+    ],
+)
+def test_reprs_are_short(made, expected):
+    assert repr(made()) == expected
+
+
+@pytest.mark.parametrize("name", ["eden_4", "v2_rotated_qjl+centered", "float32", "bfloat16/v3_2"])
+def test_bytes_are_known_before_a_cache_is_made(name):
+    strategy = rqjax.strategy(name, KEY, 64)
+    assert strategy.nbytes(2, 2, 300, window=16) == strategy.cache(2, 2, 300, window=16).nbytes
+
+
+def test_a_float32_cache_is_float32_throughout():
+    dtypes = {name: rqjax.strategy(name, KEY, 64).cache(1, 1, 64).exact_keys.dtype.name for name in ("float32", "eden")}
+    assert dtypes == {"float32": "float32", "eden": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: rqjax.eden(KEY, 0, 3), ValueError, "expected dim to be a whole number from 1 to 16777216, got 0"),
+        (lambda: rqjax.METHODS["rtn"](KEY, -1, 3), ValueError, "expected dim to be a whole number"),
+        (lambda: rqjax.eden(KEY, 8, 9), ValueError, "expected bits to be a whole number from 1 to 8, got 9"),
+        (lambda: rqjax.METHODS["edem"], rqjax.UnknownName, "unknown method 'edem'; did you mean 'eden'"),
+        (lambda: rqjax.strategy("v3_4+centred", KEY, 8), rqjax.UnknownName, "did you mean 'centered'"),
+        (
+            lambda: rqjax.eden(KEY, 64, 3).decode(rqjax.eden(KEY, 64, 4).encode(jnp.ones((2, 64)))),
+            ValueError,
+            r"expected codes of 6 uint32 a vector, got shape \(2, 8\)",
+        ),
+        (
+            lambda: rqjax.turboquant_trellis(KEY, 64, 3).decode(rqjax.eden(KEY, 64, 4).encode(jnp.ones((2, 64)))),
+            ValueError,
+            "expected codes of 6 uint32",
+        ),
+        (
+            lambda: rqjax.affine(KEY, 64, 4).decode(rqjax.affine(KEY, 64, 8).encode(jnp.ones((2, 64)))),
+            ValueError,
+            "expected codes of 8 uint32",
+        ),
+    ],
+)
+def test_wrong_input_is_named(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_gradients_go_straight_through():
+    x, weights = jax.random.normal(KEY, (20, 64)), jax.random.normal(jax.random.key(1), (20, 64))
+    q = rqjax.eden(KEY, 64, 4)
+    np.testing.assert_allclose(rqjax.straight_through(q, x), rqjax.roundtrip(q, x), atol=1e-6)
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(weights * rqjax.straight_through(q, x))))(x)
+    np.testing.assert_allclose(gradient, weights, rtol=1e-6)
+    assert rqjax.straight_through(q, x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_a_layer_with_rounded_weights_trains():
+    """To within 2 % of the loss in float, at 4 bits, and beyond what rounding the trained weights leaves."""
+    x, true = jax.random.normal(KEY, (512, 64)), jax.random.normal(jax.random.key(1), (64, 16)) / 8
+    y = x @ true + jax.random.normal(jax.random.key(2), (512, 16))
+    q = rqjax.eden(jax.random.key(3), 64, 4)
+
+    def loss(weights, rounded):
+        weights = rqjax.straight_through(q, weights.T).T if rounded else weights
+        return jnp.mean((x @ weights - y) ** 2)
+
+    @jax.jit
+    def trained(rounded):
+        def step(weights, _):
+            return weights - 0.3 * jax.grad(loss)(weights, True), None
+
+        return jax.lax.scan(step, jnp.zeros((64, 16)), None, 200)[0]
+
+    best, _, _, _ = jnp.linalg.lstsq(x, y)
+    assert loss(trained(True), True) < 1.02 * loss(best, False)
