@@ -1,6 +1,6 @@
 """Text from a language model with a compressed cache, token by token.
 
-python -m experiments.generate --prompt="def main(" --strategy=v3_4 --tokens=300
+python -m experiments.generate --prompt="def main(" --strategy=eden_4 --tokens=300
 """
 
 import sys
@@ -17,7 +17,12 @@ from rqjax.core import check_int
 from rqjax.nn import generate
 
 MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
-STRATEGY = flags.DEFINE_string("strategy", "v3_4", "Of the cache, as in rqjax.strategy.")
+STRATEGY = flags.DEFINE_string(
+    "strategy",
+    "eden_4",
+    f"Of the cache: {', '.join(rqjax.STRATEGIES)}; or, with _BITS behind it, {', '.join(rqjax.METHODS)}; KEYS/VALUES "
+    "for one each; +centered subtracts the mean key.",
+)
 PROMPT = flags.DEFINE_string("prompt", "def main(", "Text to go on from.")
 TOKENS = flags.DEFINE_integer("tokens", 300, "How many tokens to make.")
 TEMPERATURE = flags.DEFINE_float("temperature", 0.7, "0: always the likeliest token.", lower_bound=0.0)
@@ -59,11 +64,12 @@ def _stream() -> None:
         if len(made) == count:
             break
     speed = f"{(len(made) - 2) / (time.perf_counter() - start):.1f} tokens/s, " if len(made) > 2 else ""
-    tokens = len(prompt) + count
-    held = sum(rqjax.nbytes(cache) for cache in caches)
+    print(f"\n\n{speed}megabytes of the cache, and in float16:")
     shape = decoder.config
-    float16 = 2 * 2 * tokens * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
-    print(f"\n\n{speed}cache of {tokens} tokens: {held / 1e6:.2f} MB, in float16 {float16 / 1e6:.2f} MB")
+    for tokens in (len(prompt) + count, 8192, 32_768):
+        held = decoder.cache_nbytes(STRATEGY.value, 1, tokens, **options)
+        float16 = 2 * 2 * tokens * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
+        print(f"  {tokens:6,} tokens {held / 1e6:8.2f} {float16 / 1e6:8.2f}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """Fractional bits by splitting channels, true bits printed."""
 
 import functools
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import rqjax
 from experiments.codes.distortion import distortion
 from experiments.data import samples
-from experiments.harness import plot as plots
-from experiments.harness.table import Row, Table
+from experiments.harness.table import Table
 from experiments.harness.texts import numbers
 from rqjax import lloyd_max, theory
 from rqjax.rotations import Dense
@@ -57,7 +55,3 @@ def _recipe(split: str) -> Callable[..., rqjax.Quantizer]:
         return rqjax.Normalized(rqjax.Rotated(Dense.haar(key, dim), rqjax.Split(parts)))
 
     return recipe
-
-
-def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
-    return [plots.curves(rows, folder / "mse.png", x="index_bits", y="mse", series="data", log=True)]

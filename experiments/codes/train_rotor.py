@@ -6,7 +6,6 @@ quaternions or matrix are trained. A name of `rqjax.FITTED` is that recipe, at t
 
 import functools
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,9 +14,8 @@ import jax.numpy as jnp
 import rqjax
 from experiments.codes import rotation_mixing
 from experiments.data import samples
-from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
-from experiments.harness.table import Row, Table
+from experiments.harness.table import Table
 from rqjax import learning, metrics, rotations
 from rqjax.arrays import norms
 from rqjax.core import Registry, unknown_name
@@ -152,21 +150,3 @@ def _reference(name: str, source: str, seeds: int, n: int, dim: int, bits: int) 
     """Errors of a random rotation, for each seed."""
     train, test = samples.split(samples.sample(source, seeds, n, dim))
     return _errors(_make(name, train, bits)[0], test)
-
-
-def plot(rows: list[Row], folder: Path) -> list[Path]:
-    """Learning curves, one panel for each data set, of the first dimension and bits with all of them."""
-    dim, bits = (rows[len(rows) // 2]["point"][name] for name in ("dim", "bits"))
-    points = [
-        {"point": row["point"], "metrics": entry}
-        for row in rows
-        if (row["point"]["dim"], row["point"]["bits"]) == (dim, bits)
-        for entry in row["metrics"]["curve"]
-    ]
-    if not points:
-        return []
-    return [
-        plots.curves(
-            points, folder / "curve.png", x="step", y="validation", series="parametrisation", panel="data", log=True
-        )
-    ]

@@ -44,7 +44,7 @@ WORDS = {
 DOUBLING = ("tokens", "ratio", "k", "pairs")
 """Axes whose values double from one to the next."""
 STYLES = [(color, line) for line in ("-", "--", ":") for color in plt.get_cmap("tab10").colors]  # pyright: ignore[reportAttributeAccessIssue]
-BARS = plt.get_cmap("tab20").colors  # pyright: ignore[reportAttributeAccessIssue]
+BARS = plt.get_cmap("tab10").colors  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def curves(

@@ -60,46 +60,6 @@ TOKENS_PER_SECOND = {
 }
 """TurboQuant MLX: Llama 3.2 3B on an M4 Max, the whole model."""
 
-PERPLEXITY = {
-    "llama-d128": {
-        "v2_rotated_qjl": 5.3,
-        "v2_rotated": -0.8,
-        "v2_lean": 0.6,
-        "v3_3.5": 0.3,
-        "v3_3.25": 4.8,
-        "v3_3": 5.1,
-        "v3_2.75": 15.5,
-        "v3_2.5": 27.0,
-        "v3_2": 64.3,
-        "turboquant_prod_3": 50.5,
-        "affine_rotated_3": 6.6,
-    },
-    "gemma3-d256": {
-        "v2_rotated_qjl": -1.1,
-        "v2_rotated": 2.9,
-        "v2_lean": 1.6,
-        "v3_3.5": 2.1,
-        "v3_3.25": 4.6,
-        "v3_3": 6.2,
-        "v3_2.75": 14.0,
-        "v3_2.5": 7.0,
-        "v3_2": 20.2,
-    },
-}
-"""TurboQuant MLX: change of the perplexity in per cent, of Llama 3.2 3B (16 bits: 12.94) and Gemma 3 4B (12.18), whose
-weights had 4 bits; beside our small models of the same family and head dimension. Prod is its 19.48 against 12.94."""
-
-FIDELITY = {
-    ("turboquant_3", 2048): (0.9906, 0.812, 0.938),
-    ("rotorquant_3", 2048): (0.9903, 0.812, 0.938),
-    ("turboquant_3", 4096): (0.9875, 0.812, 0.875),
-    ("rotorquant_3", 4096): (0.9870, 0.812, 0.938),
-    ("turboquant_4", 4096): (0.9880, 0.750, 0.938),
-    ("rotorquant_4", 4096): (0.9874, 0.812, 0.938),
-}
-"""RotorQuant, Table 6, on Qwen2.5-3B-Instruct: cosine, and shares of heads whose first token is first, and in the first
-five."""
-
 ROTATIONS = {
     "identity": {"gaussian": 0.034, "outlier_channels": 0.313, "lognormal_channels": 0.220, "one_hot": 0.715},
     "dense": {"gaussian": 0.0339, "outlier_channels": 0.0345, "lognormal_channels": 0.0341, "one_hot": 0.0345},

@@ -8,7 +8,6 @@ import numpy as np
 
 import rqjax
 from experiments.caches import attention_error
-from experiments.harness import published
 from experiments.harness.table import Table
 from experiments.language.models import captured
 
@@ -18,7 +17,7 @@ TABLES = (
         " in the first five; divergence of the weights (KL, nats)",
         rows=("strategy",),
         columns=("context",),
-        values=("cosine", "published_cosine", "top1", "published_top1", "top5", "published_top5", "kl"),
+        values=("cosine", "top1", "top5", "kl"),
         each=("model",),
     ),
     Table(
@@ -59,6 +58,4 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         result |= {f"{name}_{layer}_sd": values[:, layer, i].std(ddof=1) for layer in range(layers)}
         means = values[:, :, i].mean(1)
         result |= {name: means.mean(), f"{name}_sd": means.std(ddof=1)}
-    beside = published.FIDELITY.get((point["strategy"], point["context"])) if point["model"] == "llama-d128" else None
-    beside = dict(zip(("cosine", "top1", "top5"), beside or (None,) * 3, strict=True))
-    return {name: float(x) for name, x in result.items()} | {f"published_{name}": x for name, x in beside.items()}
+    return {name: float(x) for name, x in result.items()}

@@ -16,7 +16,7 @@ from flax import nnx
 
 import rqjax
 from experiments.caches.kv_throughput import plain_attend, write
-from experiments.harness import plot as plots, published
+from experiments.harness import plot as plots
 from experiments.harness.table import Table
 from experiments.harness.timing import turns
 from experiments.language import models
@@ -30,7 +30,7 @@ TABLES = (
         "Whole decoders: tokens per second, and how many times as fast as with a float32 cache",
         rows=("tokens", "strategy"),
         columns=(),
-        values=("tokens_per_second", "vs_float32", "published_vs_float16"),
+        values=("tokens_per_second", "vs_float32"),
         each=("model",),
     ),
 )
@@ -68,12 +68,9 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     states = {"mine": tuple(fill(cache, k, v) for cache in mine), "plain": plain}
     steps = {"mine": _compressed, "plain": _plain}
     seconds = _seconds(decoder, states, steps, point["rounds"])
-    published_speed = published.TOKENS_PER_SECOND.get(point["strategy"], {}).get(tokens)
-    beside = published_speed and published_speed / published.TOKENS_PER_SECOND["float16"][tokens]
     return {
         "tokens_per_second": 1 / seconds["mine"],
         f"vs_{baseline}": seconds["plain"] / seconds["mine"],
-        "published_vs_float16": beside if _layers(point["model"]) else None,
     }
 
 

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 import rqjax
 from experiments.caches.attention_error import keep
-from experiments.harness import plot as plots
 from experiments.harness.table import Table
 from experiments.language import perplexity
 from experiments.language.models import calibration
@@ -86,5 +85,4 @@ def fit(model: str, corpus: str, context: int, recipe: str, bits: int, seeds: in
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    merged = [{**row, "metrics": {**row["metrics"], "divergence": row["metrics"]["kl"]}} for row in rows]
-    return [plots.bars(merged, folder / "kl.png", x="model", y="divergence", series="strategy")]
+    return [perplexity.by_bits(rows, folder / "kl.png")]

@@ -17,7 +17,7 @@ import numpy as np
 import rqjax
 from experiments.caches.attention_error import keep
 from experiments.data import text
-from experiments.harness import plot as plots, published
+from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
 from experiments.language import models
@@ -30,7 +30,7 @@ TABLES = (
         " (nats), how often the first token is the same; ± over windows of held-out text",
         rows=("strategy", "bits"),
         columns=(),
-        values=("perplexity", "change", "published_change", "kl", "top1"),
+        values=("perplexity", "change", "kl", "top1"),
         footers=("float_perplexity",),
         each=("model", "keep"),
     ),
@@ -52,9 +52,7 @@ def check_windows(point: dict[str, Any]) -> None:
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """One strategy on one model."""
-    family = published.PERPLEXITY.get(point["model"], {})
-    result = measure(point, lambda decoder, seed: point["strategy"])
-    return {**result, "published_change": family.get(point["strategy"].removesuffix("+centered"))}
+    return measure(point, lambda decoder, seed: point["strategy"])
 
 
 def measure(
@@ -126,6 +124,19 @@ def _nats(log_probabilities: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    merged = [{**row, "metrics": {**row["metrics"], "divergence": row["metrics"]["kl"]}} for row in rows]
-    chosen = [row for row in merged if row["point"]["keep"] == rows[0]["point"]["keep"]]
-    return [plots.bars(chosen, folder / "kl.png", x="model", y="divergence", series="strategy")]
+    """The divergence by stored bits, a line for each family of strategies."""
+    kept = [row for row in rows if row["point"]["keep"] == rows[0]["point"]["keep"]]
+    plain = [row for row in kept if not any(mark in row["point"]["strategy"] for mark in (".", "+"))]  # whole bits
+    return [by_bits(plain, folder / "kl.png")]
+
+
+def by_bits(rows: list[dict[str, Any]], path: Path) -> Path:
+    """The divergence of the next token by stored bits, a line for each strategy without its bits."""
+    named = [
+        {
+            "point": {**row["point"], "family": row["point"]["strategy"].rstrip("0123456789.").rstrip("_")},
+            "metrics": {**row["metrics"], "divergence": row["metrics"]["kl"], "stored_bits": row["metrics"]["bits"]},
+        }
+        for row in rows
+    ]
+    return plots.curves(named, path, x="stored_bits", y="divergence", series="family", panel="model", log=True)

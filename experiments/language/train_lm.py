@@ -11,7 +11,6 @@ import optax
 from flax import nnx
 
 from experiments.data import text
-from experiments.harness import plot as plots
 from experiments.harness.table import Table
 from experiments.language import models
 from experiments.language.training import Plan, train
@@ -80,12 +79,3 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 def _loss(model: Decoder, tokens: jax.Array) -> jax.Array:
     logits, _ = model(tokens[:, :-1])
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]))
-
-
-def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    points = [
-        {"point": {"model": row["point"]["model"]}, "metrics": {**entry, "nats": entry["valid"]}}
-        for row in rows
-        for entry in row["metrics"]["curve"]
-    ]
-    return [plots.curves(points, folder / "loss.png", x="tokens", y="nats", series="model")]

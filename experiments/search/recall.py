@@ -61,12 +61,4 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     def curves(rows: list[dict[str, Any]], file: str, x: str, y: str) -> Path:
         return plots.curves(rows, folder / file, x=x, y=y, series="codec", panel="vectors")
 
-    most = max(row["point"]["bits"] for row in rows)
-    by_k = [
-        {**row, "metrics": {**row["metrics"], "k": k, "1@k": row["metrics"][f"1@{k}"]}}
-        for row in rows
-        if row["point"]["bits"] == most
-        for k in KS
-    ]
-    by_bytes = [curves(rows, f"{file}.png", "bytes", name) for file, name in (("nearest", "1@1"), ("ten", "10@10"))]
-    return [*by_bytes, curves(by_k, "by_k.png", "k", "1@k")]
+    return [curves(rows, f"{file}.png", "bytes", name) for file, name in (("nearest", "1@1"), ("ten", "10@10"))]
