@@ -46,8 +46,9 @@ from rqjax.arrays import packing as packing
 
 # Backends register for operations; this comes last, for they import all of the above.
 from rqjax.backends import hopper as kernels, hopper_attention as _hopper_attention, mlx as _mlx  # noqa: F401
+from rqjax.cache.append import append as append, grow as grow
 from rqjax.cache.attention import attend as attend, dot_product_attention as dot_product_attention
-from rqjax.cache.kv import KVCache as KVCache, append as append, grow as grow
+from rqjax.cache.kv import KVCache as KVCache
 from rqjax.cache.strategies import STRATEGIES as STRATEGIES, Strategy as Strategy, strategy as strategy
 from rqjax.core import extras as extras
 from rqjax.core.dispatch import Unsupported as Unsupported
@@ -85,13 +86,9 @@ from rqjax.quantizers.trellis import Trellis as Trellis, trellis_coded as trelli
 from rqjax.quantizers.trellis_per_coordinate import TrellisColumns as TrellisColumns
 from rqjax.quantizers.uniform import Uniform as Uniform
 from rqjax.recipes.budget import BUDGETED as BUDGETED, fit_under_budget as fit_under_budget
+from rqjax.recipes.fitted import FITTED as FITTED
 from rqjax.recipes.klt import klt_trellis as klt_trellis
 from rqjax.recipes.learned import (
-    FITTED as FITTED,
-    lopq as lopq,
-    opq as opq,
-    pq as pq,
-    qet as qet,
     rotor_chain_learned as rotor_chain_learned,
     rotorquant_allocated as rotorquant_allocated,
     rotorquant_allocated_trellis as rotorquant_allocated_trellis,
@@ -122,6 +119,7 @@ from rqjax.recipes.methods import (
     turboquant_trellis as turboquant_trellis,
     turboquant_trellis_unbiased as turboquant_trellis_unbiased,
 )
+from rqjax.recipes.product import lopq as lopq, opq as opq, pq as pq, qet as qet
 from rqjax.recipes.sketches import Sign as Sign
 from rqjax.rotations import clifford as clifford
 from rqjax.search.index import Index as Index

@@ -6,7 +6,8 @@ from jaxtyping import PyTree
 
 from rqjax.cache.kv import KVCache
 from rqjax.core import treefile, unknown_name
-from rqjax.recipes.learned import FITTED
+from rqjax.recipes import klt, learned, product  # noqa: F401  # which fill FITTED
+from rqjax.recipes.fitted import FITTED
 from rqjax.recipes.methods import METHODS
 
 
@@ -22,6 +23,12 @@ def save(tree: PyTree, path: str | os.PathLike[str], *, recipe: str | None = Non
     Raises:
       UnknownName: there is no such recipe.
       ValueError: an `append` under jit went past `max_len` of a cache.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.save(rqjax.eden(jax.random.key(0), 64, 3), "q.safetensors", recipe="eden")
+      >>> rqjax.load("q.safetensors")
+      Scaled(Rotated(Dense(64), Scalar(3 bits)))
     """
     if isinstance(tree, KVCache):
         tree.check()
@@ -40,6 +47,12 @@ def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
       FileNotFoundError: there is no such file.
       UnknownName: the file is of a recipe, or has a part, that there is not.
       ValueError: the file is torn, not of this library, or has other fields than `like`; the first difference is named.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.save(rqjax.Exact(64), "exact.safetensors")
+      >>> rqjax.load("exact.safetensors")
+      Exact(64)
     """
     tree, metadata = treefile.load(path, like)
     _check_recipe(metadata.get("recipe"))

@@ -11,7 +11,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from rqjax.arrays.planes import as_float32, materialized
-from rqjax.cache.kv import KVCache, Tokens, append
+from rqjax.cache.append import append
+from rqjax.cache.kv import KVCache, Tokens
 from rqjax.core import Implementation, check_int, is_traced, operation
 from rqjax.scoring import integers, rules, tiles
 from rqjax.scoring.integers import full_precision_einsum
@@ -61,6 +62,13 @@ def attend(
       ValueError: a shape does not fit the cache, or `sliding_window` or `softcap` is not positive or
         the window not a whole number that is known under jit.
       Unsupported: there is no such kernel for this; the message says why.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> cache = rqjax.strategy("eden", jax.random.key(0), dim=64).cache(1, 2, 512)
+      >>> cache = rqjax.append(cache, jnp.ones((1, 300, 2, 64)), jnp.ones((1, 300, 2, 64)))
+      >>> rqjax.attend(cache, jnp.ones((1, 1, 8, 64))).shape  # four query heads share a head of keys
+      (1, 1, 8, 64)
     """
     q = jnp.asarray(q)
     batch, kv_heads, _, dim = cache.exact_keys.shape
@@ -101,6 +109,14 @@ def dot_product_attention(
 
     Returns:
       The attention's output, shaped like `query`, and the cache with the new tokens.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> cache = rqjax.strategy("eden", jax.random.key(0), dim=64).cache(1, 2, 512)
+      >>> x = jnp.ones((1, 300, 2, 64))
+      >>> out, cache = rqjax.dot_product_attention(x, x, x, cache)
+      >>> (out.shape, cache.lengths.tolist())
+      ((1, 300, 2, 64), [300])
     """
     cache = append(cache, key, value, valid=valid)
     return attend(cache, jnp.asarray(query), **options), cache

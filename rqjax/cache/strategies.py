@@ -17,7 +17,13 @@ from rqjax.recipes.sketches import Sign
 
 
 class Strategy(NamedTuple):
-    """The quantizers of a cache, and whether the mean key is subtracted."""
+    """The quantizers of a cache, and whether the mean key is subtracted.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.strategy("eden_4", jax.random.key(0), dim=64).nbytes(batch=1, kv_heads=2, max_len=4096)
+      631833
+    """
 
     keys: Quantizer
     values: Quantizer
@@ -71,6 +77,11 @@ def strategy(name: str, key: Array, dim: int) -> Strategy:
 
     Raises:
       UnknownName: there is no such strategy; the nearest names are given.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.strategy("eden_4/v3_2+centered", jax.random.key(0), dim=64).centered
+      True
     """
     base, plus, option = name.partition("+")
     if plus and option != "centered":

@@ -85,20 +85,40 @@ def encode(quantizer: Quantizer, x: Vectors) -> Codes:
 
     Raises:
       Unsupported: the kernel cannot be used; the message says why.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> q = rqjax.eden(jax.random.key(0), dim=64, bits=3)
+      >>> scales, words = rqjax.encode(q, jnp.ones((10, 64)))
+      >>> (scales.shape, words.shape)
+      ((10,), (10, 6))
     """
     return quantizer.encode(check_vectors(x, quantizer.dim))
 
 
 @operation
 def decode(quantizer: Quantizer, codes: Codes, *, dtype: DTypeLike | None = None) -> Shaped[Array, "*n d"]:
-    """`quantizer.decode(codes)`, in a dtype if given, by a fused kernel where there is one; the rest as in `encode`."""
+    """`quantizer.decode(codes)`, in a dtype if given, by a fused kernel where there is one; the rest as in `encode`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> q = rqjax.eden(jax.random.key(0), dim=64, bits=3)
+      >>> rqjax.decode(q, q.encode(jnp.ones((10, 64))), dtype="bfloat16").dtype
+      dtype(bfloat16)
+    """
     x = quantizer.decode(codes)
     return x if dtype is None else x.astype(dtype)
 
 
 @operation
 def roundtrip(quantizer: Quantizer, x: Vectors) -> Shaped[Array, "*n d"]:
-    """What is decoded of x encoded, in the dtype of x: for rotors by one mosaic_gpu kernel; the rest as in `encode`."""
+    """What is decoded of x encoded, in the dtype of x: for rotors by one mosaic_gpu kernel; the rest as in `encode`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.roundtrip(rqjax.eden(jax.random.key(0), dim=64, bits=3), jnp.ones((10, 64))).shape
+      (10, 64)
+    """
     return decode(quantizer, encode(quantizer, x), dtype=jnp.asarray(x).dtype)
 
 
@@ -114,6 +134,12 @@ def straight_through(quantizer: Quantizer, x: Vectors) -> Shaped[Array, "*n d"]:
 
     Returns:
       What is decoded of x encoded, in the dtype of x.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> q = rqjax.eden(jax.random.key(0), dim=64, bits=3)
+      >>> jax.grad(lambda x: rqjax.straight_through(q, x).sum())(jnp.ones(64)).max()
+      Array(1., dtype=float32)
     """
     x = check_vectors(x, quantizer.dim)
     codes = jax.lax.stop_gradient(quantizer.encode(jax.lax.stop_gradient(x)))
@@ -121,5 +147,11 @@ def straight_through(quantizer: Quantizer, x: Vectors) -> Shaped[Array, "*n d"]:
 
 
 def nbytes(tree: PyTree) -> int:
-    """Bytes that the arrays of a pytree (codes, a quantizer, both) take in memory."""
+    """Bytes that the arrays of a pytree (codes, a quantizer, both) take in memory.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.nbytes(rqjax.Affine(4, 64, 64).encode(jnp.ones((10, 64))))
+      360
+    """
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

@@ -110,6 +110,14 @@ def fit(
     Raises:
       ValueError: `where` picks no floating-point array, there are too few vectors to hold some out, or (outside jit and
         vmap) they are not finite or all the same.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> q = rqjax.rotor_chain(jax.random.key(0), dim=32, bits=3)
+      >>> x = jax.random.normal(jax.random.key(1), (2000, 32))
+      >>> q, history = rqjax.fit(q, x, jax.random.key(2), where=lambda q: q.inner.rotation, steps=20)
+      >>> sorted(history)
+      ['loss', 'step', 'validation']
     """
     places = _places(where, quantizer)
     steps, evaluations = check_int("steps", steps, 1, 2**30), check_int("evaluations", evaluations, 1, 2**20)

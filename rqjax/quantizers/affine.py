@@ -18,6 +18,12 @@ class Affine(Quantizer):
     Codes: (words uint32 (*n, d bits / 32), scales (*n, groups), biases (*n, groups)), bit for bit those of
     `mx.quantize(x, group_size, bits)` for groups of 32, 64 and 128 and `dtype` that of x. The scale is that of the
     wider side: the extreme value of larger magnitude and zero are both on the grid.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> words, scales, biases = rqjax.Affine(bits=4, group_size=32, dim=64).encode(jnp.ones((5, 64)))
+      >>> (words.shape, scales.shape)
+      ((5, 8), (5, 2))
     """
 
     bits: int = static()

@@ -23,6 +23,11 @@ class Normalized(Wrapper):
     """Stores the norm and quantizes the direction. Codes: (norms (*n,), inner codes).
 
     The direction is taken relative to the norm as stored, so that rounding the norm costs nothing.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.Normalized(rqjax.lloyd_max(64, 3)).bits_per_vector
+      208
     """
 
     inner: Quantizer
@@ -50,6 +55,11 @@ class Scaled(Wrapper):
     With u = x / |x| the scale is <u, x~> / |x~|^2 in mode "mse", which minimises the squared error, and 1 / <u, x~> in
     mode "unbiased", with which <x, decode(x)> = |x|^2 and inner products are unbiased under a uniform rotation.
     Codes: (scales (*n,), inner codes). Source: EDEN (Vargaftik et al., ICML 2022), DRIVE (NeurIPS 2021).
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.Scaled(rqjax.lloyd_max(64, 3), "unbiased")
+      Scaled(Scalar(3 bits), mode='unbiased')
     """
 
     inner: Quantizer
@@ -76,7 +86,13 @@ class Scaled(Wrapper):
 
 @pytree
 class Rotated(Wrapper):
-    """Quantizes R x. Codes: those of `inner`. `dot` rotates the queries once, never the vectors."""
+    """Quantizes R x. Codes: those of `inner`. `dot` rotates the queries once, never the vectors.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.Rotated(rqjax.rotations.Hadamard.random(jax.random.key(0), 64), rqjax.lloyd_max(64, 3))
+      Rotated(Hadamard(64), Scalar(3 bits))
+    """
 
     rotation: Rotation
     inner: Quantizer
@@ -97,7 +113,13 @@ class Rotated(Wrapper):
 
 @pytree
 class Residual(Quantizer):
-    """`second` quantizes what `first` left over. Codes: (first codes, second codes)."""
+    """`second` quantizes what `first` left over. Codes: (first codes, second codes).
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.Residual(rqjax.lloyd_max(64, 2), rqjax.Sign.gaussian(jax.random.key(0), 64)).bits_per_vector
+      208
+    """
 
     first: Quantizer
     second: Quantizer
@@ -122,7 +144,13 @@ class Residual(Quantizer):
 
 @pytree
 class Split(Quantizer):
-    """Consecutive channels go to different parts: 64 of 128 at 3 bits and 64 at 2 make 2.5. Codes: one per part."""
+    """Consecutive channels go to different parts: 64 of 128 at 3 bits and 64 at 2 make 2.5. Codes: one per part.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.Split((rqjax.lloyd_max(32, 3), rqjax.lloyd_max(32, 2))).bits_per_vector
+      160
+    """
 
     parts: tuple[Quantizer, ...]
 
@@ -149,7 +177,13 @@ class Split(Quantizer):
 
 @pytree
 class Centered(Wrapper):
-    """Subtracts a mean first and adds it again. Codes: those of `inner`; the mean belongs to the quantizer."""
+    """Subtracts a mean first and adds it again. Codes: those of `inner`; the mean belongs to the quantizer.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.Centered(jnp.ones(64), rqjax.eden(jax.random.key(0), 64, 3)).dim
+      64
+    """
 
     mean: Float[Array, "d"]
     inner: Quantizer

@@ -8,7 +8,13 @@ from rqjax.core import Quantizer, Vectors, check_vectors, pytree, static
 
 @pytree
 class Exact(Quantizer):
-    """Stores vectors as they are, rounded to `dtype`. Codes: (*n, d) of that dtype."""
+    """Stores vectors as they are, rounded to `dtype`. Codes: (*n, d) of that dtype.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.Exact(dim=4, dtype="float16").encode(jnp.ones((2, 4))).dtype
+      dtype('float16')
+    """
 
     dim: int = static()
     dtype: str = static(default="bfloat16")

@@ -19,6 +19,11 @@ class Exchange(Wrapper):
     The 2**levels leaves have a smaller spread than x: one level multiplies a Gaussian's variance by 1 - 1 / pi within
     leaves (QET, Theorem 2). A map has one bit for each pair, whether left < right. Every vector is ordered in its own
     way, so `dot` decodes.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.Exchange(rqjax.Exact(8), levels=2).bits_per_vector  # 8 for the pairs of two levels
+      136
     """
 
     inner: Quantizer

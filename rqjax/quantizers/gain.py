@@ -18,6 +18,11 @@ class Gain(Wrapper):
     typical vector. A vector that is loud where typical ones are quiet has a gain far too large: if twice the best one
     for its codes is less, the best one is stored. The least gain is stored as 0, so no vector decodes to one that is
     much farther from it than 0. Codes: (gains (*n,) as uint8, inner codes).
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.Gain(jnp.ones(64) / 64, rqjax.lloyd_max(64, 3)).bits_per_vector
+      200
     """
 
     weights: Float[Array, "d"]

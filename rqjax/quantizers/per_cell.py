@@ -16,6 +16,12 @@ class Local(Wrapper):
 
     The arrays of `inner` have the cells as their first axis, as `jax.vmap` makes them. Everything is computed for each
     cell: there should be few. Source: Kalantidis & Avrithis, 2014.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> x = jax.random.normal(jax.random.key(0), (300, 8))
+      >>> rqjax.lopq(jax.random.key(1), x, bits=2).centers.shape  # of two cells
+      (2, 8)
     """
 
     centers: Float[Array, "cells d"]

@@ -22,6 +22,12 @@ class Columns(Quantizer):
     Coordinates come in classes of equal bits, most bits first: class c has `levels[c]` (2**bits, size), ascending in
     each column; a class of no bits has one level. The indices are packed by `packing.pack_bytes`: as many bits as
     there are, rounded up to whole bytes.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> q = rqjax.Columns.gaussian(jnp.zeros(8), jnp.ones(8), bits=(4, 4, 2, 2, 1, 1, 0, 0))
+      >>> q.bits_per_vector
+      16
     """
 
     levels: tuple[Float[Array | np.ndarray, "_ _"], ...]

@@ -14,6 +14,13 @@ class PerHead(Wrapper):
     """Axis -3 of the vectors is that of the heads: (*n, heads, tokens, d). Codes: those of `inner`.
 
     The arrays of `inner` have the heads as their first axis, as `jax.vmap` makes them.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> keys = jax.random.split(jax.random.key(0), 2)
+      >>> q = rqjax.PerHead(jax.vmap(lambda key: rqjax.eden(key, 64, 3))(keys))
+      >>> q.decode(q.encode(jnp.ones((2, 10, 64)))).shape
+      (2, 10, 64)
     """
 
     inner: Quantizer

@@ -36,6 +36,11 @@ class Product(Quantizer):
 
     An index of k centroids takes ceil(log2 k) bits. `dot` looks products up: those of a query's groups with all
     centroids are computed once. Source: Jégou, Douze & Schmid, 2011.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.Product(jax.random.normal(jax.random.key(0), (8, 16, 4))).bits_per_vector  # 8 groups of 4, 16 centroids
+      32
     """
 
     codebooks: Float[Array, "groups k w"] | Rounded

@@ -17,6 +17,12 @@ class Scalar(Quantizer):
 
     The levels are `step * levels`. Lloyd-Max codebooks of up to 4 bits hold whole numbers in int8, so that products
     with codes can be taken in integers; finer and learned codebooks hold floats.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> q = rqjax.Scalar(jnp.array([-1.0, 1.0]), jnp.float32(1), 4)
+      >>> q.decode(q.encode(jnp.array([0.3, -2.0, 5.0, -0.1]))).tolist()
+      [1.0, -1.0, 1.0, -1.0]
     """
 
     levels: Shaped[Array | np.ndarray, "k"]
@@ -62,6 +68,11 @@ def lloyd_max(dim: int, bits: int, sphere_dim: int | None = None) -> Scalar:
       dim: the number of coordinates to quantize.
       bits: bits a coordinate.
       sphere_dim: the dimension of the unit vector, `dim` unless the coordinates are a part of it.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.lloyd_max(dim=64, bits=3)
+      Scalar(3 bits)
     """
     sphere_dim = dim if sphere_dim is None else sphere_dim
     bits = check_int("bits", bits, 1, codebooks.MAX_BITS)

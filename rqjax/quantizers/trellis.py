@@ -26,6 +26,11 @@ class Trellis(Quantizer):
 
     Time runs through the fields of `packing`'s lanes: the coordinate in plane k and lane j is at time 8 j + k. Where 8
     does not divide d, the padding of the last planes carries codes, too, which stand for nothing.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.trellis_coded(dim=64, bits=2).encode(jnp.ones((5, 64)) / 8).shape  # words
+      (5, 4)
     """
 
     table: Table | Computed
@@ -107,6 +112,11 @@ def trellis_coded(dim: int, bits: int, sphere_dim: int | None = None, state_bits
       bits: bits a coordinate, 1 to 8.
       sphere_dim: the dimension of the unit vector, `dim` unless the coordinates are a part of it.
       state_bits: L, 6 to 12, above 4 bits 8: encoding takes time and memory as 2^L.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.trellis_coded(dim=64, bits=2, state_bits=10)
+      Trellis(2 bits)
     """
     table = trellis_tables.trained(bits, state_bits)
     scale = 1 / math.sqrt(dim if sphere_dim is None else sphere_dim)

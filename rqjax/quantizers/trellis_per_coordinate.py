@@ -18,6 +18,12 @@ class TrellisColumns(Quantizer):
     Coordinate i shifts bits[i] bits into the state, which its level, `mean + deviation * table(state)`, depends on; the
     coordinates without bits come last and are their means. One ring goes through all of them. The indices are packed by
     `packing.pack_bytes`: as many bits as there are, rounded up to whole bytes.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> q = rqjax.TrellisColumns.gaussian(jnp.zeros(32), jnp.ones(32), bits=(3,) * 16 + (1,) * 16)
+      >>> q.bits_per_vector
+      64
     """
 
     mean: Float[Array, "d"]

@@ -16,6 +16,12 @@ class Uniform(Quantizer):
 
     The grid belongs to the quantizer, where `Affine` stores one with each group of coordinates. What lies outside goes
     to the nearest end.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> q = rqjax.Uniform(jnp.float32(0), jnp.float32(1), bits=2, dim=4)
+      >>> q.decode(q.encode(jnp.array([0.2, 1.6, 9.0, -1.0]))).tolist()
+      [0.0, 2.0, 3.0, 0.0]
     """
 
     low: Float[Array, "..."]

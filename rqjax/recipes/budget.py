@@ -89,6 +89,13 @@ def fit_under_budget(
       UnknownName: there is no such method.
       ValueError: the text is none of a setting, x is no matrix of finite numbers that words hold, d cannot be divided
         as the method needs, or the budget does not hold the least that the method stores.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> x = jax.random.normal(jax.random.key(0), (256, 32))
+      >>> made = rqjax.fit_under_budget("pq", jax.random.key(1), x, ratio=4)
+      >>> rqjax.nbytes(made) <= x.nbytes / 4
+      True
     """
     dtype = {32: jnp.float32, 16: jnp.float16}.get(word_bits)
     if dtype is None:

@@ -14,6 +14,7 @@ from rqjax.quantizers.combinators import Rotated, Scaled
 from rqjax.quantizers.per_head import stack_heads
 from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
 from rqjax.recipes.allocation import allocate
+from rqjax.recipes.fitted import fitted
 from rqjax.recipes.methods import turboquant_trellis
 from rqjax.rotations import Dense
 
@@ -25,6 +26,7 @@ HELD_OUT = 1024
 """Vectors at most that decide, an eighth of all."""
 
 
+@fitted
 def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
     """A Karhunen-Loeve transform, a trellis with bits where the variance is, and the best scale per vector.
 

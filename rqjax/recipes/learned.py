@@ -2,7 +2,7 @@
 
 `x` holds vectors (n, d), or (heads, n, d) to fit a quantizer for each head, all at once, in a `PerHead`. Those here
 store as many bits as `turboquant` does, d b and 16 for a norm. An eighth of the vectors, the last ones, is held out and
-decides when training stops. Product quantizers are in `fitted_products`.
+decides when training stops. Product quantizers are in `product`.
 """
 
 import functools
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from rqjax import codebooks
 from rqjax.arrays import norms
-from rqjax.core import Quantizer, Registry, check_int, operation, platforms
+from rqjax.core import Quantizer, check_int, operation
 from rqjax.learning.losses import CodingGain
 from rqjax.learning.training import fit
 from rqjax.quantizers.combinators import Rotated, Scaled
@@ -26,14 +26,14 @@ from rqjax.quantizers.per_head import stack_heads
 from rqjax.quantizers.scalar import lloyd_max
 from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
 from rqjax.recipes.allocation import allocate
-from rqjax.recipes.klt import klt_trellis
-from rqjax.recipes.product import lopq, opq, pq, qet
+from rqjax.recipes.fitted import fitted
 from rqjax.rotations import Chain, Hadamard, Permutation, Rotation, Rotor, butterfly
 
 TRAINING_STEPS = 1000
 """Of training of `rotorquant_allocated`."""
 
 
+@fitted
 def rotorquant_learned(key: Array, x: Array, bits: int) -> Quantizer:
     """RotorQuant with learned bivectors, channels dealt out so that loud and quiet share a rotor, learned levels of
     each coordinate, and the best scale per vector."""
@@ -45,6 +45,7 @@ def rotorquant_learned(key: Array, x: Array, bits: int) -> Quantizer:
     return _with_levels(rotation, key, x, bits)
 
 
+@fitted
 def rotor_chain_learned(key: Array, x: Array, bits: int) -> Quantizer:
     """`rotor_chain` with learned bivectors, learned levels of each coordinate, and the best scale per vector."""
 
@@ -55,6 +56,7 @@ def rotor_chain_learned(key: Array, x: Array, bits: int) -> Quantizer:
     return _with_levels(rotation, key, x, bits)
 
 
+@fitted
 def rotorquant_allocated(key: Array, x: Array, bits: int) -> Quantizer:
     """A transform code: learned rotors in two butterflies, bits where the variance is, levels of each coordinate.
 
@@ -67,6 +69,7 @@ def rotorquant_allocated(key: Array, x: Array, bits: int) -> Quantizer:
     return unstack(_transform_codes(key, x, bits))
 
 
+@fitted
 def rotorquant_allocated_trellis(key: Array, x: Array, bits: int) -> Quantizer:
     """`rotorquant_allocated` with one trellis through all coordinates in the place of levels for each."""
     x, unstack = stack_heads(x)
@@ -165,23 +168,3 @@ def _rotation_and_levels(quantizer: Any) -> Any:
 
 def _energy(x: Float[Array, "n d"]) -> Float[Array, "d"]:
     return (x**2).mean(axis=0)
-
-
-FITTED = Registry(
-    "fitted method",
-    {
-        recipe.__name__: platforms.made_on_host(recipe)
-        for recipe in (
-            rotorquant_learned,
-            rotor_chain_learned,
-            rotorquant_allocated,
-            rotorquant_allocated_trellis,
-            klt_trellis,
-            pq,
-            opq,
-            lopq,
-            qet,
-        )
-    },
-)
-"""Recipes that learn from data."""

@@ -1,6 +1,6 @@
 """Product quantizers as recipes that learn from data: `FITTED[name](key, x, bits)`.
 
-Codes take d b bits and there is no norm; codebooks and rotations belong to the quantizer. `x` is as in `fitted`.
+Codes take d b bits and there is no norm; codebooks and rotations belong to the quantizer. `x` is as in `learned`.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from rqjax.quantizers.combinators import Residual
 from rqjax.quantizers.exchange import Exchange, exchange
 from rqjax.quantizers.per_head import stack_heads
 from rqjax.quantizers.product import Product
+from rqjax.recipes.fitted import fitted
 from rqjax.recipes.opq import fit_lopq, fit_opq
 
 INDEX_BITS = 8
@@ -22,21 +23,25 @@ EXCHANGE_LEVELS = 2
 """Of exchange in `qet`: their maps cost a bit for each coordinate."""
 
 
+@fitted
 def pq(key: Array, x: Array, bits: int) -> Quantizer:
     """Product quantization (Jégou, Douze & Schmid, 2011)."""
     return _each_head(lambda key, x: Product.fit(key, x, *_group(x.shape[1], bits)), key, x, bits)
 
 
+@fitted
 def opq(key: Array, x: Array, bits: int) -> Quantizer:
     """Product quantization after a fitted rotation (Ge et al., 2013)."""
     return _each_head(lambda key, x: fit_opq(key, x, *_group(x.shape[1], bits)), key, x, bits)
 
 
+@fitted
 def lopq(key: Array, x: Array, bits: int) -> Quantizer:
     """`opq` for each of two cells (Kalantidis & Avrithis, 2014), at the cost of 8 bits a vector."""
     return _each_head(lambda key, x: fit_lopq(key, x, *_group(x.shape[1], bits)), key, x, bits)
 
 
+@fitted
 def qet(key: Array, x: Array, bits: int) -> Quantizer:
     """Element exchange, a product quantizer, and above 2 bits another one for the residual (QET): a bit for maps, the
     rest in halves, the larger one first. One bit is `pq`'s."""

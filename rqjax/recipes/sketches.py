@@ -17,6 +17,11 @@ class Sign:
 
     The inner product of that with y is an unbiased estimate of <x, y>, whose variance is at most pi / (2 d) |x|^2 |y|^2
     for the Gaussian sketch. Source: QJL (Zandieh et al., 2024), Definition 1 and Lemma 4 of TurboQuant.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.Sign.orthogonal(jax.random.key(0), 64)
+      Normalized(Rotated(Dense(64), Scalar(1 bits)))
     """
 
     def __new__(cls, sketch: Rotation, gain: float, dtype: str = "bfloat16") -> Normalized:

@@ -42,6 +42,14 @@ class Index:
     """An index as `Index.build` makes it. `add` and `remove` return another one.
 
     It is a pytree: searches may be parts of jit-compiled functions.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> x = jax.random.normal(jax.random.key(1), (1000, 64))
+      >>> index = rqjax.Index.build(rqjax.turboquant_trellis(jax.random.key(0), 64, 4), x)
+      >>> scores, ids = index.search(x[:3], k=5)
+      >>> ids[:, 0].tolist()
+      [0, 1, 2]
     """
 
     quantizer: Quantizer

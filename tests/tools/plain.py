@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rqjax.cache.kv import DOMINANT
+from rqjax.cache.append import DOMINANT
 from rqjax.scoring import tiles
 
 

@@ -1,0 +1,161 @@
+"""Tokens for a cache: appended to its ring in full precision, the oldest of it moved to codes, and room for more."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int
+
+from rqjax.arrays.planes import as_float32
+from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
+from rqjax.core import check_int, is_traced, operation
+from rqjax.scoring import rules, tiles
+
+DOMINANT = 0.75
+"""Share of the energy of a head's first keys that their mean must have to be subtracted from all keys.
+
+Below it the mean of keys with rotary positions is a local one: it turns away, and subtracting it would add energy."""
+
+
+def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarray, "..."] | None = None) -> KVCache:
+    """Appends keys and values of one token or of a chunk to every sequence.
+
+    Under jit donate the cache (`jax.jit(rqjax.append, donate_argnums=0)`), so that it is written in place. There, where
+    lengths are not known, a sequence for which there is no room is left as it was and marked in `overflow`.
+
+    Args:
+      cache: the cache.
+      k: keys (batch, time, heads, head_dim) of any float dtype; stored in the cache's.
+      v: values, as `k`.
+      valid: how many tokens of each sequence count, the last ones (padding is on the left); all, if not given.
+
+    Raises:
+      TypeError: k or v is not of floating-point numbers.
+      ValueError: their shapes do not fit the cache or each other, `valid` is out of range, or there is no room.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> cache = rqjax.strategy("eden", jax.random.key(0), dim=64).cache(2, 2, 512)
+      >>> x = jnp.ones((2, 300, 2, 64))
+      >>> rqjax.append(cache, x, x, valid=jnp.array([300, 100])).lengths.tolist()
+      [300, 100]
+    """
+    k, v = jnp.asarray(k), jnp.asarray(v)
+    batch, heads, _, dim = cache.exact_keys.shape
+    for name, x in (("k", k), ("v", v)):
+        if x.ndim != 4 or (x.shape[0], *x.shape[2:]) != (batch, heads, dim):
+            raise ValueError(f"expected {name} of shape ({batch}, time, {heads}, {dim}), got {x.shape}")
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(f"expected {name} of a floating-point dtype, got {x.dtype}")
+    if k.shape != v.shape or k.dtype != v.dtype:
+        raise ValueError(f"expected k and v of one shape and dtype, got {k.shape} {k.dtype} and {v.shape} {v.dtype}")
+    time = k.shape[1]
+    if time == 0:
+        return cache
+    count = jnp.full(batch, time, jnp.int32) if valid is None else jnp.asarray(valid).astype(jnp.int32)
+    if count.shape != (batch,):
+        raise ValueError(f"expected valid of shape ({batch},), got {count.shape}")
+    _check_room(cache, count, time)
+    k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
+    return _append(cache, k, v, count)
+
+
+def grow(cache: KVCache, max_len: int) -> KVCache:
+    """The cache with room for at least `max_len` tokens, rounded up to a multiple of 256; not under jit.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> cache = rqjax.strategy("eden", jax.random.key(0), dim=64).cache(1, 2, 300)
+      >>> rqjax.grow(cache, 600).max_len
+      768
+    """
+    max_len = -(-check_int("max_len", max_len, cache.max_len, 2**30) // GROWTH) * GROWTH
+    more = capacity(max_len, cache.window, cache.sinks) - cache.capacity
+    keys, values = (over(lambda leaf: leaf.extend(more), codes) for codes in (cache.keys, cache.values))
+    return dataclasses.replace(cache, keys=keys, values=values, max_len=max_len)
+
+
+@operation
+def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> KVCache:
+    time = k.shape[2]
+    fits = (count >= 0) & (count <= time) & (cache.lengths + count <= cache.max_len)
+    count = jnp.where(fits, count, 0)
+    lengths = cache.lengths + count
+    before, after = cache.coded, cache.coded_at(lengths)
+
+    def tokens(start, size):
+        """`size` tokens from token `start` of each sequence on, as they will be stored: (batch, heads, size, dim)."""
+        t = start[:, None] + jnp.arange(size)
+        new = t - cache.lengths[:, None] + (time - count[:, None])
+
+        def pick(exact, chunk):
+            def one(exact, chunk, t, new, length):
+                return jnp.where((t < length)[:, None], exact[:, cache.slot(t)], chunk[:, jnp.clip(new, 0, time - 1)])
+
+            return jax.vmap(one)(exact, chunk, t, new, cache.lengths)
+
+        return pick(cache.exact_keys, k), pick(cache.exact_values, v)
+
+    mean = None if cache.key_mean is None else _mean(cache, cache.key_mean, before, after, tokens)
+
+    def encode(i, stored):
+        """Moves the i-th unit of each sequence that has one to codes."""
+        start = before + i * tiles.UNIT
+        key, value = tokens(cache.sinks + start, tiles.UNIT)
+        key = as_float32(key) if mean is None else as_float32(key) - mean[:, :, None]
+        units = (
+            rules.lay_out(cache.key_quantizer, cache.key_quantizer.encode(key), False),
+            rules.lay_out(cache.value_quantizer, cache.value_quantizer.encode(as_float32(value)), True),
+        )
+        return over(lambda old, new: old.write(new, start, start < after), stored, units)
+
+    keys, values = cache.keys, cache.values
+    if cache.capacity:
+        keys, values = lax.fori_loop(0, ((after - before) // tiles.UNIT).max(), encode, (keys, values))
+
+    # Tokens that newer ones of the same chunk would overwrite, and padding, go nowhere.
+    t = cache.lengths[:, None] + jnp.arange(time) - (time - count[:, None])
+    stays = (t >= cache.lengths[:, None]) & ((t < cache.sinks) | (t >= lengths[:, None] - cache.ring))
+    slots = jnp.where(stays, cache.slot(t), cache.sinks + cache.ring)
+    put = jax.vmap(lambda exact, slots, chunk: exact.at[:, slots].set(chunk, mode="drop"))
+    return dataclasses.replace(
+        cache,
+        keys=keys,
+        values=values,
+        exact_keys=put(cache.exact_keys, slots, k),
+        exact_values=put(cache.exact_values, slots, v),
+        key_mean=mean,
+        lengths=lengths,
+        overflow=cache.overflow | ~fits,
+    )
+
+
+def _mean(cache: KVCache, mean: Array, before: Array, after: Array, tokens: Callable) -> Array:
+    """The mean key of each sequence and head, taken when the first tokens of a sequence become codes."""
+    begins = (before == 0) & (after > 0)
+
+    def fresh() -> Array:
+        keys = as_float32(tokens(jnp.full_like(before, cache.sinks), cache.window + tiles.UNIT)[0])
+        first = keys.mean(axis=2)
+        share = jnp.sum(first**2, axis=-1) / jnp.maximum(jnp.sum(keys**2, axis=-1).mean(axis=2), 1e-30)
+        first = jnp.where((share > DOMINANT)[..., None], first, 0)
+        return jnp.where(begins[:, None, None], first, mean)
+
+    return lax.cond(begins.any(), fresh, lambda: mean)
+
+
+def _check_room(cache: KVCache, count: Array, time: int) -> None:
+    """Raises where the numbers are known, that is outside jit."""
+    if time > cache.max_len:
+        raise ValueError(f"expected at most max_len = {cache.max_len} tokens, got k of {time}")
+    if is_traced(count) or is_traced(cache.lengths):
+        return
+    cache.check()
+    counts, lengths = np.asarray(count), np.asarray(cache.lengths)
+    if (counts < 0).any() or (counts > time).any():
+        raise ValueError(f"expected valid to be from 0 to {time}, the tokens of k, got {counts.tolist()}")
+    if (lengths + counts > cache.max_len).any():
+        raise ValueError(f"no room: lengths {lengths.tolist()} and {time} more tokens exceed max_len = {cache.max_len}")

@@ -1,0 +1,35 @@
+"""The registry of recipes that learn from data, and what they have in common."""
+
+import inspect
+from collections.abc import Callable
+
+from rqjax.core import Quantizer, Registry, platforms
+
+FITTED = Registry("fitted method", {})
+"""Recipes that learn from data: `FITTED[name](key, x, bits)`."""
+USAGE = """
+Args:
+  key: random key.
+  x: samples (n, d), or (heads, n, d) for a quantizer for each head, all fitted at once, in a `PerHead`.
+  bits: bits a coordinate, from 1 to 8.
+
+Returns:
+  A quantizer of vectors (..., d), or of vectors (..., heads, tokens, d).
+
+Raises:
+  ValueError: x has another shape, holds fewer than 2 vectors or NaN, or bits are out of range.
+
+Example:
+  >>> import jax, rqjax
+  >>> x = jax.random.normal(jax.random.key(1), (300, 32))
+  >>> rqjax.{name}(jax.random.key(0), x, bits=2).encode(x[:5]) is not None
+  True
+"""
+"""What `help` says of every one of them."""
+
+
+def fitted(recipe: Callable[..., Quantizer]) -> Callable[..., Quantizer]:
+    """Enters a recipe into `FITTED`, runs it on the host where the device is Apple's, and completes its docstring."""
+    run = FITTED[recipe.__name__] = platforms.made_on_host(recipe)
+    run.__doc__ = f"{inspect.getdoc(recipe)}\n{USAGE.format(name=recipe.__name__)}"
+    return run
