@@ -1,5 +1,6 @@
-"""The wheel has what it takes, and README's first example runs with it outside the checkout."""
+"""The wheel has what it takes: README's first example runs with it outside the checkout, and a checker sees types."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -37,3 +38,10 @@ def test_the_wheel_runs_the_quickstart(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Scaled(Rotated(Dense(128), Scalar(3 bits)))")
+    (tmp_path / "use.py").write_text(
+        "import jax\nimport rqjax\n\nreveal_type(rqjax.eden(jax.random.key(0), 64, 3).dim)\n"
+    )
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"include": ["use.py"], "extraPaths": [str(site)]}))
+    line = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--project", str(tmp_path)]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 'is "int"' in done.stdout, done.stdout
