@@ -1,4 +1,4 @@
-"""Attention from compressed caches on synthetic queries and keys: keys and values apart, centred or not, any window.
+"""Attention from compressed caches on synthetic queries and keys: keys and values apart, centered or not, any window.
 
 Claim (users of compressed caches): models whose keys have a large common part, such as Qwen2.5, break at 3 or 4 bits.
 Expected: with a bias of ten deviations on every key the divergence of the weights grows thirty- to eightyfold; with the

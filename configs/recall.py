@@ -1,4 +1,4 @@
-"""Recall of nearest neighbours by inner product at 2 and 4 bits (TurboQuant, Figure 5): this library and its peers.
+"""Recall of nearest neighbors by inner product at 2 and 4 bits (TurboQuant, Figure 5): this library and its peers.
 
 Claim: with the bytes of any other codec here, or fewer, trellis codes find the nearest vector at least as often and as
 many of the ten nearest, on all data sets; `turboquant` finds what FAISS's TurboQuant, `faiss_tqmse`, does. FAISS's

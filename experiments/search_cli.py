@@ -1,4 +1,4 @@
-"""Nearest neighbours in files of vectors (`data.vector_files`): makes an index, searches it, and says what it takes.
+"""Nearest neighbors in files of vectors (`data.vector_files`): makes an index, searches it, and says what it takes.
 
 python -m experiments.search_cli build --vectors=base.npy --index=out.safetensors --method=turboquant_trellis
 python -m experiments.search_cli query --index=out.safetensors --queries=q.npy --k=10 --out=found.npz

@@ -136,7 +136,7 @@ def encode(
 
 def halves(matrix: jax.Array) -> jax.Array:
     """A float32 matrix (d, d) as the two bfloat16 matrices (2, d, d) whose sum has its first 16 bits."""
-    high = lax.reduce_precision(matrix, 8, 7)  # a conversion there and back would be optimised away
+    high = lax.reduce_precision(matrix, 8, 7)  # a conversion there and back would be optimized away
     return jnp.stack([high, matrix - high]).astype(jnp.bfloat16)
 
 

@@ -154,7 +154,7 @@ def rotate(tile: Tile, names: list[str], m: Memory, source: Any) -> Callable[[ja
     produce: Any = None
     for i, name in enumerate(names):
         array = m[f"stage{i}"]
-        if produce is not None:  # a rotor needs the neighbours of a lane, so not in place
+        if produce is not None:  # a rotor needs the neighbors of a lane, so not in place
             target = m["work"] if names[i - 1] == "rotor" else source
             tile.for_lanes(produce, functools.partial(tile.write, target))
             tile.rows.synchronize()

@@ -2,7 +2,7 @@
 
 Words are uint32 arrays (n, 128): n registers of each of 128 threads. Thread t is lane t mod 32 of warp t / 32; by the
 layout of matrices in registers (PTX ISA, "wgmma.mma_async") the lanes 4 g to 4 g + 3 hold the rows 16 warp + g and
-16 warp + g + 8 of a tile of 64 rows, of each 16 columns four neighbouring ones of a byte.
+16 warp + g + 8 of a tile of 64 rows, of each 16 columns four neighboring ones of a byte.
 """
 
 from typing import Any

@@ -60,7 +60,7 @@ class Tile(NamedTuple):
 
 def rotor(tile: Tile, ref: Any, coefficients: Any, lane: jax.Array) -> Fields:
     """Rotations in 3-blocks: 9 coefficients a lane for planes 0 to 2, 9 for planes 5 to 7; in the band between, the
-    planes 3 and 4, five for each coordinate, of itself and its two neighbours on both sides."""
+    planes 3 and 4, five for each coordinate, of itself and its two neighbors on both sides."""
     rows, width = tile.rows, tile.width
     c = [rows.peek(coefficients, rows.full(k, jnp.int32), lane, width) for k in range(28)]
 
@@ -82,7 +82,7 @@ def rotor(tile: Tile, ref: Any, coefficients: Any, lane: jax.Array) -> Fields:
 
 
 def planes(tile: Tile, source: Any, signs: Any | None, target: Any) -> None:
-    """The Hadamard transform within each plane, of `signs` (1, d) times the vectors if given; not normalised."""
+    """The Hadamard transform within each plane, of `signs` (1, d) times the vectors if given; not normalized."""
     rows, size = tile.rows, tile.lanes
     width = 4 if size % 4 == 0 else 2
 
@@ -102,7 +102,7 @@ def planes(tile: Tile, source: Any, signs: Any | None, target: Any) -> None:
 
 
 def butterflies(tile: Tile, ref: Any, signs: Any | None, lane: jax.Array) -> Fields:
-    """The Hadamard transform between the planes, after `planes`; normalised, and times `signs` (1, d) if given."""
+    """The Hadamard transform between the planes, after `planes`; normalized, and times `signs` (1, d) if given."""
     x = tile.read(ref, lane)
     columns = [hadamard([x[k][i] for k in range(8)]) for i in range(tile.width)]
     scale = 1 / math.sqrt(tile.dim)
@@ -157,7 +157,7 @@ def dense_rows(dim: int) -> int:
 
 
 def hadamard(x: list[jax.Array]) -> list[jax.Array]:
-    """H_2 x ... x H_2 x F of the numbers, not normalised: F is the Hartley matrix of the odd factor of their count."""
+    """H_2 x ... x H_2 x F of the numbers, not normalized: F is the Hartley matrix of the odd factor of their count."""
     size = len(x)
     odd = size // (size & -size)
     if odd > 1:

@@ -15,7 +15,7 @@ Operations on any quantizer
     encode decode roundtrip straight_through nbytes save load
 Keys and values
     STRATEGIES strategy Strategy KVCache append attend dot_product_attention grow; rqjax.nn for flax
-Nearest neighbours
+Nearest neighbors
     Index
 Training
     fit losses learning

@@ -33,5 +33,5 @@ def correlation(true: Scalars, estimate: Scalars) -> Float[Array, ""]:
 
 
 def recall(found: Ids, true: Ids) -> float:
-    """The share of the true nearest neighbours (m, k) that are among those found (m, l): recall k@l."""
+    """The share of the true nearest neighbors (m, k) that are among those found (m, l): recall k@l."""
     return float(np.mean((np.asarray(found)[:, :, None] == np.asarray(true)[:, None]).any(axis=1)))

@@ -1,6 +1,6 @@
 """How the tests run: the compiler's effort, which files are collected, and what the tests cost.
 
-The tests compile more than they compute, so LLVM does not optimise: what XLA fuses, stores and divides by is decided
+The tests compile more than they compute, so LLVM does not optimize: what XLA fuses, stores and divides by is decided
 before and stays the same, figures of memory included. This is set before anything imports jax; processes that tests
 start inherit it. Files on kernels are collected only where jax can express them; jax-mps has those of MLX from 0.10 on.
 """

@@ -91,7 +91,7 @@ def weights(cache: rqjax.KVCache, q: jax.Array, k: jax.Array, sliding_window: in
 
 
 def _sample(point: dict[str, Any], key: jax.Array) -> list[jax.Array]:
-    """Queries with scores of deviation 2; keys with four channels times ten, or ten deviations off their centre."""
+    """Queries with scores of deviation 2; keys with four channels times ten, or ten deviations off their center."""
     keys, (heads, dim) = jax.random.split(key, 5), (point["heads"], point["dim"])
     q = jax.random.normal(keys[0], (1, point["queries"], heads, dim))
     k, v = (jax.random.normal(key, (1, point["context"], heads, dim)) for key in keys[1:3])

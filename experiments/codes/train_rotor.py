@@ -1,4 +1,4 @@
-"""What learning does for rotations: held-out error of random and of trained parametrisations.
+"""What learning does for rotations: held-out error of random and of trained parametrizations.
 
 A name of `ROTATIONS` is that rotation before Lloyd-Max levels, random; with ":learned" behind it its rotors, angles,
 quaternions or matrix are trained. A name of `rqjax.FITTED` is that recipe, at the same bits of codes.
@@ -122,7 +122,7 @@ def _make(name: str, x: jax.Array, bits: int) -> tuple[Any, list[Any]]:
 
 @functools.cache
 def _maker(name: str, bits: int) -> Any:
-    """Compiled once for a parametrisation: the data sets share it."""
+    """Compiled once for a parametrization: the data sets share it."""
     rotation, _, learned = name.partition(":")
 
     def one(key: jax.Array, x: jax.Array) -> Any:

@@ -1,4 +1,4 @@
-"""Tables of levels for trellis-coded quantization: generalised Lloyd on Gaussian numbers, and what rounding costs."""
+"""Tables of levels for trellis-coded quantization: generalized Lloyd on Gaussian numbers, and what rounding costs."""
 
 import functools
 from collections.abc import Sequence

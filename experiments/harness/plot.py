@@ -59,7 +59,7 @@ def curves(
     levels: dict[str, float] | None = None,
     width: int = 3,
 ) -> Path:
-    """One line for each value of `series` in a panel for each value of `panel`; named levels in grey."""
+    """One line for each value of `series` in a panel for each value of `panel`; named levels in gray."""
     merged = [{**row["point"], **row["metrics"]} for row in rows]
     panels = list(dict.fromkeys(row[panel] for row in merged)) if panel else [None]
     names = list(dict.fromkeys(row[series] for row in merged))

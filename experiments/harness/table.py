@@ -141,7 +141,7 @@ def _plain(part: _Part, limit: int) -> str:
 
 
 def _groups(part: _Part, columns: Iterable[int]) -> list[tuple[str, list[int]]]:
-    """Neighbours that have the same place."""
+    """Neighbors that have the same place."""
     grouped = itertools.groupby(columns, lambda i: part.places[i - len(part.heads)])
     return [(place, list(group)) for place, group in grouped]
 

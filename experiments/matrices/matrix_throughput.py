@@ -59,7 +59,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _correlated(n: int, d: int) -> jax.Array:
-    """Gaussian rows whose neighbouring coordinates are correlated, as 0.7 to the power of their distance."""
+    """Gaussian rows whose neighboring coordinates are correlated, as 0.7 to the power of their distance."""
     noise = jax.random.normal(jax.random.key(1), (n, d))
     weights = 0.7 ** jnp.arange(24.0)
     return jax.vmap(lambda row: jnp.convolve(row, weights)[:d])(noise)

@@ -1,1 +1,1 @@
-"""Experiments on nearest neighbours."""
+"""Experiments on nearest neighbors."""

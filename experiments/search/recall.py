@@ -1,4 +1,4 @@
-"""Recall of nearest neighbours at the bytes of a vector: this library's codes, FAISS's and turbovec's."""
+"""Recall of nearest neighbors at the bytes of a vector: this library's codes, FAISS's and turbovec's."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the search experiments share: vectors and queries, true neighbours, indexes of this library and of others.
+"""What the search experiments share: vectors and queries, true neighbors, indexes of this library and of others.
 
 A codec is a name of `METHODS`, `FITTED` or `peers.PEERS`. So that a vector takes d b / 8 bytes, as with product
 quantization, ":tight" behind a name of ours gives as many bits less as a scale takes, and ":unit" stores no scale.

@@ -93,6 +93,6 @@ def _nearest(x: Float[Array, "n d"], centroids: Float[Array, "k d"]) -> tuple[In
 
 
 def _first(true: Bool[Array, "k *n"]) -> Int[Array, "*n"]:
-    """The first index along the first axis, the last one if none is true; on a CPU `argmax` is not vectorised."""
+    """The first index along the first axis, the last one if none is true; on a CPU `argmax` is not vectorized."""
     order = jnp.arange(len(true)).reshape(-1, *[1] * (true.ndim - 1))
     return jnp.where(true, order, len(true) - 1).min(axis=0)

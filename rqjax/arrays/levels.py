@@ -40,7 +40,7 @@ def nearest(
 
 
 def look_up(indices: UInt8[Array, "..."], levels: Int8[Array, "k"], *, symmetric: bool = False) -> Int8[Array, "..."]:
-    """`levels[indices]` by selections, which a CPU vectorises where it would not vectorise a gather."""
+    """`levels[indices]` by selections, which a CPU vectorizes where it would not vectorize a gather."""
     if symmetric:
         half = levels.shape[0] // 2
         flip = (indices >= half).astype(jnp.uint8) - 1  # all bits set below the middle

@@ -38,7 +38,7 @@ def assembled(x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
     """`x`, to be computed plane by plane when it is stored as a whole.
 
     Rotations return parts of different widths side by side. Consumers that slice never see the seams, but a loop that
-    stores them all is vectorised only if the parts are equal (on the CPU: 1.7 ms instead of 2.4 ms for 8 MiB).
+    stores them all is vectorized only if the parts are equal (on the CPU: 1.7 ms instead of 2.4 ms for 8 MiB).
     """
     return jnp.stack(planes(x), axis=-2).reshape(x.shape) if x.shape[-1] % 8 == 0 else x
 
@@ -57,7 +57,7 @@ def multiply_blocks(
 
 
 def materialized(x: Shaped[Array, "..."], after: Shaped[Array, "..."] | None = None) -> Shaped[Array, "..."]:
-    """Materializes x once: on a CPU XLA would fuse it into every consumer, which may lose their vectorisation.
+    """Materializes x once: on a CPU XLA would fuse it into every consumer, which may lose their vectorization.
 
     A loop whose trip count is a zero of the run prevents that, an optimization barrier does not. With `after`, bytes
     only wait for that array, and are still fused into what unpacks them.

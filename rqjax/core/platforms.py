@@ -32,7 +32,7 @@ def on_apple() -> bool:
 
 
 def made_on_host(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make`, which draws random numbers or factorises matrices, run on the CPU where the device is Apple's.
+    """`make`, which draws random numbers or factorizes matrices, run on the CPU where the device is Apple's.
 
     Its random normals are slow, and it has neither QR nor eigenvectors. What is made is moved to the device. Under jit
     and vmap, which cannot leave the device, it is made there.

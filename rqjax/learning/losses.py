@@ -1,4 +1,4 @@
-"""What `learning.fit` minimises: pytrees that are called with a quantizer, a batch and how far it is (0 to 1).
+"""What `learning.fit` minimizes: pytrees that are called with a quantizer, a batch and how far it is (0 to 1).
 
 Codes are held fixed: gradients go through the levels and the rotation that decode them ("straight-through levels").
 For the squared error that is no approximation. Encoding takes the codes of least error, so by the envelope theorem the
@@ -47,10 +47,10 @@ class Distortion:
 @pytree
 class Soft:
     """A loss of decoded vectors with soft codes: each coordinate decodes to a mean of the levels with the weights
-    exp(-(x - level)^2 / (2 t^2 s^2)), where s^2 is the mean squared distance of neighbouring levels.
+    exp(-(x - level)^2 / (2 t^2 s^2)), where s^2 is the mean squared distance of neighboring levels.
 
     The temperature t falls geometrically from `start` to `stop` (soft-to-hard annealing: Agustsson et al., 2017).
-    Losses that encoding does not minimise jump where codes change; only soft codes let their gradients see it.
+    Losses that encoding does not minimize jump where codes change; only soft codes let their gradients see it.
     """
 
     loss: Any

@@ -52,7 +52,7 @@ class Normalized(Wrapper):
 class Scaled(Wrapper):
     """As `Normalized`, but the one number stored is the norm times the best scale of the decoded direction x~.
 
-    With u = x / |x| the scale is <u, x~> / |x~|^2 in mode "mse", which minimises the squared error, and 1 / <u, x~> in
+    With u = x / |x| the scale is <u, x~> / |x~|^2 in mode "mse", which minimizes the squared error, and 1 / <u, x~> in
     mode "unbiased", with which <x, decode(x)> = |x|^2 and inner products are unbiased under a uniform rotation.
     Codes: (scales (*n,), inner codes). Source: EDEN (Vargaftik et al., ICML 2022), DRIVE (NeurIPS 2021).
 

@@ -1,4 +1,4 @@
-"""Element exchange: neighbours are ordered by size before they are quantized (QET, section 3.2)."""
+"""Element exchange: neighbors are ordered by size before they are quantized (QET, section 3.2)."""
 
 import functools
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from rqjax.core import Codes, Quantizer, Vectors, Wrapper, check_int, check_vect
 
 @pytree
 class Exchange(Wrapper):
-    """Sends the smaller of two neighbours to the first half and the larger to the second, `levels` times over, each
+    """Sends the smaller of two neighbors to the first half and the larger to the second, `levels` times over, each
     half on its own. Codes: (maps uint8 (*n, bytes), inner codes).
 
     The 2**levels leaves have a smaller spread than x: one level multiplies a Gaussian's variance by 1 - 1 / pi within

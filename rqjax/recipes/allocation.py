@@ -8,7 +8,7 @@ from rqjax.codebooks import MAX_BITS
 
 
 def allocate(variances: Float[Array | np.ndarray, "*heads d"], total: int) -> tuple[int, ...]:
-    """Bits of each coordinate, `total` in all, that minimise the error of Lloyd-Max on Gaussian coordinates.
+    """Bits of each coordinate, `total` in all, that minimize the error of Lloyd-Max on Gaussian coordinates.
 
     Reverse water-filling (Cover & Thomas, section 10.3.3) with the true errors of whole bits: each bit goes where it
     takes off most.

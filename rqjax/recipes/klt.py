@@ -30,12 +30,12 @@ HELD_OUT = 1024
 def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
     """A Karhunen-Loeve transform, a trellis with bits where the variance is, and the best scale per vector.
 
-    Blocks of neighbouring principal coordinates are mixed by random rotations: alone they have heavy tails, and a
+    Blocks of neighboring principal coordinates are mixed by random rotations: alone they have heavy tails, and a
     trellis wants Gaussian ones. Held-out vectors choose among `MIXED_COORDINATES` and `turboquant_trellis`, which
     mixes all. Bits may be fractional.
 
     The scale is that of the whole vector, not of what is left of a mean: the error is then orthogonal to the vector,
-    and nearly so to a query nearby, so that little of it is in the scores of the nearest neighbours.
+    and nearly so to a query nearby, so that little of it is in the scores of the nearest neighbors.
     """
     x, unstack = stack_heads(x)
     check_int("the whole part of bits", int(bits // 1), 1, MAX_BITS)

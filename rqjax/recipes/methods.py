@@ -106,7 +106,7 @@ def turboquant_mixed(key: Array, dim: int, bits: float | int) -> Quantizer:
 
 @recipe
 def hadamard(key: Array, dim: int, bits: int) -> Quantizer:
-    """TurboQuant with one randomised Hadamard round as its rotation."""
+    """TurboQuant with one randomized Hadamard round as its rotation."""
     return Normalized(Rotated(Hadamard.random(key, dim), lloyd_max(dim, bits)))
 
 
@@ -171,7 +171,7 @@ def isoquant(key: Array, dim: int, bits: int) -> Quantizer:
 
 @recipe
 def rotor_chain(key: Array, dim: int, bits: int) -> Quantizer:
-    """Rotors and one randomised Hadamard round: every coordinate is mixed with every other.
+    """Rotors and one randomized Hadamard round: every coordinate is mixed with every other.
 
     The rotors come first. After the Hadamard round the loud channels of an ordered spectrum would have the same
     magnitude in all three planes that a rotor mixes, and the error would be 8 % above Haar's.

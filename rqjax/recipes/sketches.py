@@ -43,7 +43,7 @@ class Sign:
 
     @staticmethod
     def hadamard(key: Array, dim: int) -> Normalized:
-        """A randomised Hadamard sketch: d log d operations; unbiased as far as x has no structure of its own."""
+        """A randomized Hadamard sketch: d log d operations; unbiased as far as x has no structure of its own."""
         return Sign(Hadamard.random(key, dim), _sphere_gain(dim))
 
 

@@ -49,7 +49,7 @@ class Dense:
         return cls(_polar(jnp.matmul(as_float32(y).T, as_float32(x), precision=lax.Precision.HIGHEST)))
 
 
-# Batched, two such factorisations in one program can wait for each other's CPU threads for ever: hence one by one.
+# Batched, two such factorizations in one program can wait for each other's CPU threads for ever: hence one by one.
 @jax.custom_batching.sequential_vmap
 def _orthonormal(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
     if platforms.on_apple():

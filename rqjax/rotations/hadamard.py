@@ -1,4 +1,4 @@
-"""The randomised Hadamard transform of any size."""
+"""The randomized Hadamard transform of any size."""
 
 import functools
 

@@ -18,7 +18,7 @@ class Quaternion:
 
     left: Float[Array, "g 4"]
     right: Float[Array, "g 4"]
-    """Quaternions of any length other than zero; they are normalised when used."""
+    """Quaternions of any length other than zero; they are normalized when used."""
     tail: Rotor
     dim: int = static()
 

@@ -93,7 +93,7 @@ class Rotor:
 
 
 def random_bivectors(key: Array, count: int) -> Float[Array, "g 3"]:
-    """Bivectors of rotors uniform (Haar) on SO(3): four Gaussians, normalised, are a uniform rotor."""
+    """Bivectors of rotors uniform (Haar) on SO(3): four Gaussians, normalized, are a uniform rotor."""
     scalar, bivector = jnp.split(jax.random.normal(key, (count, 4)), [1], axis=-1)
     size = jnp.linalg.norm(bivector, axis=-1, keepdims=True)
     return 2 * jnp.arctan2(size, scalar) * bivector / size

@@ -140,7 +140,7 @@ def _scalar_scores(quantizer: Scalar, y: integers.Limbs, codes: Codes) -> Float[
 _SCALAR = _LEVELS._replace(scores=_scalar_scores)
 RULES[Scalar] = lambda q: _SCALAR if q.levels.dtype == jnp.int8 and q.bits <= 4 else DECODED
 _AFFINE = of_levels(
-    # centred, so that 8 bits fit and scale and bias do not cancel
+    # centered, so that 8 bits fit and scale and bias do not cancel
     lambda q, indices: lax.bitcast_convert_type(indices - jnp.uint8(2 ** (q.bits - 1)), jnp.int8),
     grid=Grid(
         groups=lambda q: q.dim // q.group_size,

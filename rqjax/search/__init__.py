@@ -1,1 +1,1 @@
-"""Nearest neighbours over codes."""
+"""Nearest neighbors over codes."""

@@ -1,4 +1,4 @@
-"""Nearest neighbours over codes: an index holds the codes of vectors in rows, and a search scans them.
+"""Nearest neighbors over codes: an index holds the codes of vectors in rows, and a search scans them.
 
 Every quantizer serves. An index takes as long to build as its vectors to encode (TurboQuant, section 4.4), and a search
 takes memory for the codes and one block of scores: the vectors are never decoded.

@@ -19,7 +19,7 @@ BATCH, HEADS, DIM, LONG = 2, 1, 32, 60
 RNG = np.random.default_rng(0)
 POOL = RNG.standard_normal((BATCH, 4096, HEADS, DIM)).astype(np.float32)
 BIAS = np.array([3, 0], np.float32)[:, None, None, None]
-"""Of the keys: the first sequence's are centred, the second's have no mean to speak of."""
+"""Of the keys: the first sequence's are centered, the second's have no mean to speak of."""
 append = jax.jit(rqjax.append, donate_argnums=0)
 attend = jax.jit(rqjax.attend, static_argnames=("sliding_window", "softcap", "scale"))
 
@@ -352,7 +352,7 @@ def divergence(name, bias):
 
 @pytest.mark.full
 def test_centering_takes_a_common_bias_off():
-    """The Qwen2.5 failure: a bias of ten deviations on every key ruins the scores; centred it costs nothing."""
+    """The Qwen2.5 failure: a bias of ten deviations on every key ruins the scores; centered it costs nothing."""
     free = divergence("rotorquant", 0)
     assert divergence("rotorquant+centered", 10) < 1.2 * free
     assert divergence("rotorquant", 10) > 20 * free

@@ -100,7 +100,7 @@ def test_words_are_real_vectors(monkeypatch):
 
 
 def test_nothing_is_trained_on_what_is_held_out(monkeypatch):
-    """Of `train_rotor`: a quarter of the rows is measured, on the point's parametrisation and both references."""
+    """Of `train_rotor`: a quarter of the rows is measured, on the point's parametrization and both references."""
     made, measured, make = [], [], train_rotor._make
 
     def errors(quantizers, x):

@@ -343,7 +343,7 @@ def test_wrong_flags_are_one_line(module, flag, message):
 @pytest.mark.full
 def test_the_order_of_strategies_by_quality():
     """The seed's, on 1024 tokens of held-out text: more bits are better, a sketch helps as an extra bit and hurts in
-    the place of one, and centring costs nothing."""
+    the place of one, and centering costs nothing."""
     point = {**POINT, "context": 256, "windows": 4, "chunk": 64}
     named = ("v3_4", "v3_3.5", "v3_3", "v3_2.5", "v3_2", "v3_2+centered", "turboquant_prod_3", "affine_rotated_3")
     names = (*named, "v2_rotated_qjl_orthogonal")

@@ -1,4 +1,4 @@
-"""Training: what it must reach on held-out vectors, what it minimises, and how it stops, resumes and refuses."""
+"""Training: what it must reach on held-out vectors, what it minimizes, and how it stops, resumes and refuses."""
 
 import functools
 import os

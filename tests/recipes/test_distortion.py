@@ -161,7 +161,7 @@ def test_sketches_are_unbiased(kind):
 
 @pytest.mark.full
 def test_centring_is_free_of_the_mean():
-    """A common shift that ruins a quantizer leaves a centred one as it was."""
+    """A common shift that ruins a quantizer leaves a centered one as it was."""
     mean = 20 * jax.random.normal(jax.random.key(0), (DIM,))
     x = jax.random.normal(jax.random.key(1), (500, DIM))
     plain = rqjax.rotorquant(jax.random.key(2), DIM, 3)
