@@ -126,7 +126,8 @@ def _nats(log_probabilities: jax.Array, targets: jax.Array) -> jax.Array:
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     """The divergence by stored bits, a line for each family of strategies."""
     kept = [row for row in rows if row["point"]["keep"] == rows[0]["point"]["keep"]]
-    plain = [row for row in kept if not any(mark in row["point"]["strategy"] for mark in (".", "+"))]  # whole bits
+    left_out = (".", "+", "affine", "rotor_chain", "orthogonal")  # fractional bits, and what the table has
+    plain = [row for row in kept if not any(mark in row["point"]["strategy"] for mark in left_out)]
     return [by_bits(plain, folder / "kl.png")]
 
 
