@@ -21,6 +21,7 @@ from experiments.harness.table import Table
 from experiments.harness.texts import numbers
 from experiments.harness.timing import turns
 from rqjax.cache.kv import GROWTH
+from rqjax.core import check_int
 
 TABLES = (
     Table(
@@ -109,7 +110,7 @@ def _times(calls: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, 
 
 def _shape(point: dict[str, Any]) -> tuple[int, int]:
     groups, tokens = numbers(point["shape"], "3x8192", "query heads a KV head and tokens")
-    return groups, tokens
+    return check_int("query heads a KV head", groups, 1, 2**10), check_int("tokens", tokens, 2, 2**30)
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:

@@ -39,7 +39,6 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     return {
         **result,
         "published": published.MSE.get(method, {}).get(bits) if seen else None,
-        "mse_over_bound": result["mse"] / theory.shannon_bound(bits),
         "lower_bound": theory.shannon_bound(bits),
         "upper_bound": theory.mse_bound(bits),
     }
@@ -77,7 +76,7 @@ PANELS = ("sphere", "outlier_channels", "words")
 
 
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Error against stored bits, one panel for each data set, and Shannon's bound."""
+    """Error against stored bits, one panel for each data set."""
     shown = [row for row in rows if row["point"]["method"] in SHOWN and row["point"]["data"] in PANELS] or rows
     style = {"series": "method", "panel": "data", "log": True}
     return [plots.curves(shown, folder / "mse.png", x="stored_bits", y="mse", **style)]

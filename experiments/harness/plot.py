@@ -19,8 +19,6 @@ WORDS = {
     "vs_float32": "speed over a plain float32 cache",
     "over_shannon": "squared error over Shannon's bound",
     "stored_bits": "bits a number, the norm included",
-    "index_bits": "bits a number, without the norm",
-    "mse_over_bound": "squared error over Shannon's bound",
     "mse": "squared error, relative",
     "bytes": "bytes a vector",
     "1@1": "nearest neighbours found first (1@1)",
@@ -30,18 +28,13 @@ WORDS = {
     "divergence": "KL divergence of the next token, nats",
     "recalled": "share of values recalled exactly",
     "pairs": "pairs of key and value",
-    "k": "k, neighbours looked at",
-    "1@k": "nearest neighbours among k found (1@k)",
     "ratio": "compression, times smaller",
     "quantize_s": "seconds to quantize",
     "dequantize_s": "seconds to get back",
     "mae": "mean absolute error",
-    "step": "steps of training",
-    "validation": "error held out",
-    "nats": "nats a byte",
 }
 """Of axes, in words and units."""
-DOUBLING = ("tokens", "ratio", "k", "pairs")
+DOUBLING = ("tokens", "ratio", "pairs")
 """Axes whose values double from one to the next."""
 STYLES = [(color, line) for line in ("-", "--", ":") for color in plt.get_cmap("tab10").colors]  # pyright: ignore[reportAttributeAccessIssue]
 BARS = plt.get_cmap("tab10").colors  # pyright: ignore[reportAttributeAccessIssue]

@@ -31,9 +31,9 @@ class Registry(dict[str, Any]):
         raise unknown_name(self.kind, name, self)
 
     def __repr__(self) -> str:
-        """A line for each name: the first one of what is known of it."""
-        docs = {name: (inspect.getdoc(entry) or "").partition("\n")[0] for name, entry in self.items()}
-        return "\n".join(f"{name}: {doc}" for name, doc in docs.items())
+        """A line for each name: of a function the first one of its docstring."""
+        docs = {name: inspect.getdoc(entry) if callable(entry) else None for name, entry in self.items()}
+        return "\n".join(f"{name}: {doc.splitlines()[0]}" if doc else name for name, doc in docs.items())
 
 
 def nest(tree: Any) -> str:

@@ -17,6 +17,7 @@ def test_version_and_names():
     assert all(hasattr(rqjax, name) for name in rqjax.__all__)
     lines = repr(rqjax.METHODS).splitlines()
     assert len(lines) == len(rqjax.METHODS)
+    assert repr(rqjax.BUDGETED).splitlines() == list(rqjax.BUDGETED)  # settings, not functions
     assert "eden: TurboQuant-mse with the best scale per vector: EDEN." in lines
     assert ">>> q = rqjax.eden(" in rqjax.eden.__doc__
 

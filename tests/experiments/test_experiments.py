@@ -166,6 +166,7 @@ def test_needles_are_found():
             "unknown model 'Llama 3.2'; did you mean 'Llama 3.2 3B'",
         ),
         (kv_memory, {"model": "Gemma 3 4B", "strategy": "v3"}, "unknown strategy 'v3'"),
+        (kv_throughput, {"shape": "3x1", "strategy": "v3_3"}, "expected tokens to be a whole number from 2"),
         (
             kv_throughput,
             {"shape": "3-512", "strategy": "v3_3"},
