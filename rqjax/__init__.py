@@ -18,7 +18,7 @@ Keys and values
 Nearest neighbors
     Index
 Training
-    fit losses learning
+    fit parameters losses learning
 Parts, which nest
     Normalized Scaled Gain Centered Rotated Residual Split PerHead Local
     Scalar lloyd_max Affine Uniform Columns Trellis trellis_coded TrellisColumns Product Exchange Exact Sign
@@ -64,6 +64,7 @@ from rqjax.core.quantizer import (
 )
 from rqjax.core.registry import UnknownName as UnknownName
 from rqjax.learning import losses as losses
+from rqjax.learning.parameters import parameters as parameters
 from rqjax.learning.training import fit as fit
 from rqjax.quantizers.affine import Affine as Affine
 from rqjax.quantizers.combinators import (

@@ -19,10 +19,8 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from rqjax.core import Quantizer, check_data, check_int, is_traced, operation, platforms, treefile
 from rqjax.learning.losses import Distortion
+from rqjax.learning.parameters import Where, places, with_parameters
 from rqjax.rotations import Chain, Dense, Rotation, StridedRotor
-
-Where = Callable[[Any], Any]
-"""Of a quantizer the part that is trained: `lambda q: q.inner.rotation`, or a tuple of parts."""
 
 PER_PARAMETER = 10
 """Numbers of training data for each parameter below which `fit` warns."""
@@ -119,7 +117,7 @@ def fit(
       >>> sorted(history)
       ['loss', 'step', 'validation']
     """
-    places = _places(where, quantizer)
+    picked = places(where, quantizer)
     steps, evaluations = check_int("steps", steps, 1, 2**30), check_int("evaluations", evaluations, 1, 2**20)
     patience, batch_size = check_int("patience", patience, 1, 2**20), check_int("batch_size", batch_size, 1, 2**30)
     check_data("x", x)
@@ -131,17 +129,17 @@ def fit(
     else:
         check_data("validation", validation)
     leaves = jax.tree.leaves(quantizer)
-    _warn_if_few(x, sum(leaves[place].size for place in places))
+    _warn_if_few(x, sum(leaves[place].size for place in picked))
     turning = _turning(quantizer)
-    optimizer = optimizer or _adam(steps, tuple(turning[place] for place in places))
-    plan = Plan(places, optimizer, steps, -(-steps // evaluations), batch_size, patience)
+    optimizer = optimizer or _adam(steps, tuple(turning[place] for place in picked))
+    plan = Plan(picked, optimizer, steps, -(-steps // evaluations), batch_size, patience)
     inputs = quantizer, x, validation, platforms.plain_key(key), Partial(loss) if all_leaves([loss]) else loss
     state = _begin(plan, leaves)
     if checkpoint is None and progress is None:
         state = _train(plan, plan.rounds, state, *inputs)
     else:
         state = _observed(plan, state, inputs, checkpoint, progress)
-    return _with(quantizer, places, state.best), state.history
+    return with_parameters(quantizer, picked, state.best), state.history
 
 
 def _observed(plan: Plan, state: State, inputs: PyTree, checkpoint: str | Path | None, progress: Any) -> State:
@@ -174,7 +172,7 @@ def _train(
     size = len(jax.tree.leaves(x)[0])
 
     def value(params: list[Array], batch: PyTree, progress: ArrayLike) -> Array:
-        return loss(_multiplied_out(_with(quantizer, plan.places, params)), batch, progress)
+        return loss(_multiplied_out(with_parameters(quantizer, plan.places, params)), batch, progress)
 
     def step(carry: tuple[Any, PyTree], i: Array) -> tuple[tuple[Any, PyTree], Array]:
         params, moments = carry
@@ -256,27 +254,6 @@ def _turning(quantizer: Quantizer) -> list[bool]:
 
 def _is_rotation(node: Any) -> bool:
     return isinstance(node, Rotation)
-
-
-def _places(where: Where, quantizer: Quantizer) -> tuple[int, ...]:
-    """Which leaves `where` picks."""
-    leaves, structure = jax.tree.flatten(quantizer)
-    picked = jax.tree.leaves(where(jax.tree.unflatten(structure, list(range(len(leaves))))))
-    floating = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    places = tuple(i for i in sorted(set(picked)) if i in floating)
-    if not places:
-        paths = jax.tree_util.tree_flatten_with_path(quantizer)[0]
-        names = [f"q{jax.tree_util.keystr(paths[i][0])}" for i in floating]
-        raise ValueError(f"where picks no floating-point array of the quantizer; it has {', '.join(names) or 'none'}")
-    return places
-
-
-def _with(quantizer: Quantizer, places: tuple[int, ...], params: list[Array]) -> Quantizer:
-    """The quantizer with other arrays in some places."""
-    leaves, structure = jax.tree.flatten(quantizer)
-    for place, value in zip(places, params, strict=True):
-        leaves[place] = value
-    return jax.tree.unflatten(structure, leaves)
 
 
 def _warn_if_few(x: PyTree, parameters: int) -> None:

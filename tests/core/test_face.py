@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import rqjax
+from rqjax import METHODS
+from tests.tools.suites import some
 
 KEY = jax.random.key(0)
 
@@ -64,6 +66,20 @@ def test_gradients_go_straight_through():
     gradient = jax.jit(jax.grad(lambda x: jnp.sum(weights * rqjax.straight_through(q, x))))(x)
     np.testing.assert_allclose(gradient, weights, rtol=1e-6)
     assert rqjax.straight_through(q, x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("name", some(sorted(METHODS), ["eden", "hadamard", "rotorquant_trellis"]))
+def test_whole_quantizers_have_gradients(name):
+    """Without `allow_int`, though they hold whole numbers; what is put together again decodes to the same."""
+    x, q = jax.random.normal(KEY, (20, 64)), METHODS[name](KEY, 64, 4)
+    if not jax.tree.leaves(q):  # levels of its own for each vector, and nothing random
+        assert name in ("affine", "rtn")
+        return
+    params, rebuild = rqjax.parameters(q)
+    np.testing.assert_array_equal(rebuild(params).decode(q.encode(x)), q.decode(q.encode(x)))
+    gradients = jax.jit(jax.grad(lambda params: jnp.sum(rqjax.straight_through(rebuild(params), x) ** 2)))(params)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    assert any(np.any(gradient != 0) for gradient in gradients)
 
 
 def test_a_layer_with_rounded_weights_trains():

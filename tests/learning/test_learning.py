@@ -15,7 +15,7 @@ import pytest
 import rqjax
 from experiments.data import samples
 from rqjax import learning
-from rqjax.learning import losses, training
+from rqjax.learning import losses, parameters
 from rqjax.recipes import learned
 from rqjax.rotations import Chain, Permutation, Rotor, StridedRotor, butterfly
 from tests.tools.suites import some
@@ -133,7 +133,7 @@ def test_codes_held_fixed_give_the_gradient_of_the_least_error():
 
     @jax.jit
     def error(b):
-        return losses.Distortion()(training._with(quantizer, (0,), [b]), x)
+        return losses.Distortion()(rqjax.parameters(quantizer, bivectors)[1]([b]), x)
 
     at = bivectors(quantizer)
     gradient = jax.jit(jax.grad(error))(at)
