@@ -15,7 +15,7 @@ import pytest
 import rqjax
 from experiments.data import samples
 from rqjax import learning
-from rqjax.learning import losses, parameters
+from rqjax.learning import losses
 from rqjax.recipes import learned
 from rqjax.rotations import Chain, Permutation, Rotor, StridedRotor, butterfly
 from tests.tools.suites import some
