@@ -14,6 +14,6 @@ from configs import recall
 
 def get_config() -> ConfigDict:
     config = recall.get_config()
-    codecs = ("turboquant_trellis:unit", "klt_trellis:tight", "faiss_rabitq", "faiss_pq", "faiss_opq")
+    codecs = ("turboquant_trellis:unit", "klt_trellis:tight", "faiss_rabitq", "faiss_pq", "faiss_opq", "faiss_lsq")
     config.update({"grid": {"vectors": ("clustered, d = 128",), "codec": codecs}})
     return config

@@ -50,27 +50,30 @@ def faiss_opq(x: np.ndarray, bits: int, seed: int) -> Peer:
     return _peer(faiss.IndexPreTransform(rotation, index), x)
 
 
-def faiss_prq(x: np.ndarray, bits: int, seed: int) -> Peer:
-    """A residual quantizer of 256 centroids a level for each part of the coordinates, of at most `PART` of them.
+def faiss_rq(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """A residual quantizer of whole vectors: of bits d / 8 levels with 256 centroids each."""
+    return _residual("faiss_rq", x, bits, seed, parts=1)
 
-    The fewer the parts, the more it finds, the longer it trains and the larger its centroids are. Centroids of whole
-    parts and no beam in training find more than FAISS's defaults, in a seventieth of the time; the beam of encoding is
-    the default.
-    """
-    _check_bits("faiss_prq", bits, (1, 2, 4, 8))
+
+def faiss_prq(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """A residual quantizer for each part of the coordinates, of at most `PART` of them: it finds less than one of whole
+    vectors, and trains in less time."""
+    d = x.shape[1]
+    parts = next((n for n in range(-(-d // PART), d + 1) if d % n == 0 and d * bits % (8 * n) == 0), d)
+    return _residual("faiss_prq", x, bits, seed, parts)
+
+
+def faiss_lsq(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """A local-search quantizer of four times 256 centroids for each group of 32 / bits coordinates; larger groups train
+    for a quarter of an hour and more."""
+    _check_bits("faiss_lsq", bits, (1, 2, 4, 8))
     faiss, d = library("faiss"), x.shape[1]
-    parts = next((n for n in range(-(-d // PART), d + 1) if d % n == 0 and d * bits % (8 * n) == 0), None)
-    if parts is None:
-        raise ValueError(f"faiss_prq at {bits} bits takes multiples of {8 // bits} dimensions, got {d}")
-    kind = faiss.AdditiveQuantizer.ST_LUT_nonorm  # the scores of decoded vectors, ten times as fast
-    index = faiss.IndexProductResidualQuantizer(d, parts, d * bits // 8 // parts, 8, faiss.METRIC_INNER_PRODUCT, kind)
-    inner = [faiss.downcast_AdditiveQuantizer(index.prq.subquantizer(part)) for part in range(parts)]
-    beam = inner[0].max_beam_size
-    for quantizer in inner:
-        quantizer.cp.seed, quantizer.train_type, quantizer.max_beam_size = seed, quantizer.Train_default, 1
-    index.train(x)
-    for quantizer in inner:
-        quantizer.max_beam_size = beam
+    if d * bits % 32:
+        raise ValueError(f"faiss_lsq at {bits} bits takes multiples of {32 // bits} dimensions, got {d}")
+    kind = faiss.AdditiveQuantizer.ST_LUT_nonorm
+    index = faiss.IndexProductLocalSearchQuantizer(d, d * bits // 32, 4, 8, faiss.METRIC_INNER_PRODUCT, kind)
+    for part in range(d * bits // 32):
+        faiss.downcast_AdditiveQuantizer(index.plsq.subquantizer(part)).random_seed = 100 * seed + part
     return _peer(index, x)
 
 
@@ -127,7 +130,9 @@ def turbovec_calibrated(x: np.ndarray, bits: int, seed: int) -> Peer:
 PEERS: dict[str, Callable[[np.ndarray, int, int], Peer]] = {
     "faiss_pq": faiss_pq,
     "faiss_opq": faiss_opq,
+    "faiss_rq": faiss_rq,
     "faiss_prq": faiss_prq,
+    "faiss_lsq": faiss_lsq,
     "faiss_tqmse": faiss_tqmse,
     "faiss_tq": faiss_tq,
     "faiss_eden": faiss_eden,
@@ -137,6 +142,28 @@ PEERS: dict[str, Callable[[np.ndarray, int, int], Peer]] = {
     "turbovec_calibrated": turbovec_calibrated,
 }
 """Functions of (x, bits, seed), by name."""
+
+
+def _residual(name: str, x: np.ndarray, bits: int, seed: int, parts: int) -> Peer:
+    """A residual quantizer of 256 centroids a level for each of the parts of the coordinates.
+
+    Centroids of whole parts and no beam in training find more than FAISS's defaults, in a seventieth of the time; the
+    beam of encoding is the default.
+    """
+    _check_bits(name, bits, (1, 2, 4, 8))
+    faiss, d = library("faiss"), x.shape[1]
+    if d % parts or d * bits % (8 * parts):
+        raise ValueError(f"{name} at {bits} bits takes multiples of {8 // bits} dimensions, got {d}")
+    kind = faiss.AdditiveQuantizer.ST_LUT_nonorm  # the scores of decoded vectors, ten times as fast
+    index = faiss.IndexProductResidualQuantizer(d, parts, d * bits // 8 // parts, 8, faiss.METRIC_INNER_PRODUCT, kind)
+    inner = [faiss.downcast_AdditiveQuantizer(index.prq.subquantizer(part)) for part in range(parts)]
+    beam = inner[0].max_beam_size
+    for quantizer in inner:
+        quantizer.cp.seed, quantizer.train_type, quantizer.max_beam_size = seed, quantizer.Train_default, 1
+    index.train(x)
+    for quantizer in inner:
+        quantizer.max_beam_size = beam
+    return _peer(index, x)
 
 
 def library(name: str) -> Any:
