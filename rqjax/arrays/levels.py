@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int8, Shaped, UInt8, UInt32
+from jaxtyping import Array, Float, Shaped, UInt8, UInt32
 
 
 def nearest(
@@ -39,12 +39,17 @@ def nearest(
     return count(jnp.abs(x), boundaries[half + 1 :]) ^ jnp.where(x < 0, jnp.uint32(half), jnp.uint32(half + 1))
 
 
-def look_up(indices: UInt8[Array, "..."], levels: Int8[Array, "k"], *, symmetric: bool = False) -> Int8[Array, "..."]:
-    """`levels[indices]` by selections, which a CPU vectorizes where it would not vectorize a gather."""
+def look_up(
+    indices: UInt8[Array, "..."], levels: Shaped[Array, "k ..."], *, symmetric: bool = False
+) -> Shaped[Array, "..."]:
+    """`levels[indices]` by selections, which a CPU vectorizes where it would not vectorize a gather.
+
+    Levels in int8 or int16; their further axes are those of the last indices.
+    """
     if symmetric:
         half = levels.shape[0] // 2
         flip = (indices >= half).astype(jnp.uint8) - 1  # all bits set below the middle
-        sign = lax.bitcast_convert_type(flip, jnp.int8)
+        sign = lax.bitcast_convert_type(flip, jnp.int8).astype(levels.dtype)
         return (look_up(indices ^ flip, levels[half:]) ^ sign) - sign
     if levels.shape[0] == 1:
         return jnp.broadcast_to(levels[0], indices.shape)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int8, Integer, Shaped
+from jaxtyping import Array, Float, Int8, Integer, Shaped, UInt8
 
+from rqjax.arrays.levels import look_up
 from rqjax.core import check_int, pytree, static
 
 FILE = Path(__file__).with_name("trellis_tables.npz")
@@ -21,7 +22,7 @@ class Table:
     """A level for each state: `step * levels[state]`."""
 
     levels: Shaped[Array | np.ndarray, "S"]
-    """int8 or a float dtype, S = 2**state_bits."""
+    """int8, int16 or a float dtype, S = 2**state_bits."""
     step: Float[Array | np.ndarray, ""]
 
     @property
@@ -67,15 +68,60 @@ class Computed:
         return dataclasses.replace(whole, step=1 / jnp.std(levels.astype(jnp.float32)))
 
 
-def trained(bits: int, state_bits: int) -> Table:
-    """The committed table for coordinates of unit variance.
+@pytree
+class Summed:
+    """Levels of 2^8 states, each the sum of look-ups among 16: a CPU, a GPU and a TPU select those, where a look-up
+    among 256 is one load for each coordinate.
+
+    The place in a table is four bits, from `low` on, of s ^ (s >> right) ^ (s << left) for the state s; shifts by 0 are
+    left out. In the order of their places the numbers of a table are antisymmetric.
+    """
+
+    tables: Integer[Array | np.ndarray, "*heads count 16"]
+    """int8; int16 of more than 4 bits."""
+    step: Float[Array | np.ndarray, ""]
+    places: tuple[tuple[int, int, int], ...] = static()
+    """(right, left, low) of each table."""
+
+    @property
+    def state_bits(self) -> int:
+        return 8
+
+    @property
+    def whole(self) -> bool:
+        return self.tables.dtype == jnp.int8
+
+    def __call__(self, states: Integer[Array, "*n"]) -> Integer[Array, "*n"]:
+        tables = jnp.asarray(self.tables)
+        parts = [look_up(self.place(states, i), tables[i], symmetric=True) for i in range(len(self.places))]
+        return functools.reduce(jnp.add, parts)
+
+    def place(self, states: Integer[Array, "*n"], i: int) -> UInt8[Array, "*n"]:
+        """Where states look up in the i-th table."""
+        s, (right, left, low) = states.astype(jnp.uint8), self.places[i]
+        mixed = s ^ (s >> right) if right else s
+        mixed = mixed ^ (s << left) if left else mixed
+        return (mixed >> low) & 15
+
+
+def trained(bits: int, state_bits: int = 8) -> Table | Summed:
+    """The committed table for coordinates of unit variance; up to 4 bits with 2^8 states it is `Summed`.
 
     Raises:
       ValueError: there is none; see `STATE_BITS`.
     """
     limits = STATE_BITS[check_int("bits", bits, 1, max(STATE_BITS))]
-    levels, step = _load(bits, check_int("state_bits", state_bits, *limits))
-    return Table(jnp.asarray(levels), jnp.float32(step))
+    state_bits, arrays = check_int("state_bits", state_bits, *limits), _load()
+    place = f"{bits}_{state_bits}"
+    step = jnp.float32(arrays[f"step_{place}"])
+    if f"places_{place}" in arrays:
+        places = tuple(tuple(place) for place in arrays[f"places_{place}"].tolist())
+        return Summed(jnp.asarray(arrays[f"levels_{place}"]), step, places)
+    levels = arrays[f"levels_{place}"]
+    if bits > 4:
+        step = jnp.float32(np.abs(levels).max() / 32_639)  # so that two limbs in int8 hold them
+        levels = np.round(levels / step).astype(np.int16)
+    return Table(jnp.asarray(levels), step)
 
 
 def rounded(levels: Float[np.ndarray, "S"]) -> tuple[np.ndarray, float]:
@@ -85,6 +131,6 @@ def rounded(levels: Float[np.ndarray, "S"]) -> tuple[np.ndarray, float]:
 
 
 @functools.cache
-def _load(bits: int, state_bits: int) -> tuple[np.ndarray, float]:
+def _load() -> dict[str, np.ndarray]:
     with np.load(FILE) as tables:
-        return tables[f"levels_{bits}_{state_bits}"], float(tables[f"step_{bits}_{state_bits}"])
+        return dict(tables)

@@ -179,7 +179,7 @@ STEPS: dict[type, Callable[[Any, Array], Step]] = {
 """By class of the combinator."""
 LEVELS: dict[type, Callable[[Any], Sequence[Array]]] = {
     Scalar: lambda q: [q.values[:, None]],
-    Columns: lambda q: q.levels,
+    Columns: lambda q: q.tables,
 }
 """By class of the leaf: the levels (k, size) of consecutive coordinates, (k, 1) if all have the same."""
 

@@ -3,16 +3,43 @@
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Integer, UInt8, UInt32
+from jaxtyping import Array, Float, Integer, Shaped, UInt8, UInt32
 
 from rqjax import codebooks
-from rqjax.arrays import packing
+from rqjax.arrays import packing, streams
 from rqjax.arrays.levels import nearest
-from rqjax.arrays.planes import as_float32
-from rqjax.core import Quantizer, Vectors, check_vectors, pytree
+from rqjax.arrays.planes import as_float32, pad_to
+from rqjax.core import Quantizer, Vectors, check_vectors, pytree, static
 
 PRIOR = 8.0
 """Pseudo-count of the prior: an initial level weighs as much as eight samples."""
+
+
+@pytree
+class Whole:
+    """Levels of each coordinate in whole numbers, so that products with codes can be taken in integers:
+    `center + step * levels`."""
+
+    levels: Shaped[Array | np.ndarray, "*heads k m"]
+    """int8; int16 of more than 4 bits."""
+    center: Float[Array | np.ndarray, "*heads m"]
+    step: Float[Array | np.ndarray, "*heads m"]
+
+    @classmethod
+    def of(cls, levels: Float[Array, "k m"]) -> "Whole":
+        """Levels rounded to a 254th of their range; of more than 4 bits to a 65,278th."""
+        largest, dtype = (127, jnp.int8) if len(levels) <= 16 else (32_639, jnp.int16)
+        center = (levels[0] + levels[-1]) / 2
+        step = (levels[-1] - levels[0]) / (2 * largest)
+        return cls(jnp.round((levels - center) / jnp.where(step > 0, step, 1)).astype(dtype), center, step)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.levels.shape
+
+    @property
+    def values(self) -> Float[Array, "k m"]:
+        return jnp.asarray(self.center) + self.step * jnp.asarray(self.levels)
 
 
 @pytree
@@ -20,8 +47,8 @@ class Columns(Quantizer):
     """Nearest level of each coordinate. Codes: packed indices, uint8 (*n, bytes).
 
     Coordinates come in classes of equal bits, most bits first: class c has `levels[c]` (2**bits, size), ascending in
-    each column; a class of no bits has one level. The indices are packed by `packing.pack_bytes`: as many bits as
-    there are, rounded up to whole bytes.
+    each column; a class of no bits has one level. The indices are packed by `streams.pack`. Of `rounded` levels caches
+    take products without decoding.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -30,7 +57,9 @@ class Columns(Quantizer):
       16
     """
 
-    levels: tuple[Float[Array | np.ndarray, "_ _"], ...]
+    levels: tuple[Float[Array | np.ndarray, "_ _"] | Whole, ...]
+    streamed: bool = static(default=True)
+    """False in files from before 2026-11-23, whose indices are packed by `packing.pack_bytes`."""
 
     def __post_init__(self):
         bits = [_bits(levels) for levels in self.levels]
@@ -54,14 +83,20 @@ class Columns(Quantizer):
         return packing.bit_counts(self.bits)
 
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
-        return packing.pack_bytes(self.nearest(as_float32(check_vectors(x, self.dim))), self.counts)
+        indices = self.nearest(as_float32(check_vectors(x, self.dim)))
+        if not self.streamed:
+            return packing.pack_bytes(indices, self.counts)
+        return streams.pack_vectors(indices, [b for b in self.bits if b])
 
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         return self.values(self.indices(codes))
 
     def indices(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n d"]:
         """The level of each coordinate."""
-        return packing.unpack_bytes(codes, self.counts, self.dim)
+        if not self.streamed:
+            return packing.unpack_bytes(codes, self.counts, self.dim)
+        active = streams.unpack_vectors(codes, [b for b in self.bits if b])
+        return pad_to(active.astype(jnp.uint32), self.dim)
 
     def nearest(self, x: Float[Array, "*n d"]) -> UInt32[Array, "*n d"]:
         """The index of the level nearest to each coordinate."""
@@ -75,8 +110,17 @@ class Columns(Quantizer):
         """The coordinates of each class."""
         return jnp.split(x, np.cumsum([levels.shape[-1] for levels in self.levels])[:-1], axis=-1)
 
+    @property
+    def tables(self) -> list[Float[Array, "_ _"]]:
+        """The levels of each class in the units of the vectors."""
+        return [levels.values if isinstance(levels, Whole) else jnp.asarray(levels) for levels in self.levels]
+
+    def rounded(self) -> "Columns":
+        """With levels in whole numbers."""
+        return Columns(tuple(map(Whole.of, self.tables)))
+
     def _by_class(self, function, x: Array) -> Array:
-        return jnp.concatenate(list(map(function, self.split(x), map(jnp.asarray, self.levels))), axis=-1)
+        return jnp.concatenate(list(map(function, self.split(x), self.tables)), axis=-1)
 
     @classmethod
     def gaussian(cls, mean: Float[Array, "d"], deviation: Float[Array, "d"], bits: tuple[int, ...]) -> "Columns":
@@ -112,5 +156,5 @@ class Columns(Quantizer):
         return lax.fori_loop(0, iterations, step, prior)
 
 
-def _bits(levels: Float[Array | np.ndarray, "*heads k m"]) -> int:
+def _bits(levels: Float[Array | np.ndarray, "*heads k m"] | Whole) -> int:
     return (levels.shape[-2] - 1).bit_length()

@@ -16,7 +16,7 @@ from rqjax.arrays import blocks, packing, viterbi
 from rqjax.arrays.planes import as_float32, pad_to
 from rqjax.arrays.viterbi import Segment
 from rqjax.codebooks import trellis_tables
-from rqjax.codebooks.trellis_tables import Computed, Table
+from rqjax.codebooks.trellis_tables import Computed, Summed, Table
 from rqjax.core import Quantizer, Queries, Vectors, check_int, check_vectors, platforms, pytree, static
 
 
@@ -33,13 +33,18 @@ class Trellis(Quantizer):
       (5, 4)
     """
 
-    table: Table | Computed
+    table: Table | Summed | Computed
     bits: int = static()
     dim: int = static()
 
     def __post_init__(self):
         check_int("bits", self.bits, 1, 8)
         check_int("state_bits", self.table.state_bits, self.bits, min(16, 8 * self._lanes * self.bits))
+
+    @property
+    def in_sums(self) -> bool:
+        """Whether levels are sums of look-ups in int8, which caches lay codes out for."""
+        return isinstance(self.table, Summed) and self.table.whole
 
     @property
     def values(self) -> Float[Array, "S"]:

@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8, UInt32
 
-from rqjax.arrays import blocks, packing, viterbi
+from rqjax.arrays import blocks, packing, streams, viterbi
 from rqjax.arrays.planes import as_float32
 from rqjax.codebooks import trellis_tables
-from rqjax.codebooks.trellis_tables import Table
+from rqjax.codebooks.trellis_tables import Summed, Table
 from rqjax.core import Quantizer, Queries, Vectors, check_vectors, pytree, static
 from rqjax.quantizers.trellis import by_rows
 
@@ -16,8 +16,7 @@ class TrellisColumns(Quantizer):
     """The path through a trellis that is nearest to a vector. Codes: packed indices, uint8 (*n, bytes).
 
     Coordinate i shifts bits[i] bits into the state, which its level, `mean + deviation * table(state)`, depends on; the
-    coordinates without bits come last and are their means. One ring goes through all of them. The indices are packed by
-    `packing.pack_bytes`: as many bits as there are, rounded up to whole bytes.
+    coordinates without bits come last and are their means. One ring goes through all of them, packed by `streams.pack`.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -28,10 +27,12 @@ class TrellisColumns(Quantizer):
 
     mean: Float[Array, "d"]
     deviation: Float[Array, "d"]
-    tables: tuple[Table, ...]
+    tables: tuple[Table | Summed, ...]
     """For each number of bits but 0, the most first."""
     bits: tuple[int, ...] = static()
     """Of each coordinate, descending."""
+    streamed: bool = static(default=True)
+    """False in files from before 2026-11-23, whose indices are packed by `packing.pack_bytes`."""
 
     def __post_init__(self):
         if list(self.bits) != sorted(self.bits, reverse=True) or len(self._classes) != len(self.tables):
@@ -42,6 +43,11 @@ class TrellisColumns(Quantizer):
     @property
     def dim(self) -> int:
         return len(self.bits)
+
+    @property
+    def in_sums(self) -> bool:
+        """Whether levels are sums of look-ups, and finer ones in int16: what caches lay codes out for."""
+        return all(isinstance(table, Summed) or table.levels.dtype == jnp.int16 for table in self.tables)
 
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         return by_rows(self._encode, as_float32(check_vectors(x, self.dim)), self.tables[0].state_bits)
@@ -58,10 +64,14 @@ class TrellisColumns(Quantizer):
 
     def states(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n active"]:
         """The state of each coordinate that has bits: a window that slides over the stream."""
-        bits = tuple(b for b in self.bits if b)
-        return viterbi.windows(
-            packing.unpack_bytes(codes, packing.bit_counts(bits), len(bits)), bits, self.tables[0].state_bits
-        )
+        bits, size = [b for b in self.bits if b], self.tables[0].state_bits
+        if self.streamed and size == streams.WINDOW:
+            return streams.vector_windows(codes, bits).astype(jnp.uint32)
+        if self.streamed:
+            indices = streams.unpack_vectors(codes, bits).astype(jnp.uint32)
+        else:
+            indices = packing.unpack_bytes(codes, packing.bit_counts(bits), len(bits))
+        return viterbi.windows(indices, bits, size)
 
     @property
     def _classes(self) -> list[tuple[int, slice]]:
@@ -76,8 +86,10 @@ class TrellisColumns(Quantizer):
             viterbi.Segment(z[part], table(jnp.arange(2**table.state_bits)) * table.step, b, weights[part])
             for table, (b, part) in zip(self.tables, self._classes, strict=True)
         ]
-        codes = jnp.concatenate(viterbi.tail_biting(segments)).T
-        return packing.pack_bytes(codes.astype(jnp.uint32), packing.bit_counts(self.bits))
+        codes = jnp.concatenate(viterbi.tail_biting(segments))
+        if self.streamed:
+            return streams.pack(codes, [b for b in self.bits if b]).T
+        return packing.pack_bytes(codes.T.astype(jnp.uint32), packing.bit_counts(self.bits))
 
     @classmethod
     def gaussian(

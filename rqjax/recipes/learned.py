@@ -86,7 +86,7 @@ def _transform_codes(key: Array, x: Float[Array, "heads n d"], bits: int) -> Any
     bits_of = allocate(y.var(axis=1), total + (8 if gain else 16))
     quantizers = _allocated(rotations, orders, y, weights, gain, bits_of)
     train = functools.partial(fit, where=_rotation_and_levels, steps=TRAINING_STEPS, patience=20)
-    return jax.vmap(train)(quantizers, x, keys)[0]
+    return jax.vmap(lambda quantizer, x, key: _rounded(train(quantizer, x, key)[0]))(quantizers, x, keys)
 
 
 def _with_trellis(code: Rotated, x: Float[Array, "n d"]) -> Rotated:
@@ -111,7 +111,7 @@ def _with_levels(rotation: Callable[[Array, Array], Chain], key: Array, x: Array
     def one(key: Array, x: Array) -> Quantizer:
         first, second = jax.random.split(key)
         quantizer = with_lloyd_levels(rotation(first, norms.direction(x)), x, bits)
-        return fit(quantizer, x, second, where=lambda q: _rotation_and_levels(q.inner), patience=20)[0]
+        return _rounded(fit(quantizer, x, second, where=lambda q: _rotation_and_levels(q.inner), patience=20)[0])
 
     return unstack(jax.vmap(one)(jax.random.split(key, len(x)), x))
 
@@ -164,6 +164,12 @@ def _weights(y: Float[Array, "n d"]) -> Float[Array, "d"]:
 
 def _rotation_and_levels(quantizer: Any) -> Any:
     return quantizer.rotation, getattr(quantizer.inner, "inner", quantizer.inner).levels
+
+
+def _rounded(quantizer: Quantizer) -> Any:
+    """With levels in whole numbers."""
+    is_columns = lambda part: isinstance(part, Columns)  # noqa: E731
+    return jax.tree.map(lambda part: part.rounded() if is_columns(part) else part, quantizer, is_leaf=is_columns)
 
 
 def _energy(x: Float[Array, "n d"]) -> Float[Array, "d"]:

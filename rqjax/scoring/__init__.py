@@ -1,3 +1,3 @@
-"""Products with codes that are not decoded, which caches and indexes share."""
+"""Products with codes that are not decoded, which caches and indexes share. All rules are there once it is imported."""
 
-from rqjax.scoring import leaves as leaves, rules as rules  # all rules are there once this package is
+from rqjax.scoring import leaves as leaves, rules as rules, streams as streams

@@ -48,6 +48,14 @@ def products(y: Limbs, levels: Int8[Array, "b h t d"]) -> Float[Array, "b h r t"
     return _joined(found, y[1], QUERY_LIMBS)
 
 
+def row_products(y: Limbs, levels: Int8[Array, "b h d t"]) -> Float[Array, "b h r t"]:
+    """Inner products of queries and levels that lie with the tokens last."""
+    if not isinstance(y, tuple):
+        return float_products(y, jnp.swapaxes(levels, 2, 3))
+    found = jnp.einsum("bhrd,bhdt->bhrt", y[0], levels, preferred_element_type=jnp.int32)
+    return _joined(found, y[1], QUERY_LIMBS)
+
+
 def sums(w: Float[Array, "b h r t"], levels: Int8[Array, "b h d t"]) -> Float[Array, "b h r d"]:
     """Sums of levels with weights w, of at most `TOKENS` tokens."""
     if platforms.on_apple():

@@ -17,7 +17,6 @@ from rqjax.core import Codes
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.product import Product
 from rqjax.quantizers.scalar import Scalar
-from rqjax.quantizers.trellis import Trellis
 from rqjax.scoring import integers, tiles
 from rqjax.scoring.rules import DECODED, RULES, Rule
 from rqjax.scoring.tiles import TokenArray
@@ -151,10 +150,3 @@ _AFFINE = of_levels(
 RULES[Affine] = lambda q: (
     _AFFINE._replace(lay_out=DECODED.lay_out, weigh=DECODED.weigh, width=DECODED.width) if q.keeps_words else _AFFINE
 )
-_STATES = Rule(
-    prepare=lambda q, y: integers.query_limbs(y),
-    scores=lambda q, y, codes: integers.products(y, q.table(q.states(codes))) * q.table.step,
-    weigh=lambda q, w, codes: integers.sums(w, jnp.swapaxes(q.table(q.states(codes)), 2, 3)) * q.table.step,
-    in_integers=lambda q: True,
-)
-RULES[Trellis] = lambda q: _STATES if q.table.whole else DECODED

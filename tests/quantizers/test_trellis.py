@@ -13,7 +13,7 @@ from experiments.data import samples
 from rqjax import theory
 from rqjax.arrays import viterbi
 from rqjax.codebooks import trellis_tables
-from rqjax.codebooks.trellis_tables import Computed, Table
+from rqjax.codebooks.trellis_tables import Computed, Summed, Table
 from rqjax.quantizers.trellis import Trellis, improved, trellis_coded
 from rqjax.recipes.allocation import allocate
 from tests.tools.suites import some
@@ -194,7 +194,8 @@ def test_committed_tables_are_what_training_makes():
     for bits, (least, most) in trellis_tables.STATE_BITS.items():
         for state_bits in range(least, most + 1):
             table = trellis_tables.trained(bits, state_bits)
-            assert table.levels.shape == (2**state_bits,)
+            assert table.state_bits == state_bits
+            assert isinstance(table, Summed) == (bits <= 4 and state_bits == 8)
             assert table.whole == (bits <= 4)
 
 

@@ -1,0 +1,184 @@
+"""The rules of leaves whose codes a cache holds as streams of bits: trellis codes, and levels of each coordinate's own.
+
+Coordinates come in parts whose levels are made alike. What is a coordinate's own, its scale, is multiplied into queries
+and sums; all parts share the limbs of queries and of weights.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int8, Shaped, UInt8
+
+from rqjax.arrays import packing, streams
+from rqjax.arrays.blocks import inner
+from rqjax.arrays.levels import look_up
+from rqjax.arrays.planes import materialized
+from rqjax.core import Codes
+from rqjax.quantizers.per_coordinate import Columns, Whole
+from rqjax.quantizers.trellis import Trellis
+from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
+from rqjax.scoring import integers
+from rqjax.scoring.rules import DECODED, RULES, Rule
+from rqjax.scoring.tiles import TokenArray
+
+SELECTED = 64
+"""Levels of a coordinate up to which the one is selected, not loaded."""
+
+
+class Part(NamedTuple):
+    """Coordinates whose levels are whole numbers, times a factor of each."""
+
+    coordinates: slice
+    factors: Float[Array | np.ndarray, "n"]
+    levels: Callable[[UInt8[Array, "b h n t"]], Shaped[Array, "b h n t"]]
+    """Of windows: in int8, or if they are `fine` in int16."""
+    fine: bool
+
+    @property
+    def units(self) -> list[Float[Array | np.ndarray, "n"]]:
+        """What its limbs are multiples of, the high ones first."""
+        return [256 * self.factors, self.factors] if self.fine else [self.factors]
+
+    def limbs(self, windows: UInt8[Array, "b h n t"]) -> list[Int8[Array, "b h n t"]]:
+        if not self.fine:
+            return [self.levels(windows)]
+        levels = materialized(self.levels(windows))
+        return [((levels + 128) >> 8).astype(jnp.int8), lax.bitcast_convert_type(levels.astype(jnp.uint8), jnp.int8)]
+
+
+def of_streams(
+    stream: Callable[[Any, Codes], UInt8[Array, "b h bytes t"]],
+    ends: Callable[[Any], np.ndarray],
+    parts: Callable[[Any], Sequence[Part]],
+    mean: Callable[[Any], Float[Array, "d"] | None],
+) -> Rule:
+    """The rule of a leaf.
+
+    Args:
+      stream: codes as `encode` returns them, in the layout of `arrays.streams`.
+      ends: where in it the code of each coordinate ends; those without bits come last and are left out.
+      parts: all coordinates with bits.
+      mean: what is added to the levels of each vector.
+    """
+
+    def rows(q: Any, codes: Codes) -> Int8[Array, "b h n t"]:
+        """The levels of all parts, for one product: the products of parts would take twice as long."""
+        several, places, laid_out = parts(q), ends(q), isinstance(codes, tuple)
+        bits = codes[0] if laid_out else stream(q, codes)
+        bits = bits if laid_out and len(several) == 1 else materialized(bits)
+        found = [part.limbs(streams.windows(bits, places[part.coordinates])) for part in several]
+        return jnp.concatenate(list(itertools.chain(*found)), axis=2)
+
+    def prepare(q: Any, y: Float[Array, "b h r d"]) -> Any:
+        scaled = jnp.concatenate([y[..., part.coordinates] * unit for part in parts(q) for unit in part.units], axis=-1)
+        center = mean(q)
+        return integers.query_limbs(scaled), None if center is None else inner(y, center)[..., None]
+
+    def scores(q: Any, y: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        found = integers.row_products(y[0], rows(q, codes))
+        return found if y[1] is None else found + y[1]
+
+    def weigh(q: Any, w: Float[Array, "b h r t"], codes: Codes) -> Any:
+        return integers.sums(w, rows(q, codes)), None if mean(q) is None else w.sum(-1, keepdims=True)
+
+    def restore(q: Any, sums: Any) -> Float[Array, "b h r d"]:
+        x, start = jnp.zeros((*sums[0].shape[:-1], q.dim)), 0
+        for part in parts(q):
+            for unit in part.units:
+                x = x.at[..., part.coordinates].add(sums[0][..., start : start + len(unit)] * unit)
+                start += len(unit)
+        return x if sums[1] is None else x + sums[1] * mean(q)
+
+    return Rule(
+        prepare=prepare,
+        scores=scores,
+        weigh=weigh,
+        restore=restore,
+        lay_out=lambda q, codes, transposed: (TokenArray.of(stream(q, codes), axis=3),),
+        in_integers=lambda q: True,
+        width=lambda q: 1,
+    )
+
+
+def _of_trellis(q: Trellis, codes: Codes) -> UInt8[Array, "b h bytes t"]:
+    """A lane of `packing` is the codes of eight coordinates that follow on each other."""
+    lanes = packing.unpack_lanes(codes, q.bits, -(-q.dim // 8))
+    octets = lax.bitcast_convert_type(lanes, jnp.uint8)[..., : q.bits]
+    return jnp.swapaxes(octets.reshape(*lanes.shape[:-1], -1), 2, 3)
+
+
+def _trellis_ends(q: Trellis) -> np.ndarray:
+    plane, lane = np.divmod(np.arange(q.dim), -(-q.dim // 8))
+    return (8 * lane + plane + 1) * q.bits
+
+
+_TRELLIS = of_streams(
+    stream=_of_trellis,
+    ends=_trellis_ends,
+    parts=lambda q: [Part(slice(0, q.dim), jnp.broadcast_to(q.table.step, q.dim), q.table, fine=False)],
+    mean=lambda q: None,
+)
+
+
+def _active(q: Columns | TrellisColumns) -> list[int]:
+    return [b for b in q.bits if b]
+
+
+def _trellis_parts(q: TrellisColumns) -> list[Part]:
+    found, start = [], 0
+    for b, table in zip(dict.fromkeys(_active(q)), q.tables, strict=True):
+        some = slice(start, start + q.bits.count(b))
+        found.append(Part(some, q.deviation[some] * table.step, table, fine=not table.whole))
+        start = some.stop
+    return found
+
+
+def _level_parts(q: Columns) -> list[Part]:
+    found, start = [], 0
+    for levels in q.levels:
+        assert isinstance(levels, Whole)
+        size, bits = levels.shape[1], (levels.shape[0] - 1).bit_length()
+        some = slice(start, start + size)
+        if bits:
+            of = functools.partial(_of_rows, bits, levels.levels)
+            found.append(Part(some, levels.step, of, fine=levels.levels.dtype == jnp.int16))
+        start = some.stop
+    return found
+
+
+def _of_rows(
+    bits: int, levels: Shaped[Array | np.ndarray, "k n"], windows: UInt8[Array, "b h n t"]
+) -> Shaped[Array, "b h n t"]:
+    indices = windows >> (8 - bits)
+    if len(levels) <= SELECTED:
+        return look_up(indices, jnp.asarray(levels)[..., None])
+    return jax.vmap(lambda row, index: row[index], (1, 2), 2)(jnp.asarray(levels), indices)
+
+
+RULES[Trellis] = lambda q: _TRELLIS if q.in_sums else _STATES if q.table.whole else DECODED
+_STATES = Rule(
+    prepare=lambda q, y: integers.query_limbs(y),
+    scores=lambda q, y, codes: integers.products(y, q.table(q.states(codes))) * q.table.step,
+    weigh=lambda q, w, codes: integers.sums(w, jnp.swapaxes(q.table(q.states(codes)), 2, 3)) * q.table.step,
+    in_integers=lambda q: True,
+)
+_TRELLIS_COLUMNS = of_streams(
+    stream=lambda q, codes: streams.closed(jnp.swapaxes(codes, 2, 3), sum(q.bits)),
+    ends=lambda q: streams.closed_ends(_active(q)),
+    parts=_trellis_parts,
+    mean=lambda q: q.mean,
+)
+RULES[TrellisColumns] = lambda q: _TRELLIS_COLUMNS if q.in_sums and q.streamed else DECODED
+_COLUMNS = of_streams(
+    stream=lambda q, codes: jnp.swapaxes(codes, 2, 3),
+    ends=lambda q: np.cumsum(_active(q)),
+    parts=_level_parts,
+    mean=lambda q: jnp.concatenate([levels.center for levels in q.levels]),
+)
+RULES[Columns] = lambda q: _COLUMNS if q.bits[0] and all(isinstance(levels, Whole) for levels in q.levels) else DECODED
