@@ -17,8 +17,7 @@ from tests.tools.suites import some
 DIM, KEY = 32, jax.random.key(0)
 LOUD = np.exp(-np.arange(DIM) / 8)
 """A spectrum for recipes that learn from data."""
-DECODED = {"rotorquant_learned", "rotor_chain_learned", "rotorquant_allocated", "rotorquant_allocated_trellis", "lopq"}
-DECODED |= {"klt_trellis", "pq", "opq", "qet"}
+DECODED = {"pq", "opq", "lopq", "qet"}
 """Recipes whose products are not taken in integers: `Rule` says why."""
 
 
