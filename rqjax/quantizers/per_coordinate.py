@@ -78,6 +78,11 @@ class Columns(Quantizer):
         return tuple(_bits(levels) for levels in self.levels for _ in range(levels.shape[-1]))
 
     @property
+    def active(self) -> list[int]:
+        """Bits of the coordinates that have any."""
+        return [b for b in self.bits if b]
+
+    @property
     def counts(self) -> list[int]:
         """How many coordinates, the first ones, have a lowest bit, a second one and so on."""
         return packing.bit_counts(self.bits)
@@ -86,7 +91,7 @@ class Columns(Quantizer):
         indices = self.nearest(as_float32(check_vectors(x, self.dim)))
         if not self.streamed:
             return packing.pack_bytes(indices, self.counts)
-        return streams.pack_vectors(indices, [b for b in self.bits if b])
+        return streams.pack_vectors(indices, self.active)
 
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         return self.values(self.indices(codes))
@@ -95,7 +100,7 @@ class Columns(Quantizer):
         """The level of each coordinate."""
         if not self.streamed:
             return packing.unpack_bytes(codes, self.counts, self.dim)
-        active = streams.unpack_vectors(codes, [b for b in self.bits if b])
+        active = streams.unpack_vectors(codes, self.active)
         return pad_to(active.astype(jnp.uint32), self.dim)
 
     def nearest(self, x: Float[Array, "*n d"]) -> UInt32[Array, "*n d"]:

@@ -35,7 +35,7 @@ class TrellisColumns(Quantizer):
     """False in files from before 2026-11-23, whose indices are packed by `packing.pack_bytes`."""
 
     def __post_init__(self):
-        if list(self.bits) != sorted(self.bits, reverse=True) or len(self._classes) != len(self.tables):
+        if list(self.bits) != sorted(self.bits, reverse=True) or len(self.classes) != len(self.tables):
             raise ValueError(f"expected descending bits and a table for each number of them, got {self.bits}")
         if sum(self.bits) < self.tables[0].state_bits:
             raise ValueError(f"expected as many bits as a state has, {self.tables[0].state_bits}, got {sum(self.bits)}")
@@ -54,7 +54,7 @@ class TrellisColumns(Quantizer):
 
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         states = self.states(codes)
-        parts = [states[..., part] for _, part in self._classes]
+        parts = [states[..., part] for _, part in self.classes]
         units = [table(part) * table.step for table, part in zip(self.tables, parts, strict=True)]
         units.append(jnp.zeros((*codes.shape[:-1], self.dim - states.shape[-1])))
         return self.mean + self.deviation * jnp.concatenate(units, axis=-1)
@@ -64,7 +64,7 @@ class TrellisColumns(Quantizer):
 
     def states(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n active"]:
         """The state of each coordinate that has bits: a window that slides over the stream."""
-        bits, size = [b for b in self.bits if b], self.tables[0].state_bits
+        bits, size = self.active, self.tables[0].state_bits
         if self.streamed and size == streams.WINDOW:
             return streams.vector_windows(codes, bits).astype(jnp.uint32)
         if self.streamed:
@@ -74,7 +74,12 @@ class TrellisColumns(Quantizer):
         return viterbi.windows(indices, bits, size)
 
     @property
-    def _classes(self) -> list[tuple[int, slice]]:
+    def active(self) -> list[int]:
+        """Bits of the coordinates that have any."""
+        return [b for b in self.bits if b]
+
+    @property
+    def classes(self) -> list[tuple[int, slice]]:
         """Bits, and the coordinates that have as many."""
         starts = [(b, self.bits.index(b), self.bits.count(b)) for b in dict.fromkeys(self.bits) if b]
         return [(b, slice(start, start + count)) for b, start, count in starts]
@@ -84,11 +89,11 @@ class TrellisColumns(Quantizer):
         z, weights = (a.astype(jnp.float32) for a in (((x - self.mean) / unit).T, self.deviation**2))
         segments = [
             viterbi.Segment(z[part], table(jnp.arange(2**table.state_bits)) * table.step, b, weights[part])
-            for table, (b, part) in zip(self.tables, self._classes, strict=True)
+            for table, (b, part) in zip(self.tables, self.classes, strict=True)
         ]
         codes = jnp.concatenate(viterbi.tail_biting(segments))
         if self.streamed:
-            return streams.pack(codes, [b for b in self.bits if b]).T
+            return streams.pack(codes, self.active).T
         return packing.pack_bytes(codes.T.astype(jnp.uint32), packing.bit_counts(self.bits))
 
     @classmethod

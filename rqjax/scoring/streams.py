@@ -126,17 +126,11 @@ _TRELLIS = of_streams(
 )
 
 
-def _active(q: Columns | TrellisColumns) -> list[int]:
-    return [b for b in q.bits if b]
-
-
 def _trellis_parts(q: TrellisColumns) -> list[Part]:
-    found, start = [], 0
-    for b, table in zip(dict.fromkeys(_active(q)), q.tables, strict=True):
-        some = slice(start, start + q.bits.count(b))
-        found.append(Part(some, q.deviation[some] * table.step, table, fine=not table.whole))
-        start = some.stop
-    return found
+    return [
+        Part(some, q.deviation[some] * table.step, table, fine=not table.whole)
+        for table, (_, some) in zip(q.tables, q.classes, strict=True)
+    ]
 
 
 def _level_parts(q: Columns) -> list[Part]:
@@ -170,14 +164,14 @@ _STATES = Rule(
 )
 _TRELLIS_COLUMNS = of_streams(
     stream=lambda q, codes: streams.closed(jnp.swapaxes(codes, 2, 3), sum(q.bits)),
-    ends=lambda q: streams.closed_ends(_active(q)),
+    ends=lambda q: streams.closed_ends(q.active),
     parts=_trellis_parts,
     mean=lambda q: q.mean,
 )
 RULES[TrellisColumns] = lambda q: _TRELLIS_COLUMNS if q.in_sums and q.streamed else DECODED
 _COLUMNS = of_streams(
     stream=lambda q, codes: jnp.swapaxes(codes, 2, 3),
-    ends=lambda q: np.cumsum(_active(q)),
+    ends=lambda q: np.cumsum(q.active),
     parts=_level_parts,
     mean=lambda q: jnp.concatenate([levels.center for levels in q.levels]),
 )
