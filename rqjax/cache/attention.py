@@ -258,7 +258,8 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
         def read(codes, after):
             """A block of codes, after what has been computed of the block before: all are unpacked into one memory."""
             arrays = jax.tree.map(lambda leaf: leaf.read(start, size), codes, is_leaf=tiles.is_token_array)
-            return jax.tree.map(lambda x: materialized(x, after), arrays)
+            whole = size == cache.capacity
+            return jax.tree.map(lambda x: x if whole and x.dtype != jnp.uint8 else materialized(x, after), arrays)
 
         def weigh(w):
             return rules.weigh(cache.value_quantizer, w, read(cache.values, w))

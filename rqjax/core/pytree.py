@@ -1,6 +1,8 @@
 """The decorator that makes a quantizer a pytree: arrays are leaves, hyper-parameters are static."""
 
 import dataclasses
+import operator
+from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -63,9 +65,10 @@ def pytree(cls: type[T]) -> type[T]:
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     leaves = [f.name for f in fields if not f.metadata.get("static")]
     statics = [f.name for f in fields if f.metadata.get("static")]
+    children_of, values_of = _getter(leaves), _getter(statics)
 
     def flatten(tree):
-        return [getattr(tree, name) for name in leaves], tuple(getattr(tree, name) for name in statics)
+        return children_of(tree), values_of(tree)
 
     def flatten_with_keys(tree):
         children, values = flatten(tree)
@@ -82,3 +85,10 @@ def pytree(cls: type[T]) -> type[T]:
     CLASSES[cls.__name__] = cls
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls
+
+
+def _getter(names: list[str]) -> Callable[[Any], tuple]:
+    """The attributes of an object as a tuple; each call of a jitted function takes apart all that it is given."""
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda tree: tuple(getattr(tree, name) for name in names)

@@ -15,6 +15,7 @@ from rqjax.arrays.levels import look_up
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes
 from rqjax.quantizers.affine import Affine
+from rqjax.quantizers.exact import Exact
 from rqjax.quantizers.product import Product
 from rqjax.quantizers.scalar import Scalar
 from rqjax.scoring import integers, tiles
@@ -111,6 +112,13 @@ def of_levels(
     return Rule(prepare, scores, weigh, lay_out=lay_out, in_integers=lambda quantizer: True, width=lambda quantizer: 1)
 
 
+RULES[Exact] = Rule(
+    scores=lambda q, y, codes: integers.full_precision_einsum("bhrd,bhtd->bhrt", y, codes),
+    weigh=lambda q, w, codes: integers.full_precision_einsum("bhrt,bhtd->bhrd", w, codes),
+    # float32 is multiplied where it lies, in one block if that holds the scores; the bits of bfloat16 become bfloat16
+    # by a copy, which is to stay in the processor's cache
+    width=lambda q: 0 if q.dtype == "float32" else 8,
+)
 RULES[Product] = Rule(
     prepare=lambda q, y: jax.vmap(jax.vmap(q.tables))(y),
     scores=lambda q, tables, codes: jax.vmap(jax.vmap(q.looked_up))(tables, codes),

@@ -45,9 +45,8 @@ def _decoded_sums(quantizer: Quantizer, w: Float[Array, "b h r t"], codes: Codes
 class Rule(NamedTuple):
     """What is done for the quantizers of a class; the defaults decode a block of codes as they are.
 
-    That is all there is to do for vectors as they are (`Exact`), and the best where each coordinate has levels in float
-    of its own (`Columns` before they are `rounded`, `Uniform` with a grid of each column), a center of its own
-    (`Local`) or another place in each vector (`Exchange`).
+    That is the best where each coordinate has levels in float of its own (`Columns` before they are `rounded`,
+    `Uniform` with a grid of each column), a center of its own (`Local`) or another place in each vector (`Exchange`).
     """
 
     prepare: Callable[[Any, Array], Any] = lambda quantizer, y: y

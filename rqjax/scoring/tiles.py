@@ -35,7 +35,8 @@ CAPACITY_STEP = 128
 class TokenArray:
     """An array along one of whose axes time runs, `tokens_per_entry` to an entry.
 
-    It holds the bits of its numbers: XLA's CPU backend would write a bfloat16 by way of a float32 copy of the whole.
+    Of numbers of 16 bits it holds the bits: XLA's CPU backend would write a bfloat16 by way of a float32 copy of the
+    whole, up to jaxlib 0.10.
     """
 
     bits: Shaped[Array, "..."]
@@ -45,7 +46,7 @@ class TokenArray:
 
     @classmethod
     def of(cls, x: Shaped[Array, "..."], axis: int, tokens_per_entry: int = 1) -> "TokenArray":
-        return cls(as_bits(x), axis, tokens_per_entry, x.dtype.name)
+        return cls(as_bits(x) if x.dtype.itemsize == 2 else x, axis, tokens_per_entry, x.dtype.name)
 
     def empty(self, tokens: int) -> "TokenArray":
         """Zeros in its form."""
@@ -55,9 +56,9 @@ class TokenArray:
 
     def read(self, start: Int[Array, ""] | int, tokens: int) -> Shaped[Array, "..."]:
         """The entries of some tokens from token `start` on."""
-        bits = lax.dynamic_slice_in_dim(
-            self.bits, start // self.tokens_per_entry, tokens // self.tokens_per_entry, self.axis
-        )
+        entries, bits = tokens // self.tokens_per_entry, self.bits
+        if entries < bits.shape[self.axis]:  # a slice of all would still be a copy
+            bits = lax.dynamic_slice_in_dim(bits, start // self.tokens_per_entry, entries, self.axis)
         return lax.bitcast_convert_type(bits, self.dtype)
 
     def write(self, new: "TokenArray", start: Int[Array, "batch"], active: Shaped[Array, "batch"]) -> "TokenArray":

@@ -69,7 +69,7 @@ def test_a_new_leaf_takes_one_rule(tmp_path):
     cache = rqjax.append(cache, k, v)
     assert {leaf.dtype for leaf in jax.tree.leaves((cache.keys, cache.values))} == {
         jnp.dtype("uint8"),
-        jnp.dtype("uint32"),
+        jnp.dtype("float32"),
     }
     assert rqjax.nbytes(cache.keys) == 128 * 2 * (DIM // 2 + 4)
     assert error(rqjax.attend(cache, q), plain.attend(q)) < 1e-4
