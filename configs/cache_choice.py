@@ -16,5 +16,6 @@ from configs import kv_throughput
 def get_config() -> ConfigDict:
     config = kv_throughput.get_config()
     strategies = ("bfloat16", "eden_4", "eden_3", "turboquant_trellis_3", "turboquant_trellis_2", "rotorquant_3")
-    config.update({"grid": {"shape": ("3x2048", "3x8192", "3x32768"), "strategy": strategies}})
+    learned = ("rotorquant_allocated_3", "rotorquant_allocated_trellis_3", "klt_trellis_2", "klt_trellis_3")
+    config.update({"grid": {"shape": ("3x2048", "3x8192", "3x32768"), "strategy": strategies + learned}})
     return config

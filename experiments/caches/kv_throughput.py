@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rqjax
+from experiments.caches import fitted
+from experiments.data import samples
 from experiments.harness import plot as plots
 from experiments.harness.table import Table
 from experiments.harness.texts import numbers
@@ -34,11 +36,13 @@ TABLES = (
 )
 LAYOUTS = ("bhtd", "bhdt")
 """Of the keys in a plain cache: b sequences, h heads, t tokens, d dimensions."""
+FITTED_TO = 4096
+"""Vectors that quantizers learn from."""
 
 
 def check(point: dict[str, Any]) -> None:
     _shape(point)
-    rqjax.strategy(point["strategy"], jax.random.key(0), 8)
+    fitted.check(point["strategy"])
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +53,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     k, v = (jax.random.normal(key, (1, tokens, heads, dim), jnp.bfloat16) for key in keys[:2])
     q = jax.random.normal(keys[2], (1, 1, heads * groups, dim))
     token, max_len = k[:, :1], -(-(tokens + 2 * (point["rounds"] + 2)) // GROWTH) * GROWTH
-    strategy = rqjax.strategy(point["strategy"], jax.random.key(1), dim)
+    strategy = _strategy(point["strategy"], dim)
     append, attend = jax.jit(rqjax.append, donate_argnums=0), jax.jit(rqjax.attend)
     cache, growing = (append(strategy.cache(1, heads, max_len), k, v) for _ in range(2))
 
@@ -99,6 +103,15 @@ def write(cache: tuple[jax.Array, jax.Array, jax.Array], k: jax.Array, v: jax.Ar
         old, jnp.swapaxes(new, 1, 2).astype(old.dtype), cache[2], axis=2
     )
     return put(cache[0], k), put(cache[1], v), cache[2] + 1
+
+
+@functools.cache
+def _strategy(name: str, dim: int) -> rqjax.Strategy:
+    recipe = fitted.recipe(name)
+    if recipe is None:
+        return rqjax.strategy(name, jax.random.key(1), dim)
+    quantizer = rqjax.FITTED[recipe[0]](jax.random.key(1), samples.sample("kv", 1, FITTED_TO, dim)[0], recipe[1])
+    return rqjax.Strategy(quantizer, quantizer)
 
 
 def _times(calls: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, float], float]:

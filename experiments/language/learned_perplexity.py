@@ -5,7 +5,6 @@ held-out text, as in `perplexity`.
 """
 
 import functools
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 import rqjax
+from experiments.caches import fitted
 from experiments.caches.attention_error import keep
 from experiments.harness.table import Table
 from experiments.language import perplexity
 from experiments.language.models import calibration
-from rqjax.core import UnknownName, unknown_name
 from rqjax.nn import Decoder
 
 TABLES = (
@@ -37,23 +36,12 @@ TABLES = (
 def check(point: dict[str, Any]) -> None:
     keep(point["keep"])
     perplexity.check_windows(point)
-    if fitted(point["strategy"]) is None:
-        try:
-            rqjax.strategy(point["strategy"], jax.random.key(0), 64)
-        except UnknownName:
-            names = [*rqjax.STRATEGIES, *rqjax.METHODS, *rqjax.FITTED]
-            raise unknown_name("strategy", point["strategy"], names) from None
-
-
-def fitted(name: str) -> tuple[str, int] | None:
-    """The recipe and bits of "rotorquant_learned_3"; None if it is no recipe that learns."""
-    match = re.fullmatch(r"(\w+)_(\d)", name)
-    return (match[1], int(match[2])) if match and match[1] in rqjax.FITTED else None
+    fitted.check(point["strategy"])
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """One strategy on one model; a seed draws rotations and batches."""
-    recipe = fitted(point["strategy"])
+    recipe = fitted.recipe(point["strategy"])
     if recipe is None:
         return {**perplexity.measure(point, lambda decoder, seed: point["strategy"]), "seconds": None}
     start = time.perf_counter()
