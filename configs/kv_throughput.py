@@ -6,7 +6,7 @@ the layout that is the faster for them.
 
     python -m experiments.run --config=configs/kv_throughput.py --workdir=results/kv_throughput
 
-Shapes are "<query heads a KV head>x<tokens>". Twenty minutes on two cores; nothing else may run beside it. Ratios vary
+Shapes are "<query heads a KV head>x<tokens>". Half an hour on two cores; nothing else may run beside it. Ratios vary
 by a third from run to run.
 """
 

@@ -256,7 +256,8 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
         start = jnp.minimum(first, cache.capacity - size)  # the last block may reach back into the one before
 
         def read(codes, after):
-            """A block of codes, after what has been computed of the block before: all are unpacked into one memory."""
+            """A block of codes, after what has been computed of the block before: all are unpacked into one memory.
+            Floats are copied only to be sliced."""
             arrays = jax.tree.map(lambda leaf: leaf.read(start, size), codes, is_leaf=tiles.is_token_array)
             whole = size == cache.capacity
             return jax.tree.map(lambda x: x if whole and x.dtype != jnp.uint8 else materialized(x, after), arrays)
