@@ -334,7 +334,8 @@ def test_memory_beside_the_codes_does_not_grow_with_the_history(name):
     for time in (1, 512):
         short, long = sizes(2**16, time), sizes(2**19, time)
         assert all(b <= 1.01 * a for a, b in zip(short, long, strict=True))
-        blocks = 4 if jax.__version_info__ >= (0, 10) else 6  # jax 0.5 shares less memory between loops
+        blocks = 4 if name != "bfloat16" else 5  # scores with bfloat16 are three products each before they are added
+        blocks = blocks if jax.__version_info__ >= (0, 10) else 6  # jax 0.5 shares less memory between loops
         assert max(long) < blocks * BLOCK_BYTES
 
 
