@@ -3,10 +3,9 @@
     python -m experiments.run --config=configs/trellis_tables.py --workdir=runs/trellis_tables
     cp runs/trellis_tables/trellis_tables.npz rqjax/codebooks/
 
-`mse` is of a level for each state as it is stored, up to 4 bits in int8, above in float32; `float32` is before they
-were rounded. `summed` is of levels that are sums of two look-ups among 16: they are what is stored for 2^8 states up to
-4 bits. `computed` is of arithmetic on the state in the place of a table, `lloyd_max` of as many bits for each
-coordinate alone. Half an hour on two cores.
+`mse` is of a table with a level for each state as it would be stored, up to 4 bits in int8, above in float32; `float32`
+is before its levels were rounded. `companded` is of levels by arithmetic, which are what is stored for 2^8 states.
+`lloyd_max` is of as many bits for each coordinate alone. An hour on two cores.
 """
 
 import itertools

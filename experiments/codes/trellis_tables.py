@@ -1,6 +1,9 @@
 """Tables of levels for trellis-coded quantization: generalized Lloyd on Gaussian numbers, and what rounding costs."""
 
+import dataclasses
 import functools
+import itertools
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,15 +24,32 @@ TABLES = (
         "Mean squared error of Gaussian numbers, each vector's stream a ring",
         rows=("bits", "state_bits"),
         columns=(),
-        values=("mse", "float32", "summed", "computed", "lloyd_max", "shannon"),
+        values=("mse", "float32", "companded", "lloyd_max", "shannon"),
     ),
 )
 
 
-HIGH = (0, 0, 4)
-PLACES = {1: (HIGH, (4, 3, 2)), 2: (HIGH, (2, 4, 2)), 3: (HIGH, (4, 3, 1)), 4: (HIGH, (4, 2, 1))}
-"""By bits, where the states of a `Summed` table look up: the best of 160 second places, three short trainings each."""
-STARTS = 8
+Bends = tuple[tuple[int, int], ...]
+BENDS: Bends = ((0, 1), (86, 1), (112, 1), (116, 2), (121, 4), (124, 8))
+FINE_BENDS: Bends = (
+    (0, 110),
+    (48, 20),
+    (72, 29),
+    (88, 41),
+    (100, 58),
+    (108, 79),
+    (114, 130),
+    (119, 209),
+    (122, 306),
+    (124, 706),
+    (126, 2236),
+)
+STEP, FINE_STEP = 0.028, 0.00016
+"""Where searching begins: about the quantiles of the Gaussian, in halves of int8 and in int16."""
+KEPT = 4
+"""Multipliers whose bends are searched."""
+NUMBERS = ("multiplier", "bends", "offset", "fold")
+"""What is stored of `Companded` besides its step."""
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
@@ -37,20 +57,17 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     bits, state_bits = point["table"]
     levels = np.asarray(_train(bits, state_bits, point["dim"], point["n"], point["steps"]))
     stored, step = trellis_tables.rounded(levels) if bits <= 4 else (levels, 1.0)
-    tables = {
+    tables: dict[str, trellis_tables.Table | trellis_tables.Companded] = {
         "mse": trellis_tables.Table(jnp.asarray(stored), jnp.float32(step)),
         "float32": trellis_tables.Table(jnp.asarray(levels), jnp.float32(1)),
-        "computed": trellis_tables.Computed.gaussian(state_bits),
     }
-    if state_bits == 8 and bits in PLACES:
-        tables["summed"] = _train_summed(bits, point["dim"], point["n"] // 8, point["hops"])
+    arrays: dict[str, Any] = {"levels": stored.tolist(), "step": step}
+    if state_bits == 8:
+        tables["companded"] = found = _search(bits, point["dim"], point["n"] // 2, point["hops"])
+        arrays = {name: getattr(found, name) for name in NUMBERS} | {"step": float(found.step)}
     errors = {name: float(_error(Trellis(table, bits, point["dim"]), point["n"])) for name, table in tables.items()}
-    place = {"bits": bits, "state_bits": state_bits}
     bounds = {"lloyd_max": codebooks.distortion(bits), "shannon": theory.shannon_bound(bits)}
-    if "summed" not in tables:
-        return {**place, **errors, **bounds, "levels": stored.tolist(), "step": step}
-    levels, step = tables["summed"].tables.tolist(), float(tables["summed"].step)
-    return {**place, **errors, **bounds, "levels": levels, "step": step, "places": PLACES[bits]}
+    return {"bits": bits, "state_bits": state_bits, **errors, **bounds, **arrays}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
@@ -75,44 +92,58 @@ def _error(trellis: Trellis, n: int) -> jax.Array:
     return jnp.mean((x - trellis.decode(trellis.encode(x))) ** 2)
 
 
-def _train_summed(bits: int, dim: int, n: int, hops: int) -> trellis_tables.Summed:
-    """Least squares for the numbers of the tables, given the states that vectors take, from random starts; then hops:
-    short trainings from the best so far and some noise, kept if they are better."""
-    states, sums = jnp.arange(256), trellis_tables.Summed(jnp.zeros((2, 16), jnp.int8), jnp.float32(1), PLACES[bits])
-    unit = jnp.eye(16)[:, :8] - jnp.eye(16)[:, :7:-1]
-    features = jnp.concatenate([unit[sums.place(states, i)] for i in range(2)], axis=1)
-
-    def trellis(numbers: jax.Array) -> Trellis:
-        return Trellis(trellis_tables.Table(features @ numbers, jnp.float32(1)), bits, dim)
+def _search(bits: int, dim: int, n: int, hops: int) -> trellis_tables.Companded:
+    """Tries all odd multipliers, then moves the bends of the best few at random and keeps what is better."""
+    whole, states = bits < trellis_tables.FINE, jnp.arange(256)
+    x = jax.random.normal(jax.random.key(1), (n, dim))
+    most = 255 if whole else 32_639  # so that two limbs in int8 hold them
 
     @jax.jit
-    def train(numbers: jax.Array, seed: jax.Array, steps: jax.Array) -> jax.Array:
-        def step(i: jax.Array, numbers: jax.Array) -> jax.Array:
-            x = jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), (n, dim))
-            code = trellis(numbers)
-            taken = code.states(code.encode(x))
-            total, count = jnp.zeros(256).at[taken].add(x), jnp.full(256, 0.5).at[taken].add(1)
-            gram = features.T @ (count[:, None] * features) + 1e-3 * jnp.eye(16)
-            best = jnp.linalg.solve(gram, features.T @ (total + 0.5 * code.values) + 1e-3 * numbers)
-            return numbers + jnp.where(i < 0.7 * steps, 1.5, 1.0) * (best - numbers)
+    def fitted(levels: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The error, and the step that is best for the states that vectors take."""
+        code = Trellis(trellis_tables.Table(levels.astype(jnp.float32), step), bits, dim)
+        found = code.decode(code.encode(x))
+        return jnp.mean((x - found) ** 2), step * (x * found).sum() / (found**2).sum()
 
-        return lax.fori_loop(0, steps, step, numbers)
+    def scored(table: trellis_tables.Companded, rounds: int) -> tuple[float, trellis_tables.Companded]:
+        """The least error, and the table with the step that has it."""
+        if table.offset + sum(slope * (127 - place) for place, slope in table.bends) > most:
+            return np.inf, table
+        levels, step, found = table(states), table.step, []
+        for _ in range(rounds):
+            error, best = fitted(levels, step)
+            found.append((float(error), dataclasses.replace(table, step=step)))
+            step = best
+        return min(found, key=operator.itemgetter(0))
 
-    error = jax.jit(lambda numbers: _error(trellis(numbers), n))
+    start = trellis_tables.Companded(jnp.float32(STEP), 1, BENDS)
+    if not whole:
+        start = trellis_tables.Companded(jnp.float32(FINE_STEP), 1, FINE_BENDS, FINE_BENDS[0][1] // 2, whole=False)
+    mixings = itertools.product(range(1, 128, 2), (0, 4, 5, 6, 7))
+    mixed = [dataclasses.replace(start, multiplier=multiplier, fold=fold) for multiplier, fold in mixings]
+    best = sorted((scored(table, 4) for table in mixed), key=operator.itemgetter(0))[:KEPT]
     rng = np.random.default_rng(0)
-    starts = [train(jnp.asarray(rng.standard_normal(16), jnp.float32), seed, 40) for seed in range(STARTS)]
-    found = min(starts, key=error)
-    least = error(found)
     for hop in range(hops):
-        noise = rng.standard_normal(16) * rng.choice([0.3, 0.15, 0.07, 0.03])
-        noise = noise * (rng.random(16) < rng.choice([0.2, 1.0]))
-        other = train(found + jnp.asarray(noise, jnp.float32), STARTS + hop, 6)
-        if error(other) < least:
-            found, least = other, error(other)
-    numbers = np.asarray(train(found, STARTS + hops, 60))
-    step = np.abs(np.asarray(features @ numbers)).max() / 127
-    tables = np.round(np.concatenate([numbers.reshape(2, 8), -numbers.reshape(2, 8)[:, ::-1]], axis=1) / step)
-    return trellis_tables.Summed(jnp.asarray(tables, jnp.int8), jnp.float32(step), PLACES[bits])
+        i = hop % KEPT
+        best[i] = min(best[i], scored(_moved(best[i][1], rng), 2), key=operator.itemgetter(0))
+    return min(best, key=operator.itemgetter(0))[1]
+
+
+def _moved(table: trellis_tables.Companded, rng: np.random.Generator) -> trellis_tables.Companded:
+    """Some of its bends elsewhere and some steeper; slopes in int8 are powers of two, which are cheap."""
+    places, slopes = (np.array(column) for column in zip(*table.bends, strict=True))
+    places[1:] += rng.integers(-5, 6, len(places) - 1) * (rng.random(len(places) - 1) < 0.4)
+    changes = rng.integers(-1, 2, len(places)) * (rng.random(len(places)) < 0.1)
+    if not table.whole:
+        changes = 0.1 * rng.standard_normal(len(places)) * (rng.random(len(places)) < 0.3)
+    changes[0] = 0
+    slopes = np.maximum(np.round(slopes * 2.0**changes), 1).astype(int)
+    return dataclasses.replace(
+        table,
+        bends=tuple(zip(np.clip(places, 0, 126).tolist(), slopes.tolist(), strict=True)),
+        offset=max(0, table.offset + int(rng.integers(-4, 5) * (rng.random() < 0.3))),
+        step=table.step * jnp.float32(np.exp(0.03 * rng.standard_normal())),
+    )
 
 
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -121,10 +152,10 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
     for row in rows:
         bits, state_bits = row["point"]["table"]
         place = f"{bits}_{state_bits}"
-        tables[f"levels_{place}"] = np.array(row["metrics"]["levels"], np.int8 if bits <= 4 else np.float32)
         tables[f"step_{place}"] = np.float32(row["metrics"]["step"])
-        if "places" in row["metrics"]:
-            tables[f"places_{place}"] = np.array(row["metrics"]["places"])
+        for name, dtype in {"levels": np.int8, **dict.fromkeys(NUMBERS, int)}.items():
+            if name in row["metrics"]:
+                tables[f"{name}_{place}"] = np.array(row["metrics"][name], dtype)
     path = folder / trellis_tables.FILE.name
     np.savez(path, **tables)
     return [path]

@@ -1,20 +1,21 @@
-"""What the states of a trellis stand for: tables of trained levels, and arithmetic in their place."""
+"""What the states of a trellis stand for: trained levels in tables, and by arithmetic."""
 
-import dataclasses
 import functools
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int8, Integer, Shaped, UInt8
+from jax import lax
+from jaxtyping import Array, Float, Integer, Shaped
 
-from rqjax.arrays.levels import look_up
 from rqjax.core import check_int, pytree, static
 
 FILE = Path(__file__).with_name("trellis_tables.npz")
 """Made by `python -m experiments.run --config=configs/trellis_tables.py`."""
 STATE_BITS = {1: (6, 12), 2: (6, 12), 3: (6, 12), 4: (6, 12), 5: (8, 8), 6: (8, 8), 7: (8, 8), 8: (8, 8)}
 """The fewest and the most bits of state that there are tables for, by the bits of a code."""
+FINE = 8
+"""Bits from which on the levels of 2^8 states are in int16."""
 
 
 @pytree
@@ -22,7 +23,7 @@ class Table:
     """A level for each state: `step * levels[state]`."""
 
     levels: Shaped[Array | np.ndarray, "S"]
-    """int8, int16 or a float dtype, S = 2**state_bits."""
+    """int8 or a float dtype, S = 2**state_bits."""
     step: Float[Array | np.ndarray, ""]
 
     @property
@@ -39,73 +40,47 @@ class Table:
 
 
 @pytree
-class Computed:
-    """Levels by arithmetic on the state alone, for devices where look-ups are slow: the sum of the four six-bit fields
-    of `multiplier * state + increment`, about normal, less its mean.
+class Companded:
+    """Levels of 2^8 states by arithmetic on bytes, which a CPU vectorizes where it would load one level at a time.
 
-    Source: QTIP's 1MAD, which has fields of 8 bits. The defaults are the best of 400 random pairs at 8 bits of state.
+    A state times an odd number, modulo 256, is a place on a line: the codes that may follow on a state are spread
+    evenly over it, and what came before shifts them by less than their spacing, as the cosets of Ungerboeck's codes
+    are. From the middle of the line outwards levels are further and further apart: they are steeper from each bend on.
+
+    Source: trellis-coded quantization (Marcellin and Fischer 1990, IEEE Trans. Commun. 38), levels without a table
+    (QTIP, Tseng et al. 2024, arXiv:2406.11235).
     """
 
     step: Float[Array | np.ndarray, ""]
-    state_bits: int = static()
-    multiplier: int = static(default=975943951)
-    increment: int = static(default=1558308413)
-
-    @property
-    def whole(self) -> bool:
-        return True
-
-    def __call__(self, states: Integer[Array, "*n"]) -> Int8[Array, "*n"]:
-        mixed = states.astype(jnp.uint32) * jnp.uint32(self.multiplier) + jnp.uint32(self.increment)
-        fields = [(mixed >> shift) & 63 for shift in (2, 10, 18, 26)]
-        return (functools.reduce(jnp.add, fields).astype(jnp.int32) - 126).astype(jnp.int8)
-
-    @classmethod
-    def gaussian(cls, state_bits: int) -> "Computed":
-        """For coordinates of unit variance."""
-        whole = cls(jnp.float32(1), state_bits)
-        levels = whole(jnp.arange(2**state_bits))
-        return dataclasses.replace(whole, step=1 / jnp.std(levels.astype(jnp.float32)))
-
-
-@pytree
-class Summed:
-    """Levels of 2^8 states, each the sum of look-ups among 16: a CPU, a GPU and a TPU select those, where a look-up
-    among 256 is one load for each coordinate.
-
-    The place in a table is four bits, from `low` on, of s ^ (s >> right) ^ (s << left) for the state s; shifts by 0 are
-    left out. In the order of their places the numbers of a table are antisymmetric.
-    """
-
-    tables: Integer[Array | np.ndarray, "*heads count 16"]
-    """int8; int16 of more than 4 bits."""
-    step: Float[Array | np.ndarray, ""]
-    places: tuple[tuple[int, int, int], ...] = static()
-    """(right, left, low) of each table."""
+    multiplier: int = static()
+    bends: tuple[tuple[int, int], ...] = static()
+    """Distance from the middle, at most 127, and how much steeper levels are from there on; the first is at 0."""
+    offset: int = static(default=0)
+    """The level next to the middle."""
+    fold: int = static(default=0)
+    """If not 0, the state s is first replaced by s ^ (s >> fold)."""
+    whole: bool = static(default=True)
+    """Whether levels are in int8; then slopes and offset are in halves. Else they are in int16."""
 
     @property
     def state_bits(self) -> int:
         return 8
 
-    @property
-    def whole(self) -> bool:
-        return self.tables.dtype == jnp.int8
-
     def __call__(self, states: Integer[Array, "*n"]) -> Integer[Array, "*n"]:
-        tables = jnp.asarray(self.tables)
-        parts = [look_up(self.place(states, i), tables[i], symmetric=True) for i in range(len(self.places))]
-        return functools.reduce(jnp.add, parts)
+        place = states.astype(jnp.uint8)
+        place = (place ^ (place >> self.fold) if self.fold else place) * jnp.uint8(self.multiplier)
+        flip = (place >= 128).astype(jnp.uint8) - 1  # all bits set below the middle
+        distance = ((place ^ flip) & 127).astype(jnp.uint8 if self.whole else jnp.uint16)
+        parts = [slope * (jnp.maximum(distance, start) - start) for start, slope in self.bends]
+        size = functools.reduce(jnp.add, parts) + self.offset
+        size = size >> 1 if self.whole else size
+        dtype = jnp.int8 if self.whole else jnp.int16
+        sign = lax.bitcast_convert_type(flip, jnp.int8).astype(dtype)
+        return (size.astype(dtype) ^ sign) - sign
 
-    def place(self, states: Integer[Array, "*n"], i: int) -> UInt8[Array, "*n"]:
-        """Where states look up in the i-th table."""
-        s, (right, left, low) = states.astype(jnp.uint8), self.places[i]
-        mixed = s ^ (s >> right) if right else s
-        mixed = mixed ^ (s << left) if left else mixed
-        return (mixed >> low) & 15
 
-
-def trained(bits: int, state_bits: int = 8) -> Table | Summed:
-    """The committed table for coordinates of unit variance; up to 4 bits with 2^8 states it is `Summed`.
+def trained(bits: int, state_bits: int = 8) -> Table | Companded:
+    """The committed levels for coordinates of unit variance; of 2^8 states they are `Companded`.
 
     Raises:
       ValueError: there is none; see `STATE_BITS`.
@@ -114,14 +89,11 @@ def trained(bits: int, state_bits: int = 8) -> Table | Summed:
     state_bits, arrays = check_int("state_bits", state_bits, *limits), _load()
     place = f"{bits}_{state_bits}"
     step = jnp.float32(arrays[f"step_{place}"])
-    if f"places_{place}" in arrays:
-        places = tuple(tuple(place) for place in arrays[f"places_{place}"].tolist())
-        return Summed(jnp.asarray(arrays[f"levels_{place}"]), step, places)
-    levels = arrays[f"levels_{place}"]
-    if bits > 4:
-        step = jnp.float32(np.abs(levels).max() / 32_639)  # so that two limbs in int8 hold them
-        levels = np.round(levels / step).astype(np.int16)
-    return Table(jnp.asarray(levels), step)
+    if state_bits == 8:
+        bends = tuple((start, slope) for start, slope in arrays[f"bends_{place}"].tolist())
+        multiplier, offset, fold = (int(arrays[f"{name}_{place}"]) for name in ("multiplier", "offset", "fold"))
+        return Companded(step, multiplier, bends, offset, fold, whole=bits < FINE)
+    return Table(jnp.asarray(arrays[f"levels_{place}"]), step)
 
 
 def rounded(levels: Float[np.ndarray, "S"]) -> tuple[np.ndarray, float]:

@@ -50,7 +50,11 @@ def nearest_gains(x: Float[Array, "*n d"], weights: Float[Array, "d"]) -> UInt8[
 
 
 def gain_of(index: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
-    return jnp.exp2((as_float32(index) - 128) / GAINS_PER_OCTAVE)
+    return jnp.exp2(_octaves(index))
+
+
+def _octaves(index: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
+    return (as_float32(index) - 128) / GAINS_PER_OCTAVE
 
 
 def _nearest(square: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
@@ -59,5 +63,6 @@ def _nearest(square: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
 
 
 def stored_gain(codes: Codes) -> Float[Array, "*n"]:
-    """The gains that codes hold; the least is 0."""
-    return jnp.where(codes[0] > 0, gain_of(codes[0]), 0)
+    """The gains that codes hold; the least is 0, as the power of -inf: a selection after it would be repeated by all
+    that reads the gains."""
+    return jnp.exp2(jnp.where(codes[0] > 0, _octaves(codes[0]), -jnp.inf))

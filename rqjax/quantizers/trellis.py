@@ -1,8 +1,8 @@
 """Trellis-coded quantization: the level of a coordinate depends on its own b bits and on those before them.
 
-A bit-shift trellis (Mao, Gray and Linder 2010; QTIP 2024): the level is a table's entry at the last L bits of the
-stream of codes, so that all coordinates decode at once by one look-up. The stream is a ring (Forney's tail-biting), so
-that d coordinates take d b bits.
+A bit-shift trellis (Mao, Gray and Linder 2010; QTIP 2024): the level is a function of the last L bits of the stream of
+codes, so that all coordinates decode at once. The stream is a ring (Forney's tail-biting), so that d coordinates take
+d b bits.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from rqjax.arrays import blocks, packing, viterbi
 from rqjax.arrays.planes import as_float32, pad_to
 from rqjax.arrays.viterbi import Segment
 from rqjax.codebooks import trellis_tables
-from rqjax.codebooks.trellis_tables import Computed, Summed, Table
+from rqjax.codebooks.trellis_tables import Companded, Table
 from rqjax.core import Quantizer, Queries, Vectors, check_int, check_vectors, platforms, pytree, static
 
 
@@ -33,7 +33,7 @@ class Trellis(Quantizer):
       (5, 4)
     """
 
-    table: Table | Summed | Computed
+    table: Table | Companded
     bits: int = static()
     dim: int = static()
 
@@ -42,9 +42,9 @@ class Trellis(Quantizer):
         check_int("state_bits", self.table.state_bits, self.bits, min(16, 8 * self._lanes * self.bits))
 
     @property
-    def in_sums(self) -> bool:
-        """Whether levels are sums of look-ups in int8, which caches lay codes out for."""
-        return isinstance(self.table, Summed) and self.table.whole
+    def companded(self) -> bool:
+        """Whether levels are by arithmetic in int8, which caches lay codes out for."""
+        return isinstance(self.table, Companded) and self.table.whole
 
     @property
     def values(self) -> Float[Array, "S"]:

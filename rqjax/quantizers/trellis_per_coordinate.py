@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, UInt8, UInt32
 from rqjax.arrays import blocks, packing, streams, viterbi
 from rqjax.arrays.planes import as_float32
 from rqjax.codebooks import trellis_tables
-from rqjax.codebooks.trellis_tables import Summed, Table
+from rqjax.codebooks.trellis_tables import Companded, Table
 from rqjax.core import Quantizer, Queries, Vectors, check_vectors, pytree, static
 from rqjax.quantizers.trellis import by_rows
 
@@ -27,7 +27,7 @@ class TrellisColumns(Quantizer):
 
     mean: Float[Array, "d"]
     deviation: Float[Array, "d"]
-    tables: tuple[Table | Summed, ...]
+    tables: tuple[Table | Companded, ...]
     """For each number of bits but 0, the most first."""
     bits: tuple[int, ...] = static()
     """Of each coordinate, descending."""
@@ -45,9 +45,9 @@ class TrellisColumns(Quantizer):
         return len(self.bits)
 
     @property
-    def in_sums(self) -> bool:
-        """Whether levels are sums of look-ups, and finer ones in int16: what caches lay codes out for."""
-        return all(isinstance(table, Summed) or table.levels.dtype == jnp.int16 for table in self.tables)
+    def companded(self) -> bool:
+        """Whether levels are by arithmetic, which caches lay codes out for."""
+        return all(isinstance(table, Companded) for table in self.tables)
 
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         return by_rows(self._encode, as_float32(check_vectors(x, self.dim)), self.tables[0].state_bits)

@@ -46,7 +46,8 @@ class Permutation:
         return as_float32(x)[..., self.indices]
 
     def inverse(self, y: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
-        return as_float32(y)[..., jnp.argsort(self.indices)]
+        places = jnp.arange(len(self.indices), dtype=self.indices.dtype)
+        return as_float32(y)[..., jnp.zeros_like(places).at[self.indices].set(places)]
 
     @classmethod
     @platforms.made_on_host

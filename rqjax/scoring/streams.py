@@ -155,7 +155,7 @@ def _of_rows(
     return jax.vmap(lambda row, index: row[index], (1, 2), 2)(jnp.asarray(levels), indices)
 
 
-RULES[Trellis] = lambda q: _TRELLIS if q.in_sums else _STATES if q.table.whole else DECODED
+RULES[Trellis] = lambda q: _TRELLIS if q.companded else _STATES if q.table.whole else DECODED
 _STATES = Rule(
     prepare=lambda q, y: integers.query_limbs(y),
     scores=lambda q, y, codes: integers.products(y, q.table(q.states(codes))) * q.table.step,
@@ -168,7 +168,7 @@ _TRELLIS_COLUMNS = of_streams(
     parts=_trellis_parts,
     mean=lambda q: q.mean,
 )
-RULES[TrellisColumns] = lambda q: _TRELLIS_COLUMNS if q.in_sums and q.streamed else DECODED
+RULES[TrellisColumns] = lambda q: _TRELLIS_COLUMNS if q.companded and q.streamed else DECODED
 _COLUMNS = of_streams(
     stream=lambda q, codes: jnp.swapaxes(codes, 2, 3),
     ends=lambda q: np.cumsum(q.active),

@@ -33,7 +33,7 @@ def test_version_and_names():
         (lambda: rqjax.turboquant_mixed(KEY, 64, 2.5).inner.inner, "Split(Scalar(3 bits), Scalar(2 bits))"),
         (lambda: rqjax.rotor_chain(KEY, 64, 1).inner.rotation, "Chain(Rotor(64), Hadamard(64))"),
         (lambda: rqjax.Exact(8, "float16"), "Exact(8, dtype='float16')"),
-        (lambda: rqjax.turboquant_trellis(KEY, 64, 3).inner.inner.table, "Summed(int8[2, 16], float32[])"),
+        (lambda: rqjax.turboquant_trellis(KEY, 64, 3).inner.inner.table, "Companded(float32[], multiplier=97)"),
         (
             lambda: rqjax.strategy("v3_3", KEY, 64).cache(1, 2, 512, window=16),
             "KVCache(Normalized(Rotated(Dense(64), Scalar(3 bits))), max_len=512, window=16, sinks=4)",

@@ -13,7 +13,7 @@ from experiments.data import samples
 from rqjax import theory
 from rqjax.arrays import viterbi
 from rqjax.codebooks import trellis_tables
-from rqjax.codebooks.trellis_tables import Computed, Summed, Table
+from rqjax.codebooks.trellis_tables import Companded, Table
 from rqjax.quantizers.trellis import Trellis, improved, trellis_coded
 from rqjax.recipes.allocation import allocate
 from tests.tools.suites import some
@@ -144,13 +144,30 @@ def test_more_states_are_better_and_each_table_beats_lloyd_max():
         assert found[0] < 0.86 * theory.lloyd_max(bits, 128)
 
 
-@pytest.mark.parametrize("bits", some([1, 2, 3, 4], [2]))
-def test_computed_levels_need_no_table(bits):
-    computed = Computed.gaussian(8)
-    trellis = Trellis(computed, bits, 128)
-    text = jax.jit(trellis.decode).lower(jnp.zeros((4, 4 * bits), jnp.uint32)).as_text()
+@pytest.mark.parametrize("bits", some(range(1, 9), [3]))
+def test_companded_levels_are_what_their_numbers_say(bits):
+    """From the middle outwards: the offset, and at each place on the line the slopes of all bends before it."""
+    table = trellis_tables.trained(bits)
+    rises = np.zeros(127, int)
+    for start, slope in table.bends:
+        rises[start:] += slope
+    sizes = np.concatenate([[table.offset], table.offset + np.cumsum(rises)]) // (2 if table.whole else 1)
+    line = np.concatenate([-sizes[::-1], sizes])
+    states = jnp.arange(256)
+    folded = states ^ (states >> table.fold) if table.fold else states
+    np.testing.assert_array_equal(table(states), line[np.asarray(folded * table.multiplier % 256)])
+    text = jax.jit(Trellis(table, bits, 128).decode).lower(jnp.zeros((4, 4 * bits), jnp.uint32)).as_text()
     assert "gather" not in text
-    assert error(trellis, jax.random.normal(jax.random.key(0), (512, 128))) < 0.86 * theory.lloyd_max(bits, 10**6)
+
+
+@pytest.mark.parametrize("bits", [3, 4, 5])
+def test_codes_that_may_follow_on_a_state_are_spread_evenly(bits):
+    """What came before shifts them by less than their spacing."""
+    multiplier = trellis_tables.trained(bits).multiplier
+    for before in range(2 ** (8 - bits)):
+        places = np.sort((np.arange(2**bits) * 2 ** (8 - bits) + before) * multiplier % 256)
+        assert places[0] < 2 ** (8 - bits)
+        assert set(np.diff(places)) == {2 ** (8 - bits)}
 
 
 @pytest.mark.full
@@ -195,8 +212,8 @@ def test_committed_tables_are_what_training_makes():
         for state_bits in range(least, most + 1):
             table = trellis_tables.trained(bits, state_bits)
             assert table.state_bits == state_bits
-            assert isinstance(table, Summed) == (bits <= 4 and state_bits == 8)
-            assert table.whole == (bits <= 4)
+            assert isinstance(table, Companded) == (state_bits == 8)
+            assert table.whole == (bits < trellis_tables.FINE)
 
 
 @pytest.mark.full
