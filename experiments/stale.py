@@ -17,7 +17,7 @@ def stale(results: Path) -> Iterator[tuple[str, int, int, int]]:
     for path in sorted(results.glob("*/rows.csv")):
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        unknown = sum(not row.get("code") for row in rows)
+        unknown = sum(not row.get("made_by") for row in rows)
         other = sum(not sources.is_current(row) for row in rows) - unknown
         if other or unknown:
             yield path.parent.name, other, unknown, len(rows)

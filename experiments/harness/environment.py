@@ -10,9 +10,9 @@ from experiments.harness import sources
 
 
 def environment(experiment: str) -> dict[str, str]:
-    """Git revision, the hash of the experiment's code, jax version and device kind."""
+    """Git revision, the hash of the code that made the row, jax version and device kind."""
     device = jax.devices()[0].device_kind
-    return {"revision": _revision(), "code": sources.code(experiment), "jax": jax.__version__, "device": device}
+    return {"revision": _revision(), "made_by": sources.code(experiment), "jax": jax.__version__, "device": device}
 
 
 @functools.cache

@@ -39,7 +39,7 @@ def experiments(root: Path) -> dict[str, str]:
 
 def is_current(row: dict[str, Any]) -> bool:
     """Whether today's code would make this flat row; False for one that does not know its code."""
-    made_by = row.get("code") or ""
+    made_by = row.get("made_by") or ""
     try:
         start = experiments(ROOT)[str(row.get("experiment"))]
         return _code(ROOT, start, frozenset(made_by.split("+")[1:])) == made_by

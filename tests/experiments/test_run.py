@@ -63,7 +63,7 @@ def test_smoke_by_flags(tmp_path, command, capsys):
     out = capsys.readouterr().out
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["point"]["bits"] for row in rows] == [1, 1, 1, 1, 3, 3, 3, 3]
-    assert set(rows[0]["environment"]) == {"revision", "code", "jax", "device", "seconds"}
+    assert set(rows[0]["environment"]) == {"revision", "made_by", "jax", "device", "seconds"}
     heads = "### Relative mean squared error: one_hot, 32 dim\n\n| method | 1 bits, mse | 1 bits, stored"
     assert heads in (tmp_path / "table.md").read_text()
     assert "Relative mean squared error: one_hot, 32 dim\n\n" in out
@@ -72,7 +72,7 @@ def test_smoke_by_flags(tmp_path, command, capsys):
     assert out.splitlines()[-1].startswith(f"Made in {tmp_path}: table.md, rows.csv, mse.png.")
     assert (tmp_path / "mse.png").stat().st_size > 5000
     header, *lines = (tmp_path / "rows.csv").read_text().splitlines()
-    assert {"mse", "mse_sd", "lower_bound", "revision", "code"} <= set(header.split(","))
+    assert {"mse", "mse_sd", "lower_bound", "revision", "made_by"} <= set(header.split(","))
     assert len(lines) == 8
     command(*flags)
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 8  # nothing ran twice
@@ -183,8 +183,8 @@ def test_fresh_repeats_the_rows_of_other_code_only(tmp_path, counted):
     """Of four rows one was made by other code, and one does not know by which."""
     assert "other code" not in run.run(CONFIG, tmp_path).markdown
     first, second, *others = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
-    first["environment"]["code"] = "0" * 12
-    del second["environment"]["code"]
+    first["environment"]["made_by"] = "0" * 12
+    del second["environment"]["made_by"]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, second, *others)))
     made = run.run(CONFIG, tmp_path)
     assert len(counted) == 4
@@ -235,12 +235,12 @@ def test_a_row_is_stale_when_what_it_was_made_with_has_changed(path, old, new, c
     assert old in TREE[path]
     (tmp_path / "now" / path).write_text(TREE[path].replace(old, new))
     monkeypatch.setattr(sources, "ROOT", tmp_path / "then")
-    row = {"experiment": "toy", "code": sources.code("toy")}
+    row = {"experiment": "toy", "made_by": sources.code("toy")}
     late = {
         "experiment": "toy",
-        "code": sources._code(sources.ROOT, "experiments.toy", frozenset(["experiments.late"])),
+        "made_by": sources._code(sources.ROOT, "experiments.toy", frozenset(["experiments.late"])),
     }
-    assert late["code"].endswith("+experiments.late")
+    assert late["made_by"].endswith("+experiments.late")
     assert sources.is_current(row)
     assert sources.is_current(late)
     monkeypatch.setattr(sources, "ROOT", tmp_path / "now")
@@ -275,7 +275,7 @@ def test_stale_results_are_listed(tmp_path):
     current = sources.code("needle")
     for name, codes in {"a": [current, current], "b": [current, "0" * 12, ""], "c": ["+no.such.module"]}.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "rows.csv").write_text("experiment,code\n" + "".join(f"needle,{code}\n" for code in codes))
+        (tmp_path / name / "rows.csv").write_text("experiment,made_by\n" + "".join(f"needle,{code}\n" for code in codes))
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "rows.csv").write_text("experiment\nneedle\n")
     assert list(stale.stale(tmp_path)) == [("b", 1, 1, 3), ("c", 1, 0, 1), ("d", 0, 1, 1)]
