@@ -275,7 +275,9 @@ def test_stale_results_are_listed(tmp_path):
     current = sources.code("needle")
     for name, codes in {"a": [current, current], "b": [current, "0" * 12, ""], "c": ["+no.such.module"]}.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "rows.csv").write_text("experiment,made_by\n" + "".join(f"needle,{code}\n" for code in codes))
+        (tmp_path / name / "rows.csv").write_text(
+            "experiment,made_by\n" + "".join(f"needle,{code}\n" for code in codes)
+        )
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "rows.csv").write_text("experiment\nneedle\n")
     assert list(stale.stale(tmp_path)) == [("b", 1, 1, 3), ("c", 1, 0, 1), ("d", 0, 1, 1)]
