@@ -1,5 +1,7 @@
 """Levels of scalar quantizers: the nearest one of a number, and the levels of indices."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped, UInt8, UInt32
@@ -48,10 +50,21 @@ def look_up(
     """
     if symmetric:
         half = levels.shape[0] // 2
-        flip = (indices >= half).astype(jnp.uint8) - 1  # all bits set below the middle
-        sign = lax.bitcast_convert_type(flip, jnp.int8).astype(levels.dtype)
-        return (look_up(indices ^ flip, levels[half:]) ^ sign) - sign
+        return mirrored(indices, half, lambda upper: look_up(upper, levels[half:]))
     if levels.shape[0] == 1:
         return jnp.broadcast_to(levels[0], indices.shape)
     half = levels.shape[0] // 2
     return jnp.where((indices & half) != 0, look_up(indices, levels[half:]), look_up(indices, levels[:half]))
+
+
+def mirrored(
+    indices: UInt8[Array, "..."], middle: int, of_upper: Callable[[Array], Shaped[Array, "..."]]
+) -> Shaped[Array, "..."]:
+    """What `of_upper` makes of the indices from the middle on, whole numbers; below, those of the mirrored, negated.
+
+    `of_upper` is to use the bits below `middle` only, a power of two.
+    """
+    flip = (indices >= middle).astype(jnp.uint8) - 1  # all bits set below the middle
+    sizes = of_upper(indices ^ flip)
+    sign = lax.bitcast_convert_type(flip, jnp.int8).astype(sizes.dtype)
+    return (sizes ^ sign) - sign

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Float, Integer, Shaped
+from jaxtyping import Array, Float, Integer, Shaped, UInt8
 
+from rqjax.arrays.levels import mirrored
 from rqjax.core import check_int, pytree, static
 
 FILE = Path(__file__).with_name("trellis_tables.npz")
@@ -69,14 +69,14 @@ class Companded:
     def __call__(self, states: Integer[Array, "*n"]) -> Integer[Array, "*n"]:
         place = states.astype(jnp.uint8)
         place = (place ^ (place >> self.fold) if self.fold else place) * jnp.uint8(self.multiplier)
-        flip = (place >= 128).astype(jnp.uint8) - 1  # all bits set below the middle
-        distance = ((place ^ flip) & 127).astype(jnp.uint8 if self.whole else jnp.uint16)
+        return mirrored(place, 128, self._sizes)
+
+    def _sizes(self, upper: UInt8[Array, "*n"]) -> Integer[Array, "*n"]:
+        """The levels of places from the middle on."""
+        distance = (upper & 127).astype(jnp.uint8 if self.whole else jnp.uint16)
         parts = [slope * (jnp.maximum(distance, start) - start) for start, slope in self.bends]
-        size = functools.reduce(jnp.add, parts) + self.offset
-        size = size >> 1 if self.whole else size
-        dtype = jnp.int8 if self.whole else jnp.int16
-        sign = lax.bitcast_convert_type(flip, jnp.int8).astype(dtype)
-        return (size.astype(dtype) ^ sign) - sign
+        sizes = functools.reduce(jnp.add, parts) + self.offset
+        return (sizes >> 1).astype(jnp.int8) if self.whole else sizes.astype(jnp.int16)
 
 
 def trained(bits: int, state_bits: int = 8) -> Table | Companded:
