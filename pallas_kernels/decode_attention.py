@@ -20,9 +20,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import registers, unpacking
+from pallas_kernels import registers, tensor_cores
 from pallas_kernels.registers import COLUMN, SLICE, TILE
 from pallas_kernels.softmax_block import BLOCK, LARGEST, NEVER, accumulated, scores_of, seen
+from pallas_kernels.streams import Companded, Stream
 from pallas_kernels.unpacking import UNIT, Side
 
 STAGES = 3
@@ -35,14 +36,14 @@ class Packed(NamedTuple):
 
     sections: tuple[jax.Array, ...]
     """uint8, one for each of `unpacking.WIDTHS`: of keys (batch, heads, T / UNIT, UNIT w / 8, d), of values (batch,
-    heads, d w / 8, T)."""
+    heads, d w / 8, T). Of trellis codes one of either, (batch, heads, d bits / 8, T), see `streams`."""
     scales: jax.Array
     """(batch, heads, groups, T) in a float dtype: group g is of the dimensions from g d / groups on."""
     biases: jax.Array | None
     """As `scales`."""
-    levels: jax.Array | None
-    """int8 (2**bits,); of 4 bits the lower half is negative, the upper is not. None: index n is level
-    n - 2**(bits - 1), and biases are those of index 0."""
+    levels: jax.Array | Companded | None
+    """int8 (2**bits,); of 4 bits the lower half is negative, the upper is not. Of trellis codes what makes the levels
+    of states. None: index n is level n - 2**(bits - 1), and biases are those of index 0."""
 
 
 class Sums(NamedTuple):
@@ -88,17 +89,17 @@ def decode_attention(
     y, shift = (y * LOG2E).reshape(-1, padded, dim), (shift * LOG2E).reshape(-1, padded)
     start, stop = (jnp.repeat(bound.astype(jnp.int32), heads) for bound in (start, stop))
 
-    sides = [_side(codes, period) for codes, period in ((keys, UNIT), (values, dim))]
+    sides = [_side(codes, period, dim) for codes, period in ((keys, UNIT), (values, dim))]
     plan = _Plan(dim, padded, splits, None if softcap is None else softcap * LOG2E, *sides, interpret)
     limbs, unit = _limbs(y)
     groups = y.reshape(*y.shape[:2], plan.keys.groups, -1).sum(-1)
     columns = jnp.stack([unit * plan.keys.unit, shift, *jnp.moveaxis(groups, -1, 0)], axis=1)
-    tables = (unpacking.table(codes.levels, side.bits) for codes, side in zip((keys, values), sides, strict=True))
+    tables = (side.table(codes.levels) for codes, side in zip((keys, values), sides, strict=True))
     sums, largest, total = _call(plan, limbs, columns, start, stop, *tables, _flat(keys), _flat(values))
 
     weight = jnp.exp2(largest - largest.max(1, keepdims=True))
     total, sums = (total * weight).sum(1), (sums * weight[:, :, None]).sum(1)
-    parts = largest.max(1) / LOG2E, total, jnp.swapaxes(unpacking.in_order(sums), 1, 2)
+    parts = largest.max(1) / LOG2E, total, jnp.swapaxes(plan.values.in_order(sums), 1, 2)
     return Sums(*(part.reshape(batch, heads, *part.shape[1:])[:, :, :rows] for part in parts))
 
 
@@ -107,8 +108,8 @@ class _Plan(NamedTuple):
     rows: int
     splits: int
     softcap: float | None
-    keys: Side
-    values: Side
+    keys: Side | Stream
+    values: Side | Stream
     interpret: Any
 
 
@@ -120,7 +121,9 @@ class _Arrays(NamedTuple):
     biases: Any
 
 
-def _side(codes: Packed, period: int) -> Side:
+def _side(codes: Packed, period: int, dim: int) -> Side | Stream:
+    if isinstance(codes.levels, Companded):
+        return Stream(dim, 8 * codes.sections[0].shape[2] // dim, codes.levels)
     bits = sum(8 * section.shape[-2] // period for section in codes.sections)
     return Side(period, bits, codes.scales.shape[2], codes.biases is not None, codes.levels is not None or bits < 4)
 
@@ -162,9 +165,7 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
             key_refs, value_refs = tree.unflatten([ref.at[0] for ref in refs])
             scores = scores_of(plan, key_refs, key_levels, y_smem, column)
             token = (first + indices[0]) * BLOCK
-            scores = [
-                seen(x, begin - token - SLICE * k, end - token - SLICE * k, interpret) for k, x in enumerate(scores)
-            ]
+            scores = [seen(plan, x, k, begin - token, end - token) for k, x in enumerate(scores)]
             return accumulated(plan, value_refs, value_levels, weights_smem, scores, carry)
 
         def specs(arrays, by_token):
@@ -191,7 +192,7 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
         pipeline = plgpu.emit_pipeline(
             step,
             grid=(count,),
-            in_specs=specs(keys, 1) + specs(values, 2),
+            in_specs=specs(keys, 2 if isinstance(plan.keys, Stream) else 1) + specs(values, 2),
             max_concurrent_steps=STAGES,
             init_carry=carry,
         )
@@ -212,8 +213,8 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
         grid=(limbs.shape[0], plan.splits),
         grid_names=("n", "split"),
         scratch_types=[
-            plgpu.SMEM(limbs.shape[1:], jnp.int8, transforms=registers.SLICES),
-            [plgpu.SMEM(weights[1:], jnp.int8, transforms=registers.SLICES)] * weights[0],
+            plgpu.SMEM(limbs.shape[1:], jnp.int8, transforms=tensor_cores.SLICES),
+            [plgpu.SMEM(weights[1:], jnp.int8, transforms=tensor_cores.SLICES)] * weights[0],
             plgpu.Barrier(),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True),

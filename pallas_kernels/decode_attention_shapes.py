@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.decode_attention import Packed
+from pallas_kernels.streams import Companded
 from pallas_kernels.unpacking import UNIT, WIDTHS
 
 
@@ -13,6 +14,8 @@ class Codes(NamedTuple):
     bits: int
     group: int | None = None
     """Dimensions that share a scale and a bias; None: levels, and one scale for the whole vector."""
+    trellis: bool = False
+    """Whether levels are of the states of a trellis."""
 
 
 class Shape(NamedTuple):
@@ -42,10 +45,15 @@ class Shape(NamedTuple):
         groups = 1 if codes.group is None else self.dim // codes.group
         scales = jax.ShapeDtypeStruct((*lead, groups, self.tokens), jnp.bfloat16)
         levels = jax.ShapeDtypeStruct((2**codes.bits,), jnp.int8) if codes.group is None else None
+        if codes.trellis:
+            stream = jax.ShapeDtypeStruct((*lead, self.dim * codes.bits // 8, self.tokens), jnp.uint8)
+            return Packed((stream,), scales, None, LEVELS)
         sections = tuple(map(section, WIDTHS[codes.bits]))
         return Packed(sections, scales, None if codes.group is None else scales, levels)
 
 
+LEVELS = Companded(97, ((0, 1), (84, 1), (107, 1), (117, 2), (122, 4), (124, 8)))
+"""Those of 3 bits; what others compile to differs in the numbers only, and of 1 bit in one more step."""
 SHAPES = {
     "4 bits": Shape(128, 8, Codes(4), Codes(4)),
     "3 and 2 bits": Shape(128, 4, Codes(3), Codes(2)),
@@ -56,4 +64,7 @@ SHAPES = {
     "heads of 256": Shape(256, 8, Codes(4), Codes(4), heads=4),
     "heads of 256, affine": Shape(256, 8, Codes(4, 64), Codes(4, 64), heads=4),
     "heads of 256, 16 query heads": Shape(256, 16, Codes(4), Codes(4), heads=1),
+    "trellis, 3 bits": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True)),
+    "trellis, 2 bits, heads of 64": Shape(64, 8, Codes(2, trellis=True), Codes(2, trellis=True)),
+    "trellis, 4 bits, heads of 256": Shape(256, 8, Codes(4, trellis=True), Codes(4, trellis=True), heads=4),
 }

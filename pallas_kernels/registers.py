@@ -5,6 +5,8 @@ layout of matrices in registers (PTX ISA, "wgmma.mma_async") the lanes 4 g to 4 
 16 warp + g + 8 of a tile of 64 rows, of each 16 columns four neighboring ones of a byte.
 """
 
+import functools
+import math
 from typing import Any
 
 import jax
@@ -12,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, llvm, vector
-from jax.experimental import pallas as pl
+from jax._src.lib.mlir.dialects import arith, llvm
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -73,41 +74,108 @@ def store(ref: Any, x: jax.Array, *, interpret: Any) -> None:
 
 def threads(*, interpret: Any) -> jax.Array:
     """The number of each thread, (128,)."""
-    return iota((THREADS,), 0, _words(), interpret=interpret)
+    return iota((THREADS,), 0, words_layout(), interpret=interpret)
 
 
-def load_words(ref: Any, row: jax.Array, first: int, shift: jax.Array, *, interpret: Any) -> jax.Array:
+def load_words(ref: Any, row: jax.Array, first: int, shift: jax.Array | None = None, *, interpret: Any) -> jax.Array:
     """Bytes of row first + row[t], those columns that thread t has in a tile: words (columns / 16, 128) >> shift[t].
 
     Args:
       ref: bytes (rows, columns) in shared memory with the transforms of `tiling`.
       row: int32 (128,).
       first: a multiple of 8.
-      shift: int32 (128,).
+      shift: int32 (128,); 0, if not given.
     """
     columns = ref.shape[-1]
     count = columns // 16
     if interpret:
         column = 4 * (jnp.arange(THREADS) % 4)[:, None] + jnp.arange(4) + 16 * jnp.arange(count)[:, None, None]
         words = lax.bitcast_convert_type(ref[...][first + row[:, None], column], jnp.uint32)
-        return words >> shift.astype(jnp.uint32)
+        return words if shift is None else words >> shift.astype(jnp.uint32)
     offset = swizzled(row, 4 * (threads(interpret=False) & 3), columns, min(columns, 128))
 
+    of_threads = (offset,) if shift is None else (offset, shift)
+
     @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(tiling(columns)), _words(), _words()),
-        return_type=plgpu.ShapeDtypeStruct((count, THREADS), jnp.uint32, _words(count)),
+        arg_types=(plgpu.RefType(tiling(columns)), *(words_layout() for _ in of_threads)),
+        return_type=plgpu.ShapeDtypeStruct((count, THREADS), jnp.uint32, words_layout(count)),
     )
-    def read(context, ref, offset, shift):
+    def read(context, ref, *of_threads):
         base, loaded = mgpu.utils.memref_ptr(ref), []
-        offset, shift = (_integer(x.registers[0]) for x in (offset, shift))
+        offset, *shifts = (_integer(x.registers[0]) for x in of_threads)
         for k in range(count):
             block, inside = divmod(16 * k, 128)  # a multiple of 16 below 128 bytes commutes with swizzling
             at = arith.addi(arith.xori(offset, constant(inside)), constant(first * columns + 8 * 128 * block))
-            word = llvm.load(_i32(), mgpu.utils.getelementptr(base, [at], _i8()))
-            loaded.append(_one(arith.shrui(word, shift)))
-        return array(loaded, _words(count), (count, THREADS), is_signed=False)
+            word = llvm.load(int32(), mgpu.utils.getelementptr(base, [at], int8()))
+            loaded.append(_one(functools.reduce(arith.shrui, shifts, word)))
+        return array(loaded, words_layout(count), (count, THREADS), is_signed=False)
 
-    return read(ref, offset, shift)
+    return read(ref, *of_threads)
+
+
+def load_word(ref: Any, row: jax.Array, column: jax.Array, *, interpret: Any) -> jax.Array:
+    """Four bytes of row row[t] from column column[t] on, a multiple of 4, of such a ref: a word (128,)."""
+    if interpret:
+        return lax.bitcast_convert_type(ref[...][row[:, None], column[:, None] + jnp.arange(4)], jnp.uint32)
+    columns = ref.shape[-1]
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(tiling(columns)), words_layout()),
+        return_type=plgpu.ShapeDtypeStruct((THREADS,), jnp.uint32, words_layout()),
+    )
+    def read(context, ref, offset):
+        at = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(ref), [_integer(offset.registers.flat[0])], int8())
+        return array([_one(llvm.load(int32(), at))], words_layout(), (THREADS,), is_signed=False)
+
+    return read(ref, swizzled(row, column, columns, swizzle_width(columns)))
+
+
+def gather(ref: Any, index: jax.Array, *, interpret: Any) -> jax.Array:
+    """The numbers of `ref`, (n,) in shared memory, at an index for each row of a tile, (64,) in the layout ROW."""
+    if interpret:
+        return ref[...][index]
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(()), ROW), return_type=plgpu.ShapeDtypeStruct(index.shape, ref.dtype, ROW)
+    )
+    def read(context, ref, index):
+        base, loaded, dtype = mgpu.utils.memref_ptr(ref), [], ir.MemRefType(ref.type).element_type
+        for place in index.registers.flat:
+            at = mgpu.utils.getelementptr(base, [_integer(place)], dtype)
+            loaded.append(llvm.load(ir.VectorType.get((1,), dtype), at))
+        return array(loaded, ROW, index.shape, is_signed=None)
+
+    return read(ref, index)
+
+
+def split(words: jax.Array, *, interpret: Any) -> list[jax.Array]:
+    """Words (n, 128) one by one, each (128,)."""
+    if interpret:
+        return list(words)
+    count = words.shape[0]
+    one = plgpu.ShapeDtypeStruct((THREADS,), jnp.uint32, words_layout())
+
+    @plgpu.inline_mgpu(arg_types=(words_layout(count),), return_type=(one,) * count)
+    def parts(context, words):
+        return tuple(array([word], words_layout(), (THREADS,), is_signed=False) for word in words.registers.flat)
+
+    return list(parts(words))
+
+
+def stack(words: list[jax.Array], *, interpret: Any) -> jax.Array:
+    """The inverse of `split`."""
+    if interpret:
+        return jnp.stack(words)
+    shape = len(words), THREADS
+
+    @plgpu.inline_mgpu(
+        arg_types=(words_layout(),) * len(words),
+        return_type=plgpu.ShapeDtypeStruct(shape, jnp.uint32, words_layout(len(words))),
+    )
+    def whole(context, *words):
+        return array([word.registers.flat[0] for word in words], words_layout(len(words)), shape, is_signed=False)
+
+    return whole(*words)
 
 
 def byte_permute(a: jax.Array, b: jax.Array, selector: jax.Array | int, *, interpret: Any) -> jax.Array:
@@ -126,123 +194,45 @@ def byte_permute(a: jax.Array, b: jax.Array, selector: jax.Array | int, *, inter
     fixed = isinstance(selector, int)
     arguments = (a, b) if fixed else (a, b, selector)
     shape = next(x.shape for x in arguments if x.shape)
-    layout = _words(shape[0])
+    layout = words_layout(*shape[:-1])
     types = tuple(layout if x.shape else plgpu.Layout.WG_SPLAT(()) for x in arguments)
 
     @plgpu.inline_mgpu(arg_types=types, return_type=plgpu.ShapeDtypeStruct(shape, jnp.uint32, layout))
     def permute(context, *arguments):
         permuted = []
-        for k in range(shape[0]):
+        for k in range(math.prod(shape[:-1])):
             words = [_integer(x.registers.flat[k % x.registers.size]) for x in arguments]
             words += [constant(selector)] if fixed else []
-            permuted.append(_one(llvm.inline_asm(_i32(), words, "prmt.b32 $0, $1, $2, $3;", "=r,r,r," + "rn"[fixed])))
+            permuted.append(_one(llvm.inline_asm(int32(), words, "prmt.b32 $0, $1, $2, $3;", "=r,r,r," + "rn"[fixed])))
         return array(permuted, layout, shape, is_signed=False)
 
     return permute(*arguments)
 
 
-def fragments(upper: jax.Array, lower: jax.Array, *, interpret: Any) -> list[jax.Array]:
-    """Words of the rows g, and of the rows g + 8, of each warp's 16, as a tile: int8 (64, SLICE), slice by slice."""
-    count = upper.shape[0]
-    if interpret:
-        tile = jnp.stack([_bytes(words).reshape(count, 4, 8, 16) for words in (upper, lower)])
-        return jnp.split(tile.transpose(2, 0, 3, 1, 4).reshape(64, 16 * count), 16 * count // SLICE, axis=1)
-    each = SLICE // 16
-    tile = plgpu.ShapeDtypeStruct((64, SLICE), jnp.int8, plgpu.Layout.WGMMA_8BIT)
-
-    @plgpu.inline_mgpu(arg_types=(_words(count),) * 2, return_type=(tile,) * (count // each))
-    def place(context, upper, lower):
-        four = ir.VectorType.get((4,), _i8())
-        pairs = [mgpu.utils.bitcast(words.registers[k], four) for k in range(count) for words in (upper, lower)]
-        return tuple(
-            array(pairs[2 * each * k : 2 * each * (k + 1)], tile.layout, tile.shape, is_signed=True)
-            for k in range(count // each)
-        )
-
-    return list(place(upper, lower))
-
-
-def store_transposed(ref: Any, x: jax.Array, row: int, column: int, *, interpret: Any) -> None:
-    """Writes the low bytes of a tile int32 (64, n) to ref[row : row + n, column : column + 64], transposed.
-
-    Args:
-      ref: int8 in shared memory in tiles of 8 rows and SLICE columns, swizzled.
-      x: the tile.
-      row: a multiple of 8.
-      column: a multiple of SLICE.
-    """
-    count, columns = x.shape[1], ref.shape[-1]
-    if interpret:
-        ref[pl.ds(row, count), pl.ds(column, SLICE)] = x.T.astype(jnp.int8)
-        return
-    rows, places = (iota(x.shape, axis, TILE, interpret=False) for axis in (1, 0))
-    offset = swizzled(rows, places, columns, SLICE)
-
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(SLICES), TILE, TILE), return_type=None)
-    def write(context, ref, x, offset):
-        base, start = mgpu.utils.memref_ptr(ref), constant(row * columns + 8 * column)
-        for pair, places in zip(x.registers.flat, offset.registers.flat, strict=True):
-            for k in range(2):
-                number, at = (vector.extract(v, dynamic_position=[], static_position=[k]) for v in (pair, places))
-                place = mgpu.utils.getelementptr(base, [arith.addi(at, start)], _i8())
-                llvm.store(arith.trunci(_i8(), number), place)
-
-    write(ref, x, offset)
-
-
-SLICES = (plgpu.TilingTransform((8, SLICE)), plgpu.SwizzleTransform(SLICE))
-"""How the right side of a product lies in shared memory, one column of the product a row."""
-
-
-def products(pairs: list[list[tuple[jax.Array, Any]]], *, interpret: Any) -> list[jax.Array]:
-    """For each list the sum of its products: a tile int8 (64, SLICE) times ref (n, SLICE), transposed: int32 (64, n).
-
-    The refs are slices of columns of a ref with the transforms SLICES. All products are issued before the first wait.
-    """
-    if interpret:
-        return [
-            sum(jnp.dot(tile, ref[...].T, preferred_element_type=jnp.int32) for tile, ref in terms) for terms in pairs
-        ]
-
-    def scope(*sums):
-        for total, terms in zip(sums, pairs, strict=True):
-            for tile, ref in terms:
-                plgpu.wgmma(total, tile, ref.T)
-        plgpu.wgmma_wait(0)
-        return [plgpu.wgmma_accumulator_load(total, wait_n=None) for total in sums]
-
-    return pl.run_scoped(scope, *[plgpu.ACC((64, terms[0][1].shape[0]), jnp.int32) for terms in pairs])
-
-
-def _words(count: int | None = None) -> Any:
+def words_layout(count: int | None = None) -> Any:
     """The layout of words, or of one number for each thread."""
     return plgpu.Layout.WG_STRIDED((THREADS,) if count is None else (count, THREADS), vec_size=1)
 
 
-def _bytes(words: jax.Array) -> jax.Array:
-    """int8 (n, 128, 4), the lowest first."""
-    return lax.bitcast_convert_type(words, jnp.int8)
-
-
-def _i32() -> ir.Type:
+def int32() -> ir.Type:
     return ir.IntegerType.get_signless(32)
 
 
-def _i8() -> ir.Type:
+def int8() -> ir.Type:
     return ir.IntegerType.get_signless(8)
 
 
 def constant(value: int) -> ir.Value:
     """A word."""
-    return mgpu.c(int(np.int32(np.uint32(value))), _i32())
+    return mgpu.c(int(np.int32(np.uint32(value))), int32())
 
 
 def _integer(register: ir.Value) -> ir.Value:
-    return mgpu.utils.bitcast(register, _i32())
+    return mgpu.utils.bitcast(register, int32())
 
 
 def _one(word: ir.Value) -> ir.Value:
-    return mgpu.utils.bitcast(word, ir.VectorType.get((1,), _i32()))
+    return mgpu.utils.bitcast(word, ir.VectorType.get((1,), int32()))
 
 
 def array(

@@ -5,8 +5,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import registers, unpacking
-from pallas_kernels.registers import ROW, SLICE, TILE
+from pallas_kernels import registers, tensor_cores
+from pallas_kernels.registers import SLICE, TILE
 
 BLOCK = 128
 """Tokens of a step."""
@@ -25,13 +25,13 @@ def scores_of(plan, refs, table, y_smem, column):
     side, (unit, shift, *groups) = plan.keys, column
     wide = lambda x: lax.broadcast_in_dim(x, (SLICE, plan.rows), (1,))  # noqa: E731
     each, result = plan.dim // SLICE // side.groups, []
-    tiles = unpacking.key_tiles(side, refs.sections, table, BLOCK, interpret=plan.interpret)
+    tiles = side.key_tiles(refs.sections, table, BLOCK, interpret=plan.interpret)
     for k, tile in enumerate(tiles):
         terms = [(x, y_smem.at[:, pl.ds(SLICE * i, SLICE)]) for i, x in enumerate(tile)]
         by_group = [terms[each * g : each * (g + 1)] for g in range(side.groups)]
         scores = wide(shift)
-        for g, product in enumerate(registers.products(by_group, interpret=plan.interpret)):
-            scale, bias = _grid(side, refs, g, k, plan.interpret)
+        for g, product in enumerate(tensor_cores.products(by_group, interpret=plan.interpret)):
+            scale, bias = _grid(plan, side, refs, g, k)
             scores += _merged(product) * wide(unit) * _tall(scale, plan.rows)
             if side.biased:
                 scores += wide(groups[g]) * _tall(bias, plan.rows)
@@ -48,49 +48,53 @@ def accumulated(plan, refs, table, weights_smem, scores, carry):
     weights = [jnp.exp2(x - wide(largest)) for x in scores]
     total = total * kept + (weights[0] + weights[1])
 
-    grids = [[_grid(side, refs, g, k, plan.interpret) for k in range(len(scores))] for g in range(side.groups)]
+    grids = [[_grid(plan, side, refs, g, k) for k in range(len(scores))] for g in range(side.groups)]
     if side.biased:
         shares = [sum(w * _tall(bias, plan.rows) for w, (_, bias) in zip(weights, grid, strict=True)) for grid in grids]
         biases = tuple(b * kept + share for b, share in zip(biases, shares, strict=True))
     # The limbs' unit is that of the block, not of all tokens: a larger weight elsewhere costs no bits here.
     sizes = [w * _tall(_largest([jnp.abs(grid[k][0]) for grid in grids]), plan.rows) for k, w in enumerate(weights)]
     bound = jnp.maximum(jnp.max(jnp.maximum(*sizes), axis=0), 1e-30)
-    inverse = wide(LARGEST / bound)
+    inverse, tokens = wide(LARGEST / bound), [tokens_of(plan, k) for k in range(len(scores))]
     for grid, smem in zip(grids, weights_smem, strict=True):
         for k, (weight, (scale, _)) in enumerate(zip(weights, grid, strict=True)):
             whole = lax.bitcast_convert_type(weight * _tall(scale, plan.rows) * inverse + MAGIC, jnp.int32)
             for row, limb in ((0, whole >> 7), (plan.rows, whole & 127)):
-                registers.store_transposed(smem, limb, row, SLICE * k, interpret=plan.interpret)
+                tensor_cores.store_transposed(smem, limb, row, *tokens[k], interpret=plan.interpret)
     # All is read before the fence: a copy may refill shared memory after it.
-    indices = unpacking.value_indices(side, refs.sections, interpret=plan.interpret)
+    indices = side.value_indices(refs.sections, interpret=plan.interpret)
     plgpu.commit_smem()
     unit, sums = wide(bound * (side.unit / LARGEST)), list(sums)
     paired = plan.dim * plan.rows < 256 * MAX_ROWS  # else there are too few registers for two sums at once
-    for tiles in unpacking.value_tiles(side, indices, table, paired=paired, interpret=plan.interpret):
+    for tiles in side.value_tiles(indices, table, paired=paired, interpret=plan.interpret):
         terms = []
         for m, tile in tiles.items():
             smem = weights_smem[m * side.groups // len(sums)]
             terms.append([(x, smem.at[:, pl.ds(SLICE * k, SLICE)]) for k, x in enumerate(tile)])
-        for m, product in zip(tiles, registers.products(terms, interpret=plan.interpret), strict=True):
+        for m, product in zip(tiles, tensor_cores.products(terms, interpret=plan.interpret), strict=True):
             sums[m] = sums[m] * kept + _merged(product) * unit
     return largest, total, biases, tuple(sums)
 
 
-def _grid(side, refs, group, tile, interpret):
-    """Scale and bias of the tokens of a tile, (64,); the bias is that of the level 0."""
+def _grid(plan, side, refs, group, tile):
+    """Scale and bias of the tokens of a tile of keys, (64,), of one side; the bias is that of the level 0."""
 
     def part(ref):
-        place = ref.at[group, pl.ds(SLICE * tile, SLICE)]
-        return registers.load(place, ROW, interpret=interpret).astype(jnp.float32)
+        return plan.keys.numbers(ref.at[group], tile, interpret=plan.interpret).astype(jnp.float32)
 
     scale = part(refs.scales)
     return scale, part(refs.biases) + 2 ** (side.bits - 1) * scale if side.biased else None
 
 
-def seen(scores, begin, end, interpret):
-    """The scores of the rows from `begin` on and below `end`, NEVER elsewhere."""
-    row = registers.iota(scores.shape, 0, TILE, interpret=interpret)
-    return jnp.where((row >= begin) & (row < end), scores, NEVER)
+def seen(plan, scores, tile, begin, end):
+    """The scores of a tile's tokens from `begin` on and below `end` of the block, NEVER elsewhere."""
+    first, token = tokens_of(plan, tile)
+    return jnp.where((token >= begin - first) & (token < end - first), scores, NEVER)
+
+
+def tokens_of(plan, tile):
+    """Of scores, the token of the block that each is of, as `token` of keys returns it."""
+    return plan.keys.token(tile, registers.iota((SLICE, plan.rows), 0, TILE, interpret=plan.interpret))
 
 
 def _merged(product):

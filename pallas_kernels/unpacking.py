@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import pallas as pl
 
-from pallas_kernels import registers
-from pallas_kernels.registers import SLICE, byte_permute
+from pallas_kernels import registers, tensor_cores
+from pallas_kernels.registers import ROW, SLICE, byte_permute
 
 UNIT = 16
 """Tokens of keys that share bytes."""
@@ -41,55 +42,101 @@ class Side(NamedTuple):
         """What tiles hold multiples of."""
         return 1.0 if self.tabled else 1 / 16
 
+    def token(self, tile: int, row: jax.Array) -> tuple[int, jax.Array]:
+        """Which token of a block is a row of a tile of keys: the sum of a multiple of SLICE and what differs by row."""
+        return SLICE * tile, row
 
-def table(levels: jax.Array | None, bits: int) -> jax.Array:
-    """The levels in 4 words of 4 bytes; those of 4 bits without their signs, see `_levels`."""
-    middle = 2 ** (bits - 1)
-    levels = jnp.arange(-middle, middle, dtype=jnp.int8) if levels is None else jnp.asarray(levels)
-    levels = levels & 127 if bits == 4 else jnp.pad(levels, (0, 16 - 2 * middle))
-    return lax.bitcast_convert_type(levels.reshape(4, 4), jnp.uint32)
+    def numbers(self, ref: Any, tile: int, *, interpret: Any) -> jax.Array:
+        """Of the tokens of a tile of keys, (64,)."""
+        return registers.load(ref.at[pl.ds(SLICE * tile, SLICE)], ROW, interpret=interpret)
 
+    def table(self, levels: jax.Array | None) -> jax.Array:
+        """The levels in 4 words of 4 bytes; those of 4 bits without their signs, see `_levels`."""
+        middle = 2 ** (self.bits - 1)
+        levels = jnp.arange(-middle, middle, dtype=jnp.int8) if levels is None else jnp.asarray(levels)
+        levels = levels & 127 if self.bits == 4 else jnp.pad(levels, (0, 16 - 2 * middle))
+        return lax.bitcast_convert_type(levels.reshape(4, 4), jnp.uint32)
 
-def key_tiles(side: Side, refs: Any, table: Any, tokens: int, *, interpret: Any) -> Iterator[list[jax.Array]]:
-    """Tiles of 64 tokens, each as slices of d, in the order of the tokens."""
-    warp, index = _place(interpret)
-    for unit in range(0, tokens // UNIT, 4):
-        indices = _indices(side, refs, warp, unit, index, 0, interpret)
-        yield registers.fragments(*_levels(side, indices, table, interpret), interpret=interpret)
+    def key_tiles(self, refs: Any, table: Any, tokens: int, *, interpret: Any) -> Iterator[list[jax.Array]]:
+        """Tiles of 64 tokens, each as slices of d, in the order of the tokens."""
+        warp, index = _place(interpret)
+        for unit in range(0, tokens // UNIT, 4):
+            indices = self._indices(refs, warp, unit, index, 0, interpret)
+            yield tensor_cores.fragments(*self._levels(indices, table, interpret), interpret=interpret)
 
+    def value_indices(self, refs: Any, *, interpret: Any) -> list[tuple[jax.Array, ...]]:
+        """All that `value_tiles` needs of shared memory."""
+        warp, index = _place(interpret)
+        if self.period == SLICE:
+            return [(self._indices(refs, 0, 0, 8 * warp + index, 0, interpret),)]
+        rows = [16 * warp + index, 16 * warp + 8 + index]
+        starts = range(0, self.period // 2, SLICE)
+        return [tuple(self._indices(refs, 0, 0, row, start, interpret) for row in rows) for start in starts]
 
-def value_indices(side: Side, refs: Any, *, interpret: Any) -> list[tuple[jax.Array, ...]]:
-    """All that `value_tiles` needs of shared memory."""
-    warp, index = _place(interpret)
-    if side.period == SLICE:
-        return [(_indices(side, refs, 0, 0, 8 * warp + index, 0, interpret),)]
-    rows = [16 * warp + index, 16 * warp + 8 + index]
-    starts = range(0, side.period // 2, SLICE)
-    return [tuple(_indices(side, refs, 0, 0, row, start, interpret) for row in rows) for start in starts]
+    def value_tiles(
+        self, indices: list[tuple[jax.Array, ...]], table: Any, *, paired: bool, interpret: Any
+    ) -> Iterator[dict[int, list[jax.Array]]]:
+        """Tiles of 64 dimensions by their numbers, each as slices of tokens; if `paired`, two of a word at once.
 
+        The lower nibbles are the dimensions below d / 2, the upper those from d / 2 on. Where d = 64 both are in one
+        tile, whose order `in_order` undoes.
+        """
+        for number, words in enumerate(indices):
+            levels = [self._levels(word, table, interpret) for word in words]
+            if len(levels) == 1:
+                yield {0: tensor_cores.fragments(*levels[0], interpret=interpret)}
+            else:
+                below, above = (
+                    tensor_cores.fragments(*halves, interpret=interpret) for halves in zip(*levels, strict=True)
+                )
+                pair = {number: below, number + len(indices): above}
+                yield from [pair] if paired else ({m: tile} for m, tile in pair.items())
 
-def value_tiles(
-    side: Side, indices: list[tuple[jax.Array, ...]], table: Any, *, paired: bool, interpret: Any
-) -> Iterator[dict[int, list[jax.Array]]]:
-    """Tiles of 64 dimensions by their numbers, each as slices of tokens; if `paired`, those that share words at once.
+    def in_order(self, sums: jax.Array) -> jax.Array:
+        """Sums (n, d, rows) in the order of tiles, by dimension.
 
-    The lower nibbles are the dimensions below d / 2, the upper those from d / 2 on. Where d = 64 both are in one tile,
-    whose order `in_order` undoes.
-    """
-    for number, words in enumerate(indices):
-        levels = [_levels(side, word, table, interpret) for word in words]
-        if len(levels) == 1:
-            yield {0: registers.fragments(*levels[0], interpret=interpret)}
-        else:
-            below, above = (registers.fragments(*halves, interpret=interpret) for halves in zip(*levels, strict=True))
-            pair = {number: below, number + len(indices): above}
-            yield from [pair] if paired else ({m: tile} for m, tile in pair.items())
+        Of 64 the rows from 16 k on are 8 k to 8 k + 7, then these plus 32.
+        """
+        n, dim, rows = sums.shape
+        return sums.reshape(n, 4, 2, 8, rows).swapaxes(1, 2).reshape(sums.shape) if dim == SLICE else sums
 
+    def _indices(
+        self, refs: Any, unit: Any, first_unit: int, index: jax.Array, first: int, interpret: Any
+    ) -> jax.Array:
+        """Indices of the rows i = first + index[t] and i + period / 2 in the nibbles of words of each thread t.
 
-def in_order(sums: jax.Array) -> jax.Array:
-    """Sums (n, d, rows) in the order of tiles, by dimension: of 64 the rows from 16 k on are 8 k to 8 k + 7, + 32."""
-    n, dim, rows = sums.shape
-    return sums.reshape(n, 4, 2, 8, rows).swapaxes(1, 2).reshape(sums.shape) if dim == SLICE else sums
+        Args:
+          unit, first_unit: the rows are those of the unit first_unit + unit[t].
+          index, first: `first` is a multiple of 64, index[t] is below 64.
+        """
+        found, below = jnp.uint32(0), 0
+        for ref, width in zip(refs, WIDTHS[self.bits], strict=True):
+            rows = self.period * width // 8
+            row = unit * rows + (index & (rows - 1))
+            shift = width * (first // rows + (index >> rows.bit_length() - 1))
+            words = registers.load_words(ref, row, first_unit * rows + first % rows, shift, interpret=interpret)
+            found |= (words & _each(2**width - 1)) << below
+            below += width
+        return found
+
+    def _levels(self, indices: jax.Array, table: Any, interpret: Any) -> tuple[jax.Array, jax.Array]:
+        """Levels of the lower and of the upper nibbles of words, as bytes.
+
+        A lookup by `byte_permute` takes 8 levels. Of 4 bits there are two: an index of the other half finds 0, because
+        the levels there have no sign bit that would be repeated; the signs follow from the indices.
+        """
+        if not self.tabled:
+            return (indices << 4) & UPPER ^ SIGNS, indices & UPPER ^ SIGNS
+        permute = lambda a, b, selector: byte_permute(a, b, selector, interpret=interpret)  # noqa: E731
+        flipped = indices ^ _each(8)
+        pairs = []
+        for below in (0, 16):  # bytes 0 and 1, then 2 and 3: levels of a lower and an upper nibble by turns
+            pair = permute(table[0], table[1], indices >> below)
+            pairs.append(pair | permute(table[2], table[3], flipped >> below) if self.bits == 4 else pair)
+        lower, upper = permute(*pairs, 0x6420), permute(*pairs, 0x7531)
+        if self.bits == 4:
+            lower, upper = lower | (flipped << 4 & SIGNS), upper | (flipped & SIGNS)
+        return lower, upper
 
 
 def _place(interpret: Any) -> tuple[jax.Array, jax.Array]:
@@ -98,46 +145,6 @@ def _place(interpret: Any) -> tuple[jax.Array, jax.Array]:
     return thread >> 5, (thread & 31) >> 2
 
 
-def _indices(
-    side: Side, refs: Any, unit: Any, first_unit: int, index: jax.Array, first: int, interpret: Any
-) -> jax.Array:
-    """Indices of the rows i = first + index[t] and i + period / 2 in the nibbles of words of each thread t.
-
-    Args:
-      unit, first_unit: the rows are those of the unit first_unit + unit[t].
-      index, first: `first` is a multiple of 64, index[t] is below 64.
-    """
-    found, below = jnp.uint32(0), 0
-    for ref, width in zip(refs, WIDTHS[side.bits], strict=True):
-        rows = side.period * width // 8
-        row = unit * rows + (index & (rows - 1))
-        shift = width * (first // rows + (index >> rows.bit_length() - 1))
-        words = registers.load_words(ref, row, first_unit * rows + first % rows, shift, interpret=interpret)
-        found |= (words & _each(2**width - 1)) << below
-        below += width
-    return found
-
-
 def _each(nibble: int) -> np.uint32:
     """A word of eight of it."""
     return np.uint32(nibble * 0x11111111)
-
-
-def _levels(side: Side, indices: jax.Array, table: Any, interpret: Any) -> tuple[jax.Array, jax.Array]:
-    """Levels of the lower and of the upper nibbles of words, as bytes.
-
-    A lookup by `byte_permute` takes 8 levels. Of 4 bits there are two: an index of the other half finds 0, because the
-    levels there have no sign bit that would be repeated; the signs follow from the indices.
-    """
-    if not side.tabled:
-        return (indices << 4) & UPPER ^ SIGNS, indices & UPPER ^ SIGNS
-    permute = lambda a, b, selector: byte_permute(a, b, selector, interpret=interpret)  # noqa: E731
-    flipped = indices ^ _each(8)
-    pairs = []
-    for below in (0, 16):  # bytes 0 and 1, then 2 and 3: levels of a lower and an upper nibble by turns
-        pair = permute(table[0], table[1], indices >> below)
-        pairs.append(pair | permute(table[2], table[3], flipped >> below) if side.bits == 4 else pair)
-    lower, upper = permute(*pairs, 0x6420), permute(*pairs, 0x7531)
-    if side.bits == 4:
-        lower, upper = lower | (flipped << 4 & SIGNS), upper | (flipped & SIGNS)
-    return lower, upper

@@ -13,9 +13,11 @@ from rqjax.backends.hopper import RotatedScalar
 from rqjax.backends.hopper_stages import kernel
 from rqjax.cache import attention
 from rqjax.cache.kv import KVCache
+from rqjax.codebooks.trellis_tables import Companded
 from rqjax.core import Codes, Quantizer, Refusal, register
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.scalar import Scalar
+from rqjax.quantizers.trellis import Trellis
 from rqjax.scoring import rules
 from rqjax.scoring.tiles import TokenArray
 
@@ -49,6 +51,8 @@ def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: 
         return f"{rows} queries share a head of keys and values, more than {MAX_ROWS}"
     if mask is not None:
         return "there is a mask"
+    if cache.pre_rope or (cache.rope is not None and cache.key_mean is not None):
+        return "keys turn with their positions"
     if time > 1 and (sliding_window is not None or time > cache.window + 1):
         return f"the {time} queries of a sequence do not all see the same codes"
     sides = ("keys", cache.key_quantizer, cache.keys), ("values", cache.value_quantizer, cache.values)
@@ -61,15 +65,17 @@ def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: 
 def _unsupported_codes(quantizer: Quantizer, codes: Codes, dim: int, rows: int) -> str | None:
     found = RotatedScalar.of(quantizer, codes)
     leaf, norms = found.leaf, found.norms
-    if not isinstance(leaf, Scalar | Affine) or not rules.in_integers(leaf) or (isinstance(leaf, Affine) and norms):
-        return "the nest is not rotations and a norm around one Scalar of int8 levels, nor rotations around an Affine"
+    if not isinstance(leaf, Scalar | Trellis | Affine) or (isinstance(leaf, Affine) and norms):
+        return "the nest is not rotations and a norm around one Scalar or Trellis, nor rotations around an Affine"
     if leaf.bits > MAX_BITS:
         return f"{leaf.bits} bits, more than {MAX_BITS}"
-    if isinstance(leaf, Scalar):
+    if not isinstance(leaf, Affine):
         if norms is None:
-            return "a Scalar without a norm"
-        if not leaf.symmetric:
-            return "the levels of the Scalar are not marked as symmetric"
+            return f"a {type(leaf).__name__} without a norm"
+        if isinstance(leaf, Trellis) and not leaf.companded:
+            return "the levels of the Trellis are in a table"
+        if isinstance(leaf, Scalar) and not (rules.in_integers(leaf) and leaf.symmetric):
+            return "the levels of the Scalar are not in int8, or not marked as symmetric"
         dtype = norms.dtype
     else:
         if leaf.group_size % GROUP_MULTIPLE:
@@ -123,20 +129,27 @@ def past(
 
 
 def _step(part: RotatedScalar) -> Any:
-    return part.leaf.step if isinstance(part.leaf, Scalar) else 1
+    match part.leaf:
+        case Scalar():
+            return part.leaf.step
+        case Trellis():
+            return part.leaf.table.step
+    return 1
 
 
 def _packed(part: RotatedScalar) -> tuple[tuple[Array, ...], Array, Array | None, Any]:
     """Sections, scales, biases and levels, as the kernel takes them."""
-    if isinstance(part.leaf, Scalar):
-        return (
-            tuple(section.bits for section in part.codes),
-            _numbers(part.norms)[:, :, None],
-            None,
-            part.leaf.levels,
-        )
-    sections, scales, biases = part.codes
-    return tuple(section.bits for section in sections), _numbers(scales), _numbers(biases), None
+    leaf = part.leaf
+    if isinstance(leaf, Affine):
+        sections, scales, biases = part.codes
+        return tuple(section.bits for section in sections), _numbers(scales), _numbers(biases), None
+    if isinstance(leaf, Trellis):
+        assert isinstance(leaf.table, Companded)
+        table = leaf.table
+        levels = kernel("streams").Companded(table.multiplier, table.bends, table.offset, table.fold)
+    else:
+        levels = leaf.levels
+    return tuple(section.bits for section in part.codes), _numbers(part.norms)[:, :, None], None, levels
 
 
 def _numbers(array: TokenArray) -> Array:

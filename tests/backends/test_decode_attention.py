@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import rqjax
-from pallas_kernels import mosaic, registers
+from pallas_kernels import mosaic, registers, streams
 from pallas_kernels.decode_attention import Packed, decode_attention
 from rqjax.backends import hopper
 from rqjax.core import Unsupported
-from rqjax.scoring import tiles
+from rqjax.scoring import rules, tiles
 from tests.tools.suites import some
 
 TOLERANCE = 5e-4
@@ -38,12 +38,19 @@ CASES = {
     "affine keys, heads of 64": (64, 9, "4 affine 64", "1", (250, 16), 2),
     "affine keys of 3 bits": (128, 8, "3 affine 64", "4", (128, 99), 1),
     "affine values of 2 bits": (64, 8, "3", "2 affine 64", (128, 60), 1),
+    "trellis of 3 bits, 2 bits": (128, 3, "3 trellis", "2 trellis", (300, 77), 2),
+    "trellis of 1 bit, 3 bits, heads of 64": (64, 5, "1 trellis", "3 trellis", (200, 128), 1),
+    "trellis of 4 bits, 1 bit, heads of 256": (256, 2, "4 trellis", "1 trellis", (128, 40), 1),
+    "trellis keys, plain values": (128, 8, "2 trellis", "4", (256, 130), 1),
+    "affine keys, trellis values": (128, 2, "4 affine 64", "4 trellis", (256, 9), 1),
 }
 """Dimension, query heads a key-value head, kinds of keys and values, lengths, splits."""
 
 
 def encoded(rng, kind, batch, tokens, dim, *, transposed):
     """Random codes (bits, with groups of so many dimensions if affine), and the vectors that they stand for."""
+    if kind.endswith(" trellis"):
+        return encoded_on_a_trellis(rng, int(kind.split()[0]), batch, tokens, dim)
     bits, _, group = kind.partition(" affine ")
     bits, groups = int(bits), dim // int(group or dim)
     indices = rng.integers(0, 2**bits, (batch, 1, tokens, dim))
@@ -56,6 +63,18 @@ def encoded(rng, kind, batch, tokens, dim, *, transposed):
     vectors = whole(scale[0]) * (indices if group else levels[indices]) + (whole(biases) if group else 0)
     rows = np.swapaxes(indices, 2, 3) if transposed else indices.reshape(batch, 1, -1, 16, dim)
     return Packed(tuple(np.asarray(x) for x in pack(rows, bits)), scale[0], biases, levels), vectors
+
+
+def encoded_on_a_trellis(rng, bits, batch, tokens, dim):
+    """The same of codes of a trellis: any bits are codes of some vector."""
+    leaf = rqjax.trellis_coded(dim, bits)
+    words = jnp.asarray(rng.integers(0, 2**32, (batch, 1, tokens, dim * bits // 32)), jnp.uint32)
+    scale = jnp.asarray(rng.lognormal(sigma=0.4, size=(batch, 1, 1, tokens)) / 60, jnp.bfloat16)
+    (stream,) = rules.lay_out(leaf, words, transposed=False)
+    vectors = np.asarray(leaf.table(leaf.states(words)), np.float64)
+    levels = {name: getattr(leaf.table, name) for name in ("multiplier", "bends", "offset", "fold")}
+    vectors *= np.asarray(scale, np.float64).swapaxes(2, 3)
+    return Packed((stream.bits,), scale, None, streams.Companded(**levels)), vectors
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -189,6 +208,7 @@ def both(cache, q, **options):
             ("rotorquant_4/v3_2", (150, 20), 2, {}),
             ("eden_3/v2_lean+centered", (290, 0), 1, {"softcap": 2.0}),
             ("v2_lean/hadamard_3", (310, 150), 1, {"sliding_window": 140, "scale": 0.3}),
+            ("turboquant_trellis_3/rotorquant_trellis_2", (310, 150), 1, {"sliding_window": 140}),
         ],
         [("rotorquant_4/v3_2", (150, 20), 2, {})],
     ),
