@@ -9,6 +9,7 @@ import pytest
 
 import rqjax
 from rqjax import FITTED, METHODS
+from rqjax.scoring.integers import MANY_ROWS
 from rqjax.scoring.rules import in_integers
 from tests.tools.plain import PlainCache, error
 from tests.tools.steps import Steps
@@ -52,10 +53,11 @@ def test_a_cache_and_an_index_have_the_products_of_decoded_vectors(name):
     assert cache.coded.tolist() == [80, 80]
     assert error(rqjax.attend(cache, q), plain.attend(q)) < least
 
-    x, y = vectors(4, 300), vectors(5, 7)
-    scores, ids = rqjax.Index.build(quantizer, x).search(y, 300)
-    expected = y @ np.asarray(quantizer.decode(quantizer.encode(x)), np.float64).T
-    assert error(scores, np.take_along_axis(expected, np.asarray(ids), axis=1)) < least
+    x = vectors(4, 300)
+    index, decoded = rqjax.Index.build(quantizer, x), np.asarray(quantizer.decode(quantizer.encode(x)), np.float64)
+    for y in vectors(5, 7), vectors(5, MANY_ROWS):
+        scores, ids = index.search(y, 300)
+        assert error(scores, np.take_along_axis(y @ decoded.T, np.asarray(ids), axis=1)) < least
 
 
 def test_a_new_leaf_takes_one_rule(tmp_path):
