@@ -6,7 +6,7 @@ of two layouts of keys and `jax.nn.dot_product_attention` counts.
 
     python -m experiments.run --config=configs/kv_throughput.py --workdir=results/kv_throughput
 
-Shapes are "<query heads a KV head>x<tokens>". Half an hour on two cores; nothing else may run beside it. Ratios vary
+Shapes are "<query heads a KV head>x<tokens>". An hour on two cores; nothing else may run beside it. Ratios vary
 by a third from run to run.
 """
 

@@ -131,8 +131,21 @@ def _shape(point: dict[str, Any]) -> tuple[int, int]:
     return check_int("query heads a KV head", groups, 1, 2**10), check_int("tokens", tokens, 2, 2**30)
 
 
+SHOWN = (
+    "v3_4",
+    "eden",
+    "turboquant_trellis_3",
+    "rotorquant_allocated_3",
+    "rotorquant_allocated_trellis_3",
+    "klt_trellis_3",
+    "bfloat16",
+)
+"""Strategies in plots, of those that there are; the table has all."""
+
+
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     merged = [row for row in rows if row["metrics"]["groups"] == 3]
+    merged = [row for row in merged if row["point"]["strategy"] in SHOWN] or merged
     return [
         plots.curves(merged, folder / f"{y}.png", x="tokens", y=y, series="strategy", levels={f"{y[3:]} cache": 1})
         for y in ("vs_float32", "vs_bfloat16")

@@ -51,7 +51,16 @@ def _set(vectors: str) -> tuple[str, int]:
     return name, numbers(dim, "d = 200", f"the dimension of vectors {vectors!r}")[0]
 
 
-SHOWN = ("turboquant", "turboquant_trellis", "klt_trellis:tight", "turbovec", "faiss_pq", "faiss_prq", "faiss_rabitq")
+SHOWN = (
+    "turboquant",
+    "turboquant_trellis",
+    "klt_trellis:tight",
+    "turbovec",
+    "faiss_pq",
+    "faiss_prq",
+    "faiss_rq",
+    "faiss_rabitq",
+)
 """Codecs in plots, of those that there are; the table has all."""
 
 
