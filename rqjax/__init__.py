@@ -14,7 +14,7 @@ By what is known of the vectors
 Operations on any quantizer
     encode decode roundtrip straight_through nbytes save load
 Keys and values
-    STRATEGIES strategy Strategy KVCache append attend dot_product_attention grow; rqjax.nn for flax
+    STRATEGIES strategy Strategy KVCache Rope append attend dot_product_attention grow; rqjax.nn for flax
 Nearest neighbors
     Index
 Training
@@ -122,7 +122,7 @@ from rqjax.recipes.methods import (
 )
 from rqjax.recipes.product import lopq as lopq, opq as opq, pq as pq, qet as qet
 from rqjax.recipes.sketches import Sign as Sign
-from rqjax.rotations import clifford as clifford
+from rqjax.rotations import Rope as Rope, clifford as clifford
 from rqjax.search.index import Index as Index
 from rqjax.storage import load as load, save as save
 

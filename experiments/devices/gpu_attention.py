@@ -75,10 +75,9 @@ def filled(name: str, shape: Shape) -> rqjax.KVCache:
     parts = {
         field.name: jax.tree.map(tiled, getattr(small, field.name), getattr(large, field.name))
         for field in dataclasses.fields(small)
-        if field.name not in ("lengths", "max_len", "window", "sinks")
+        if not field.metadata.get("static")
     }
-    lengths = jnp.full(batch, tokens + rest, jnp.int32)
-    return dataclasses.replace(small, **parts, lengths=lengths, max_len=tokens + rest)
+    return dataclasses.replace(large, **parts | {"lengths": jnp.full(batch, tokens + rest, jnp.int32)})
 
 
 @functools.cache

@@ -97,15 +97,16 @@ def _compressed(decoder: Decoder, token: jax.Array, caches: Any) -> Any:
 
 @functools.partial(jax.jit, donate_argnums=2)
 def _plain(decoder: Decoder, token: jax.Array, caches: Any) -> Any:
-    kept = list(caches)
+    kept, positions = list(caches), caches[0][2][None, None]
 
     def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         # Written in a branch: else XLA copies the cache that it also reads, and the step takes ten times as long.
+        q, k = decoder.turned(layer, positions, q, k)
         there = caches[layer][2] >= 0
         kept[layer] = jax.lax.cond(there, lambda cache: write(cache, k, v), lambda cache: cache, kept[layer])
         return plain_attend(kept[layer], q)
 
-    logits = decoder.logits(decoder.hidden(token, caches[0][2][None, None], attend))
+    logits = decoder.logits(decoder.hidden(token, attend))
     return jnp.argmax(logits, axis=-1).astype(jnp.int32), kept
 
 

@@ -117,8 +117,9 @@ def capture(decoder: Decoder, tokens: jax.Array) -> dict[str, jax.Array]:
     seen = {}
 
     def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        q, k = decoder.turned(layer, jnp.arange(len(tokens))[None], q, k)
         seen.update({f"layers.{layer}.{name}": x[0] for name, x in (("q", q), ("k", k), ("v", v))})
         return exact_attention(q, k, v, **decoder.attention_options(layer))
 
-    decoder.hidden(tokens[None], jnp.arange(len(tokens))[None], attend)
+    decoder.hidden(tokens[None], attend)
     return seen

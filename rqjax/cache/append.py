@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from rqjax.arrays.planes import as_float32
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
@@ -59,7 +59,6 @@ def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarra
     if count.shape != (batch,):
         raise ValueError(f"expected valid of shape ({batch},), got {count.shape}")
     _check_room(cache, count, time)
-    k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
     return _append(cache, k, v, count)
 
 
@@ -80,11 +79,14 @@ def grow(cache: KVCache, max_len: int) -> KVCache:
 
 @operation
 def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> KVCache:
-    time = k.shape[2]
+    time = k.shape[1]
     fits = (count >= 0) & (count <= time) & (cache.lengths + count <= cache.max_len)
     count = jnp.where(fits, count, 0)
     lengths = cache.lengths + count
     before, after = cache.coded, cache.coded_at(lengths)
+    t = cache.lengths[:, None] + jnp.arange(time) - (time - count[:, None])
+    k = k if cache.rope is None else cache.rope(k, t[:, :, None])
+    k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
 
     def tokens(start, size):
         """`size` tokens from token `start` of each sequence on, as they will be stored: (batch, heads, size, dim)."""
@@ -99,13 +101,15 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
 
         return pick(cache.exact_keys, k), pick(cache.exact_values, v)
 
-    mean = None if cache.key_mean is None else _mean(cache, cache.key_mean, before, after, tokens)
+    mean = cache.key_mean
+    if mean is not None and cache.centered:
+        mean = _mean(cache, mean, before, after, tokens)
 
     def encode(i, stored):
         """Moves the i-th unit of each sequence that has one to codes."""
         start = before + i * tiles.UNIT
         key, value = tokens(cache.sinks + start, tiles.UNIT)
-        key = as_float32(key) if mean is None else as_float32(key) - mean[:, :, None]
+        key = _of_codes(cache, as_float32(key), mean, cache.sinks + start)
         units = (
             rules.lay_out(cache.key_quantizer, cache.key_quantizer.encode(key), False),
             rules.lay_out(cache.value_quantizer, cache.value_quantizer.encode(as_float32(value)), True),
@@ -117,7 +121,6 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
         keys, values = lax.fori_loop(0, ((after - before) // tiles.UNIT).max(), encode, (keys, values))
 
     # Tokens that newer ones of the same chunk would overwrite, and padding, go nowhere.
-    t = cache.lengths[:, None] + jnp.arange(time) - (time - count[:, None])
     stays = (t >= cache.lengths[:, None]) & ((t < cache.sinks) | (t >= lengths[:, None] - cache.ring))
     slots = jnp.where(stays, cache.slot(t), cache.sinks + cache.ring)
     put = jax.vmap(lambda exact, slots, chunk: exact.at[:, slots].set(chunk, mode="drop"))
@@ -133,15 +136,32 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
     )
 
 
+def _of_codes(
+    cache: KVCache, keys: Float[Array, "b h t d"], mean: Array | None, first: Int[Array, "b"]
+) -> Float[Array, "b h t d"]:
+    """What codes are made of, of keys from position `first` of each sequence on."""
+    mean = None if mean is None else mean[:, :, None]
+    if cache.rope is None:
+        return keys if mean is None else keys - mean
+    positions = (first[:, None] + jnp.arange(keys.shape[2]))[:, None]
+    if cache.pre_rope:
+        keys = cache.rope.inverse(keys, positions)
+        return keys if mean is None else keys - mean
+    return keys if mean is None else keys - cache.rope(jnp.broadcast_to(mean, keys.shape), positions)
+
+
 def _mean(cache: KVCache, mean: Array, before: Array, after: Array, tokens: Callable) -> Array:
     """The mean key of each sequence and head, taken when the first tokens of a sequence become codes."""
     begins = (before == 0) & (after > 0)
 
     def fresh() -> Array:
         keys = as_float32(tokens(jnp.full_like(before, cache.sinks), cache.window + tiles.UNIT)[0])
+        if cache.rope is not None:
+            keys = cache.rope.inverse(keys, cache.sinks + jnp.arange(keys.shape[2]))
         first = keys.mean(axis=2)
-        share = jnp.sum(first**2, axis=-1) / jnp.maximum(jnp.sum(keys**2, axis=-1).mean(axis=2), 1e-30)
-        first = jnp.where((share > DOMINANT)[..., None], first, 0)
+        if cache.rope is None:
+            share = jnp.sum(first**2, axis=-1) / jnp.maximum(jnp.sum(keys**2, axis=-1).mean(axis=2), 1e-30)
+            first = jnp.where((share > DOMINANT)[..., None], first, 0)
         return jnp.where(begins[:, None, None], first, mean)
 
     return lax.cond(begins.any(), fresh, lambda: mean)

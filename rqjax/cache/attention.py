@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 from rqjax.arrays.planes import as_float32, materialized
 from rqjax.cache.append import append
 from rqjax.cache.kv import KVCache, Tokens
+from rqjax.cache.scores import scorer
 from rqjax.core import Implementation, check_int, is_traced, operation
 from rqjax.scoring import integers, rules, tiles
 from rqjax.scoring.integers import full_precision_einsum
@@ -41,7 +42,7 @@ def attend(
     """Attention of the newest tokens to all tokens of the cache up to themselves.
 
     Scores come from the codes of the keys with the queries rotated once; values are summed in rotated space and the sum
-    is rotated back once. The history is never decoded: memory beyond the cache does not grow with it.
+    is rotated back once. Memory beyond the cache does not grow with the history: never more than a block is unpacked.
 
     Args:
       cache: the cache, to which the tokens of the queries have been appended.
@@ -156,6 +157,7 @@ def attend_with(
     size = max(1, QUERY_ROWS * cache.exact_keys.shape[1] // q_heads)
     options = _Options(scale, sliding_window, softcap, past, weigh_exact)
     positions = cache.lengths[:, None] - time + jnp.arange(time)
+    q = q if cache.rope is None else cache.rope(q, positions[:, :, None])
     if time <= size:
         return _attend_at(cache, q, positions, mask, options)
     fill = -time % size
@@ -242,14 +244,12 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
     `earlier`: all of them come before all queries, because these are within the window.
     """
     batch, kv_heads, count, dim = y.shape
-    widest = max(map(rules.width, (cache.key_quantizer, cache.value_quantizer)))
+    widest = max(4 * cache.pre_rope, *map(rules.width, (cache.key_quantizer, cache.value_quantizer)))
     large = max(BLOCK_BYTES // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.CAPACITY_STEP)
     large = min(large, integers.TOKENS)
     large = min(cache.capacity, 1 << large.bit_length() - 1)
     small = min(large, max(large // 8 // tiles.CAPACITY_STEP, 1) * tiles.CAPACITY_STEP)
-    prepared = rules.prepare(cache.key_quantizer, y)
-    shift = 0 if cache.key_mean is None else jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)[..., None]
-    coded = cache.coded
+    score, coded = scorer(cache, y), cache.coded
     allowed = mask if mask is None else _padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
 
     def block(first, size, before):
@@ -270,7 +270,7 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
         here = allowed
         if here is not None:
             here = lax.dynamic_slice_in_dim(here, cache.sinks + start, size, 3)
-        scores = rules.scores(cache.key_quantizer, prepared, read(cache.keys, before)) + shift
+        scores = score(read(cache.keys, before), cache.sinks + start)
         return part(scores, visible(cache.sinks + t[None], present, here, past=earlier), weigh)
 
     shapes = jax.eval_shape(lambda: block(0, small, jnp.zeros((1, 1, 1))))

@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.core import Codes, Quantizer, check_int, nbytes, pytree, static
+from rqjax.rotations import Rope
 from rqjax.scoring import rules, tiles
 
 GROWTH = 256
@@ -39,19 +40,25 @@ class KVCache:
     """The sinks, then a ring of the newest tokens: token t is in slot sinks + (t - sinks) mod (slots - sinks)."""
     exact_values: Float[Array, "batch heads slots dim"]
     key_mean: Float[Array, "batch heads dim"] | None
-    """What is subtracted from keys before they are encoded, if the cache is `centered`: the mean of the first keys
-    after the sinks where it dominates, else 0 (`append.DOMINANT`). It moves all scores of a query alike, which softmax
-    ignores."""
+    """What is subtracted from keys before they are encoded; with a rope it turns to each position. If the cache is
+    `centered`, it is the mean of the first keys after the sinks, with a rope of these before they turn; without one
+    where the mean dominates, else 0 (`append.DOMINANT`)."""
     lengths: Int[Array, "batch"]
     """Tokens of each sequence."""
     overflow: Bool[Array, "batch"]
     """Sequences that an `append` under jit would have taken past `max_len`; it left them as they were."""
+    rope: Rope | None
+    """How keys and queries turn with their positions, if they come before they do."""
     key_quantizer: Quantizer
     own_value_quantizer: Quantizer | None
     """The values' quantizer, None if it is the keys'."""
     max_len: int = static()
     window: int = static()
     sinks: int = static()
+    centered: bool = static(default=False)
+    """Whether `key_mean` is that of the first keys; else it is known from the beginning, if there is one."""
+    pre_rope: bool = static(default=False)
+    """Whether codes are of keys as they are before they turn; attention decodes and turns a block of them."""
 
     @classmethod
     def init(
@@ -65,6 +72,9 @@ class KVCache:
         window: int = 128,
         sinks: int = 4,
         centered: bool = False,
+        mean: Float[Array | np.ndarray, "heads dim"] | None = None,
+        rope: Rope | None = None,
+        pre_rope: bool = False,
         dtype: DTypeLike = jnp.bfloat16,
     ) -> "KVCache":
         """An empty cache.
@@ -78,7 +88,12 @@ class KVCache:
             own copy of both, which is donated with it.
           window: newest tokens in full precision, at least.
           sinks: first tokens in full precision.
-          centered: whether a mean key that dominates a sequence and head is subtracted before encoding.
+          centered: whether the mean key of a sequence and head is subtracted before encoding, without a rope where it
+            dominates.
+          mean: what is subtracted in its place, known from other text.
+          rope: if it is given, the cache takes keys and queries before rotary positions: token t of a sequence turns
+            by t. Else they have turned, or have no such positions.
+          pre_rope: whether codes are of keys before they turn; needs a rope.
           dtype: of tokens in full precision.
         """
         batch, kv_heads = check_int("batch", batch, 1, 2**20), check_int("kv_heads", kv_heads, 1, 2**20)
@@ -88,6 +103,15 @@ class KVCache:
             raise TypeError(f"expected dtype to be a floating-point dtype, got {jnp.dtype(dtype)}")
         if value_quantizer.dim != dim:
             raise ValueError(f"expected a value_quantizer of dimension {dim} like the keys', got {value_quantizer.dim}")
+        if rope is not None:
+            if not isinstance(rope, Rope):
+                raise TypeError(f"expected rope to be a rqjax.Rope, got {rope!r}")
+            rope.turning(dim)
+        if pre_rope and rope is None:
+            raise ValueError("expected a rope for pre_rope=True, got none")
+        if mean is not None and (centered or mean.shape != (kv_heads, dim)):
+            raise ValueError(f"expected a mean ({kv_heads}, {dim}) and centered=False, got {mean.shape} and {centered}")
+        key_mean = jnp.zeros((kv_heads, dim)) if centered else mean
         tokens = capacity(max_len, window, sinks)
 
         def empty(quantizer, transposed):
@@ -101,14 +125,17 @@ class KVCache:
             values=empty(value_quantizer, True),
             exact_keys=exact,
             exact_values=jnp.zeros_like(exact),
-            key_mean=jnp.zeros((batch, kv_heads, dim)) if centered else None,
+            key_mean=None if key_mean is None else jnp.tile(key_mean, (batch, 1, 1)),
             lengths=jnp.zeros(batch, jnp.int32),
             overflow=jnp.zeros(batch, bool),
+            rope=rope,
             key_quantizer=jax.tree.map(jnp.array, key_quantizer),
             own_value_quantizer=None if value_quantizer is key_quantizer else jax.tree.map(jnp.array, value_quantizer),
             max_len=max_len,
             window=window,
             sinks=sinks,
+            centered=centered,
+            pre_rope=pre_rope,
         )
 
     @property

@@ -2,22 +2,24 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from rqjax.cache.kv import KVCache
-from rqjax.core import Quantizer, nbytes, unknown_name
+from rqjax.core import Quantizer, nbytes, pytree, static, unknown_name
 from rqjax.quantizers.combinators import Residual
 from rqjax.quantizers.exact import Exact
 from rqjax.recipes import methods
 from rqjax.recipes.sketches import Sign
+from rqjax.rotations import Rope
 
 
-class Strategy(NamedTuple):
-    """The quantizers of a cache, and whether the mean key is subtracted.
+@pytree
+class Strategy:
+    """The quantizers of a cache, and what is done to keys before they are encoded.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -27,13 +29,37 @@ class Strategy(NamedTuple):
 
     keys: Quantizer
     values: Quantizer
-    centered: bool = False
+    mean: Float[Array, "heads dim"] | None = None
+    """Of the keys, if it is known and subtracted."""
+    centered: bool = static(default=False)
+    """The mean key is subtracted."""
+    turned: bool = static(default=False)
+    """The mean of the keys before rotary positions is subtracted, turned to each position; needs a rope."""
+    pre_rope: bool = static(default=False)
+    """Codes are of keys before rotary positions; needs a rope."""
 
-    def cache(self, batch: int, kv_heads: int, max_len: int, **options: Any) -> KVCache:
-        """An empty cache; `options` as in `KVCache.init`. What is to be stored in float32 is so in the window, too."""
+    @property
+    def of_rope(self) -> bool:
+        """Whether caches need the rope of their layer, and take keys and queries before rotary positions."""
+        return self.turned or self.pre_rope
+
+    def cache(self, batch: int, kv_heads: int, max_len: int, *, rope: Rope | None = None, **options: Any) -> KVCache:
+        """An empty cache; `options` as in `KVCache.init`. What is to be stored in float32 is so in the window, too.
+
+        Args:
+          rope: of the layer; caches that do not need it are made without it.
+
+        Raises:
+          ValueError: the strategy needs a rope, and there is none.
+        """
+        if self.of_rope and rope is None:
+            raise ValueError(f"the strategy is +{'turned' if self.turned else 'pre_rope'}: expected a rope, got none")
         full = [part.dtype for part in (self.keys, self.values) if isinstance(part, Exact)]
         dtype = jnp.promote_types(*full) if len(full) == 2 else jnp.bfloat16
-        options = {"centered": self.centered, "dtype": dtype, **options}
+        centered = self.mean is None and (self.centered or self.turned)
+        options = {"centered": centered, "mean": self.mean, "dtype": dtype, **options}
+        if self.of_rope:
+            options |= {"rope": rope, "pre_rope": self.pre_rope}
         return KVCache.init(batch, kv_heads, max_len, self.keys, self.values, **options)
 
     def nbytes(self, batch: int, kv_heads: int, max_len: int, **options: Any) -> int:
@@ -69,11 +95,17 @@ STRATEGIES: dict[str, Callable[[Array, int], Strategy]] = {
 sketch in the place of the Gaussian one, and no quantization."""
 
 
+OPTIONS = ("centered", "turned", "pre_rope")
+"""What may stand behind a name, after a "+"."""
+
+
 def strategy(name: str, key: Array, dim: int) -> Strategy:
     """The strategy of a name, for heads of `dim` dimensions.
 
     A name is one of `STRATEGIES`, or an entry of `METHODS`, with `_<bits>` behind it for other than 4 bits
-    ("rotorquant_3"). "a/b" takes the keys of a and the values of b; "+centered" behind it subtracts the mean key.
+    ("rotorquant_3"). "a/b" takes the keys of a and the values of b. Behind it, "+centered" subtracts the mean key; for
+    layers with rotary positions, whose caches then take keys before they turn, "+turned" subtracts their mean, turned
+    to each position, and "+pre_rope" encodes them so.
 
     Raises:
       UnknownName: there is no such strategy; the nearest names are given.
@@ -83,24 +115,37 @@ def strategy(name: str, key: Array, dim: int) -> Strategy:
       >>> rqjax.strategy("eden_4/v3_2+centered", jax.random.key(0), dim=64).centered
       True
     """
-    base, plus, option = name.partition("+")
-    if plus and option != "centered":
-        raise unknown_name(f"option of the strategy {base!r}", option, ["centered"])
-    parts = [_one(part, key, dim) for part in base.split("/")]
-    if len(parts) > 2:
+    names, options = parsed(name)
+    parts = [named(part, key, dim) for part in names]
+    return Strategy(parts[0].keys, parts[-1].values, **options)
+
+
+def parsed(name: str) -> tuple[list[str], dict[str, Any]]:
+    """The names of keys and values, one if it is the same, and the options behind them."""
+    base, *options = name.split("+")
+    for option in options:
+        if option not in OPTIONS:
+            raise unknown_name(f"option of the strategy {base!r}", option, OPTIONS)
+    names = base.split("/")
+    if len(names) > 2:
         raise ValueError(f"expected a strategy, or one for keys and one for values with '/' between, got {name!r}")
-    return Strategy(parts[0].keys, parts[-1].values, bool(plus))
+    return names, dict.fromkeys(options, True)
 
 
-def _one(name: str, key: Array, dim: int) -> Strategy:
+def named(name: str, key: Array, dim: int) -> Strategy:
+    """The strategy of a name without options."""
     if name in STRATEGIES:
         return STRATEGIES[name](key, dim)
+    method, bits = with_bits(name)
+    if method not in methods.METHODS:
+        raise unknown_name("strategy", name, [*STRATEGIES, *methods.METHODS])
+    return _same(methods.METHODS[method](key, dim, bits))
+
+
+def with_bits(name: str) -> tuple[str, float | int]:
+    """The recipe and the bits of a name like "eden_3" or "eden", which has 4; no recipe if it is of another form."""
     match = re.fullmatch(r"(\w+?)(?:_(\d+(?:\.\d+)?))?", name)
-    if match is None or match[1] not in methods.METHODS:
-        raise unknown_name("strategy", name, _names())
+    if match is None:
+        return "", 4
     bits = float(match[2] or 4)
-    return _same(methods.METHODS[match[1]](key, dim, int(bits) if bits == int(bits) else bits))
-
-
-def _names() -> list[str]:
-    return [*STRATEGIES, *methods.METHODS]
+    return match[1], int(bits) if bits == int(bits) else bits

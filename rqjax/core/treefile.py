@@ -58,13 +58,16 @@ def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dic
 
     Before 2026-11-22 a `TokenArray` was a `Timed` with `per` tokens an entry, and a sign sketch was a class of its own,
     `Sign(sketch, gain, dtype)`, in the place of `Normalized(Rotated(sketch, Scalar))`. Before 2026-11-23 codes of
-    `Columns` and `TrellisColumns` were not streams.
+    `Columns` and `TrellisColumns` were not streams, and caches knew no rope.
     """
     fields, arrays = dict(fields), dict(arrays)
     for name in [name for name, text in fields.items() if text == "Timed"]:
         fields[name], fields[f"{name}.tokens_per_entry"] = "TokenArray", fields.pop(f"{name}.per")
     for name in [name for name, text in fields.items() if text in ("Columns", "TrellisColumns")]:
         fields.setdefault(f"{name}.streamed", "False")
+    for name in [name for name, text in fields.items() if text == "KVCache"]:
+        centered = str(fields.get(f"{name}.key_mean") != "None")
+        fields = {f"{name}.rope": "None", f"{name}.centered": centered, f"{name}.pre_rope": "False", **fields}
     for name in [name for name, text in fields.items() if text == "Sign"]:
         sketch, rotated, scalar = f"{name}.sketch", f"{name}.inner", f"{name}.inner.inner"
         tables: list[Any] = [fields, arrays]

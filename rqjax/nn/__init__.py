@@ -5,12 +5,12 @@ from rqjax.core import extras
 with extras.explained():
     import flax as _flax  # noqa: F401
 
-from rqjax.nn.attention import CachedAttention as CachedAttention
+from rqjax.nn.attention import CachedAttention as CachedAttention, exact_attention as exact_attention
 from rqjax.nn.checkpoint import (
     find_checkpoint as find_checkpoint,
     load_decoder as load_decoder,
     save_decoder as save_decoder,
 )
 from rqjax.nn.config import DecoderConfig as DecoderConfig
-from rqjax.nn.decoder import Decoder as Decoder, exact_attention as exact_attention
+from rqjax.nn.decoder import Decoder as Decoder
 from rqjax.nn.generate import generate as generate

@@ -1,10 +1,12 @@
-"""Attention with a compressed cache as an nnx module."""
+"""Attention: exact, without a cache, and with a compressed one as an nnx module."""
 
 import functools
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from rqjax.cache.attention import dot_product_attention
 from rqjax.cache.kv import KVCache, Tokens
@@ -49,3 +51,36 @@ class CachedAttention(nnx.Module):
         out, cache = self.attention(query, key, value, compat.value(self.cache), mask=mask)
         compat.set_value(self.cache, cache)
         return out
+
+
+def exact_attention(
+    q: Float[Array, "batch time q_heads dim"],
+    k: Float[Array, "batch time heads dim"],
+    v: Float[Array, "batch time heads dim"],
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+) -> Float[Array, "batch time q_heads dim"]:
+    """Causal attention of tokens to one another, without a cache; options as in `rqjax.attend`.
+
+    Blocks of queries meet only the keys that they see, and their weights are made anew for the gradient.
+    """
+    time, reach = q.shape[1], sliding_window or q.shape[1]
+
+    @functools.partial(jax.checkpoint, static_argnums=(3, 4))
+    def block(q: Array, k: Array, v: Array, start: int, first: int) -> Array:
+        y = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
+        scores = scale * jnp.einsum("bthgd,bshd->bhgts", y, k, preferred_element_type=jnp.float32)
+        if softcap is not None:
+            scores = softcap * jnp.tanh(scores / softcap)
+        age = start + jnp.arange(q.shape[1])[:, None] - first - jnp.arange(k.shape[1])
+        weights = jax.nn.softmax(jnp.where((age >= 0) & (age < reach), scores, -jnp.inf), axis=-1)
+        return jnp.einsum("bhgts,bshd->bthgd", weights.astype(v.dtype), v).reshape(q.shape)
+
+    size = max(128, -(-time // 16))
+    parts = []
+    for start in range(0, time, size):
+        first, end = max(0, start - reach + 1), start + size
+        parts.append(block(q[:, start:end], k[:, first:end], v[:, first:end], start, first))
+    return jnp.concatenate(parts, axis=1)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rqjax.core import check_int, unknown_name
-from rqjax.nn.rope import Rope
+from rqjax.rotations import Rope
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3")
 """Values of `model_type`. Of gemma3, which also sees, the text part is read."""
@@ -141,11 +141,12 @@ def _local(family: str, fields: Mapping[str, Any], layers: int) -> list[bool]:
 
 def _rope(fields: Mapping[str, Any], gemma: bool, local: bool) -> Rope:
     """The rotary embedding of a layer; transformers 5 has `rope_parameters` for the `rope_theta` and others of 4."""
-    parameters = fields.get("rope_parameters")
+    parameters, share = fields.get("rope_parameters"), fields.get("partial_rotary_factor", 1.0)
     if parameters is not None:
         if gemma and "full_attention" in parameters:
             parameters = parameters["sliding_attention" if local else "full_attention"]
-        return Rope.parse(parameters.get("rope_theta", 1e4), parameters)
+        share = parameters.get("partial_rotary_factor", share)
+        return Rope.parse(parameters.get("rope_theta", 1e4), parameters, share)
     if gemma and local:
         return Rope(float(fields["rope_local_base_freq"]))
-    return Rope.parse(fields.get("rope_theta", 1e4), fields.get("rope_scaling"))
+    return Rope.parse(fields.get("rope_theta", 1e4), fields.get("rope_scaling"), share)

@@ -15,72 +15,26 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from rqjax.arrays.planes import never_true
 from rqjax.cache.attention import dot_product_attention
 from rqjax.cache.kv import KVCache
 from rqjax.cache.strategies import Strategy, strategy
-from rqjax.core import check_int, nbytes, platforms
+from rqjax.core import check_int, nbytes
+from rqjax.nn.attention import exact_attention
+from rqjax.nn.calibration import calibrated
 from rqjax.nn.compat import jittable, listed
 from rqjax.nn.config import DecoderConfig
+from rqjax.nn.layers import MLP, Embedding, Linear, RMSNorm, product
 
-Attend: TypeAlias = Callable[[int, Array, Array, Array], Array]
-"""Attention of layer i: queries, keys and values of the new tokens, (batch, time, heads, head_dim), to outputs."""
+Attend: TypeAlias = Callable[[Array, Array, Array], Array]
+"""Attention of a layer: queries, keys and values of the new tokens, (batch, time, heads, head_dim), to outputs. Queries
+and keys are those before rotary positions: `Decoder.turned` turns them."""
 Tokens: TypeAlias = Int[Array | np.ndarray, "batch time"]
-
-
-def product(x: Float[Array, "*n inner"], weight: Float[Array, "outer inner"]) -> Float[Array, "*n outer"]:
-    """x W^T in float32.
-
-    On a CPU, XLA makes float32 copies of narrow weights, of all layers before the first is used. A branch is entered
-    only when its operands are there, so that there is one copy at a time.
-    """
-
-    def multiply(x: Array) -> Array:
-        return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
-
-    if not platforms.on_cpu() or weight.dtype == jnp.float32:
-        return multiply(x)
-    nothing = lambda x: jnp.full((*x.shape[:-1], len(weight)), jnp.nan, jnp.float32)  # noqa: E731
-    return jax.lax.cond(never_true(x), nothing, multiply, x)
-
-
-class Linear(nnx.Module):
-    """x W^T + b with W (out, in)."""
-
-    def __init__(self, inner: int, outer: int, *, bias: bool = False, rngs: nnx.Rngs, dtype: DTypeLike):
-        self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (outer, inner), dtype))
-        self.bias = nnx.Param(jnp.zeros(outer, dtype)) if bias else None
-
-    def __call__(self, x: Float[Array, "*n inner"]) -> Float[Array, "*n outer"]:
-        y = product(x, self.weight[...]).astype(x.dtype)
-        return y if self.bias is None else y + self.bias[...]
-
-
-class Embedding(nnx.Module):
-    def __init__(self, count: int, dim: int, *, rngs: nnx.Rngs, dtype: DTypeLike):
-        self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (count, dim), dtype))
-
-    def __call__(self, tokens: Int[Array, "*n"]) -> Float[Array, "*n dim"]:
-        return self.weight[...][tokens]
-
-
-class RMSNorm(nnx.Module):
-    """x / rms(x) times w, in Gemma times 1 + w (Zhang & Sennrich, 2019)."""
-
-    def __init__(self, dim: int, config: DecoderConfig, dtype: DTypeLike):
-        self.weight = nnx.Param(jnp.full(dim, 0 if config.gemma else 1, dtype))
-        self.offset, self.eps = 1.0 if config.gemma else 0.0, config.rms_norm_eps
-
-    def __call__(self, x: Float[Array, "*n dim"]) -> Float[Array, "*n dim"]:
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y**2, axis=-1, keepdims=True) + self.eps)
-        return (y * (self.weight[...].astype(jnp.float32) + self.offset)).astype(x.dtype)
 
 
 class Attention(nnx.Module):
     """Projections around an attention function that is given with each call."""
 
-    def __init__(self, config: DecoderConfig, layer: int, *, rngs: nnx.Rngs, dtype: DTypeLike):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         dim, size = config.head_dim, config.hidden_size
         outer, kv_outer = config.num_attention_heads * dim, config.num_key_value_heads * dim
         self.q_proj = Linear(size, outer, bias=config.qkv_bias, rngs=rngs, dtype=dtype)
@@ -89,39 +43,22 @@ class Attention(nnx.Module):
         self.o_proj = Linear(outer, size, bias=config.out_bias, rngs=rngs, dtype=dtype)
         self.q_norm = RMSNorm(dim, config, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(dim, config, dtype) if config.qk_norm else None
-        self.layer, self.dim, self.rope = layer, dim, config.ropes[layer]
+        self.dim = dim
 
-    def __call__(self, x: Float[Array, "batch time size"], positions: Array, attend: Attend) -> Array:
+    def __call__(self, x: Float[Array, "batch time size"], attend: Attend) -> Array:
         heads = (*x.shape[:2], -1, self.dim)
         q, k, v = (project(x).reshape(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        out = attend(self.layer, self.rope(q, positions), self.rope(k, positions), v)
+        out = attend(q, k, v)
         return self.o_proj(out.reshape(*x.shape[:2], -1))
-
-
-class MLP(nnx.Module):
-    """Gated: down(f(gate(x)) * up(x))."""
-
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
-        size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = Linear(size, inner, bias=bias, rngs=rngs, dtype=dtype)
-        self.up_proj = Linear(size, inner, bias=bias, rngs=rngs, dtype=dtype)
-        self.down_proj = Linear(inner, size, bias=bias, rngs=rngs, dtype=dtype)
-        self.tanh = config.gemma
-
-    def __call__(self, x: Float[Array, "*n size"]) -> Float[Array, "*n size"]:
-        gate = self.gate_proj(x)
-        return self.down_proj(
-            (jax.nn.gelu(gate, approximate=True) if self.tanh else jax.nn.silu(gate)) * self.up_proj(x)
-        )
 
 
 class Block(nnx.Module):
     """Attention and MLP, normalized before, in Gemma also after."""
 
-    def __init__(self, config: DecoderConfig, layer: int, *, rngs: nnx.Rngs, dtype: DTypeLike):
-        self.self_attn = Attention(config, layer, rngs=rngs, dtype=dtype)
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
+        self.self_attn = Attention(config, rngs=rngs, dtype=dtype)
         self.mlp = MLP(config, rngs=rngs, dtype=dtype)
         self.gemma = config.gemma
         self.input_layernorm = RMSNorm(config.hidden_size, config, dtype)
@@ -130,8 +67,8 @@ class Block(nnx.Module):
             self.pre_feedforward_layernorm = RMSNorm(config.hidden_size, config, dtype)
             self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config, dtype)
 
-    def __call__(self, x: Float[Array, "batch time size"], positions: Array, attend: Attend) -> Array:
-        out = self.self_attn(self.input_layernorm(x), positions, attend)
+    def __call__(self, x: Float[Array, "batch time size"], attend: Attend) -> Array:
+        out = self.self_attn(self.input_layernorm(x), attend)
         if self.gemma:
             x = x + self.post_attention_layernorm(out)
             return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
@@ -151,7 +88,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, rngs=rngs, dtype=dtype)
         layers = range(config.num_hidden_layers)
-        self.layers = listed([Block(config, layer, rngs=rngs, dtype=dtype) for layer in layers])
+        self.layers = listed([Block(config, rngs=rngs, dtype=dtype) for _ in layers])
         self.norm = RMSNorm(config.hidden_size, config, dtype)
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, rngs=rngs, dtype=dtype)
@@ -178,6 +115,8 @@ class Decoder(nnx.Module):
 
         def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
             options = self.attention_options(layer)
+            if caches is None or caches[layer].rope is None:
+                q, k = self.turned(layer, positions, q, k)
             if caches is None:
                 return exact_attention(q, k, v, **options)
             out, cache = dot_product_attention(q, k, v, caches[layer], valid=valid, **options)
@@ -192,25 +131,33 @@ class Decoder(nnx.Module):
             raise ValueError(f"expected {self.config.num_hidden_layers} caches, one a layer, got {len(caches)}")
         else:
             before = (caches[0].lengths - (0 if valid is None else time - jnp.asarray(valid)))[:, None]
-        x = self.hidden(tokens, before + jnp.arange(time), attend)
+        positions = before + jnp.arange(time)
+        x = self.hidden(tokens, attend)
         return self.logits(x if newest is None else x[:, time - newest :]), tuple(kept)
 
     def hidden(
-        self, tokens: Tokens, positions: Int[Array, "batch time"], attend: Attend
+        self, tokens: Tokens, attend: Callable[[int, Array, Array, Array], Array]
     ) -> Float[Array, "batch time size"]:
-        """The last layer's output, normalized; with any attention."""
-        x = self.embed_tokens(jnp.asarray(tokens))
-        if self.config.gemma:
-            x = x * jnp.asarray(math.sqrt(self.config.hidden_size), x.dtype)
-        for block in self.layers:
-            x = block(x, positions, attend)
+        """The last layer's output, normalized; with any attention, which is told the layer, see `Attend`."""
+        x = self.embedded(tokens)
+        for layer, block in enumerate(self.layers):
+            x = block(x, functools.partial(attend, layer))
         return self.norm(x)
+
+    def embedded(self, tokens: Tokens) -> Float[Array, "batch time size"]:
+        """What the first layer takes."""
+        x = self.embed_tokens(jnp.asarray(tokens))
+        return x * jnp.asarray(math.sqrt(self.config.hidden_size), x.dtype) if self.config.gemma else x
 
     def logits(self, x: Float[Array, "batch time size"]) -> Float[Array, "batch time vocab"]:
         weight = (self.lm_head or self.embed_tokens).weight[...]
         logits = product(x, weight)
         cap = self.config.logit_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+    def turned(self, layer: int, positions: Int[Array, "batch time"], *x: Array) -> list[Array]:
+        """Queries and keys (batch, time, heads, head_dim) of a layer, turned by the positions of their tokens."""
+        return [self.config.ropes[layer](part, positions[:, :, None]) for part in x]
 
     def attention_options(self, layer: int) -> dict[str, Any]:
         """Scale, window and soft limit of a layer, as `rqjax.attend` takes them."""
@@ -250,42 +197,29 @@ class Decoder(nnx.Module):
             strategy(n, jax.random.fold_in(key, i), config.head_dim) if isinstance(n, str) else n
             for i, n in enumerate(names)
         ]
-        return tuple(part.cache(batch, config.num_key_value_heads, max_len, **options) for part in parts)
+        heads = config.num_key_value_heads
+        layers_of = zip(parts, config.ropes, strict=True)
+        return tuple(part.cache(batch, heads, max_len, rope=rope, **options) for part, rope in layers_of)
+
+    def calibrate(self, tokens: Tokens, name: str, key: Array) -> list[Strategy]:
+        """Strategies whose quantizers are fitted to this decoder's own keys and values, one for each layer.
+
+        Args:
+          tokens: text like that which is to come, (n, time).
+          name: of the strategy as in `rqjax.strategy`, where recipes of `FITTED` count, too: the quantizers of
+            "klt_trellis_2+pre_rope" are fitted to keys before rotary positions.
+          key: random key.
+
+        Returns:
+          What `caches` takes in the place of a name; `rqjax.save` writes it.
+
+        Raises:
+          UnknownName: there is no such strategy or recipe.
+          ValueError: there are fewer tokens than dimensions of a head, or keys or values hold NaN.
+        """
+        return calibrated(self, jnp.asarray(tokens), name, key)
 
     def cache_nbytes(self, name: str | Sequence[Strategy], batch: int, max_len: int, **options: Any) -> int:
         """Bytes of the caches that `caches` would make, of which none is made."""
         key = jax.random.key(0)
         return nbytes(jax.eval_shape(lambda: self.caches(name, key, batch, max_len, **options)))
-
-
-def exact_attention(
-    q: Float[Array, "batch time q_heads dim"],
-    k: Float[Array, "batch time heads dim"],
-    v: Float[Array, "batch time heads dim"],
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-) -> Float[Array, "batch time q_heads dim"]:
-    """Causal attention of tokens to one another, without a cache; options as in `rqjax.attend`.
-
-    Blocks of queries meet only the keys that they see, and their weights are made anew for the gradient.
-    """
-    time, reach = q.shape[1], sliding_window or q.shape[1]
-
-    @functools.partial(jax.checkpoint, static_argnums=(3, 4))
-    def block(q: Array, k: Array, v: Array, start: int, first: int) -> Array:
-        y = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
-        scores = scale * jnp.einsum("bthgd,bshd->bhgts", y, k, preferred_element_type=jnp.float32)
-        if softcap is not None:
-            scores = softcap * jnp.tanh(scores / softcap)
-        age = start + jnp.arange(q.shape[1])[:, None] - first - jnp.arange(k.shape[1])
-        weights = jax.nn.softmax(jnp.where((age >= 0) & (age < reach), scores, -jnp.inf), axis=-1)
-        return jnp.einsum("bhgts,bshd->bthgd", weights.astype(v.dtype), v).reshape(q.shape)
-
-    size = max(128, -(-time // 16))
-    parts = []
-    for start in range(0, time, size):
-        first, end = max(0, start - reach + 1), start + size
-        parts.append(block(q[:, start:end], k[:, first:end], v[:, first:end], start, first))
-    return jnp.concatenate(parts, axis=1)

@@ -10,4 +10,5 @@ from rqjax.rotations.identity import Identity as Identity
 from rqjax.rotations.multivector import MultivectorRotor as MultivectorRotor
 from rqjax.rotations.protocol import Rotation as Rotation
 from rqjax.rotations.quaternion import Quaternion as Quaternion
+from rqjax.rotations.rope import Rope as Rope
 from rqjax.rotations.rotor import Rotor as Rotor

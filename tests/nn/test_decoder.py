@@ -10,8 +10,7 @@ import pytest
 from flax import nnx
 
 import rqjax
-from rqjax.nn import Decoder, DecoderConfig, load_decoder
-from rqjax.nn.decoder import exact_attention
+from rqjax.nn import Decoder, DecoderConfig, exact_attention, load_decoder
 from tests.tools.suites import some
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
@@ -183,7 +182,7 @@ def test_fields_of_transformers_4():
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"hidden_size": "16"}, "expected hidden_size to be a whole number from 1 to .*, got '16'"),
         ({"num_key_value_heads": 3}, "expected num_attention_heads to be a multiple of 3, got 4"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "unsupported rope_type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "unsupported rope_type 'longrope'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "config.json has no 'factor' for its rope_type 'linear'"),
         ({"layer_types": ["full_attention"] * 2}, "expected layer_types of 1"),
         ({"hidden_act": "relu"}, "expected hidden_act 'silu' in config.json, got 'relu'"),

@@ -1,0 +1,77 @@
+"""The layers of decoders. Names, and the orientation (out, in) of weights, are those of Hugging Face's checkpoints."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from rqjax.arrays.planes import never_true
+from rqjax.core import platforms
+from rqjax.nn.config import DecoderConfig
+
+
+def product(x: Float[Array, "*n inner"], weight: Float[Array, "outer inner"]) -> Float[Array, "*n outer"]:
+    """x W^T in float32.
+
+    On a CPU, XLA makes float32 copies of narrow weights, of all layers before the first is used. A branch is entered
+    only when its operands are there, so that there is one copy at a time.
+    """
+
+    def multiply(x: Array) -> Array:
+        return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
+
+    if not platforms.on_cpu() or weight.dtype == jnp.float32:
+        return multiply(x)
+    nothing = lambda x: jnp.full((*x.shape[:-1], len(weight)), jnp.nan, jnp.float32)  # noqa: E731
+    return jax.lax.cond(never_true(x), nothing, multiply, x)
+
+
+class Linear(nnx.Module):
+    """x W^T + b with W (out, in)."""
+
+    def __init__(self, inner: int, outer: int, *, bias: bool = False, rngs: nnx.Rngs, dtype: DTypeLike):
+        self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (outer, inner), dtype))
+        self.bias = nnx.Param(jnp.zeros(outer, dtype)) if bias else None
+
+    def __call__(self, x: Float[Array, "*n inner"]) -> Float[Array, "*n outer"]:
+        y = product(x, self.weight[...]).astype(x.dtype)
+        return y if self.bias is None else y + self.bias[...]
+
+
+class Embedding(nnx.Module):
+    def __init__(self, count: int, dim: int, *, rngs: nnx.Rngs, dtype: DTypeLike):
+        self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (count, dim), dtype))
+
+    def __call__(self, tokens: Int[Array, "*n"]) -> Float[Array, "*n dim"]:
+        return self.weight[...][tokens]
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) times w, in Gemma times 1 + w (Zhang & Sennrich, 2019)."""
+
+    def __init__(self, dim: int, config: DecoderConfig, dtype: DTypeLike):
+        self.weight = nnx.Param(jnp.full(dim, 0 if config.gemma else 1, dtype))
+        self.offset, self.eps = 1.0 if config.gemma else 0.0, config.rms_norm_eps
+
+    def __call__(self, x: Float[Array, "*n dim"]) -> Float[Array, "*n dim"]:
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.mean(y**2, axis=-1, keepdims=True) + self.eps)
+        return (y * (self.weight[...].astype(jnp.float32) + self.offset)).astype(x.dtype)
+
+
+class MLP(nnx.Module):
+    """Gated: down(f(gate(x)) * up(x))."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
+        size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = Linear(size, inner, bias=bias, rngs=rngs, dtype=dtype)
+        self.up_proj = Linear(size, inner, bias=bias, rngs=rngs, dtype=dtype)
+        self.down_proj = Linear(inner, size, bias=bias, rngs=rngs, dtype=dtype)
+        self.tanh = config.gemma
+
+    def __call__(self, x: Float[Array, "*n size"]) -> Float[Array, "*n size"]:
+        gate = self.gate_proj(x)
+        return self.down_proj(
+            (jax.nn.gelu(gate, approximate=True) if self.tanh else jax.nn.silu(gate)) * self.up_proj(x)
+        )

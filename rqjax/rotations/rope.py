@@ -1,0 +1,185 @@
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) with the frequency scalings of published models."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Shaped
+
+from rqjax.arrays.planes import materialized
+from rqjax.core.pytree import CLASSES
+from rqjax.core.registry import unknown_name
+
+KINDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"),
+}
+"""The scalings, and the fields of `config.json` that each has."""
+DEFAULTS: dict[str, float | None] = {"beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": None}
+"""Of fields that may be missing."""
+
+
+Vectors: TypeAlias = Shaped[Array | np.ndarray, "*n d"]
+Positions: TypeAlias = Int[Array | np.ndarray, "*#n"]
+SPAN = 128
+"""Positions that one table of cosines serves, turned by where they begin."""
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Of the first r coordinates, i and i + r/2 turn by position * theta^(-2i/r) times a scaling.
+
+    Example:
+      >>> import jax.numpy as jnp, rqjax
+      >>> rope = rqjax.Rope(theta=10_000.0)
+      >>> x = jnp.ones((5, 64))
+      >>> turned = rope(x, jnp.arange(5))
+      >>> bool(jnp.allclose(rope.inverse(turned, jnp.arange(5)), x, atol=1e-6))
+      True
+    """
+
+    theta: float | int
+    kind: str = "default"
+    factors: tuple[float, ...] = ()
+    """Values of the fields in `KINDS`."""
+    share: float = 1.0
+    """Of the coordinates that turn, r / d (`partial_rotary_factor`)."""
+
+    def __post_init__(self):
+        if not self.theta > 0:
+            raise ValueError(f"expected theta to be positive, got {self.theta}")
+        if self.kind not in KINDS:
+            raise unknown_name("kind of rope", self.kind, KINDS)
+        if len(self.factors) != len(KINDS[self.kind]):
+            raise ValueError(f"expected factors {KINDS[self.kind]} of a rope of kind {self.kind!r}, got {self.factors}")
+
+    @classmethod
+    def parse(cls, theta: float, scaling: Mapping[str, Any] | None, share: float = 1.0) -> "Rope":
+        """From `rope_theta`, `rope_scaling` and `partial_rotary_factor` of a Hugging Face config.
+
+        Raises:
+          ValueError: an unknown scaling, or one of its fields is missing.
+        """
+        scaling = scaling or {}
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        if kind not in KINDS:
+            raise ValueError(f"unsupported rope_type {kind!r} in config.json; supported: {', '.join(KINDS)}")
+        fields = {**DEFAULTS, **{name: value for name, value in scaling.items() if value is not None}}
+        missing = [name for name in KINDS[kind] if name not in fields]
+        if missing:
+            raise ValueError(f"config.json has no {missing[0]!r} for its rope_type {kind!r}")
+        if kind == "yarn" and fields["attention_factor"] is None:
+            fields["attention_factor"] = 0.1 * math.log(fields["factor"]) + 1 if fields["factor"] > 1 else 1
+        return cls(float(theta), kind, tuple(float(fields[name]) for name in KINDS[kind]), float(share))
+
+    def turning(self, dim: int) -> int:
+        """How many of `dim` coordinates turn.
+
+        Raises:
+          ValueError: no even number of them, or none.
+        """
+        count = int(dim * self.share)
+        if count < 2 or count % 2 or count > dim:
+            raise ValueError(f"expected a rope that turns an even number of {dim} coordinates, got {count}: {self}")
+        return count
+
+    def frequencies(self, dim: int) -> Float[np.ndarray, "half"]:
+        """Radians a token, for each of the planes that turn."""
+        turning = self.turning(dim)
+        frequencies = self.theta ** -(np.arange(0, turning, 2) / turning)
+        if self.kind == "linear":
+            frequencies /= self.factors[0]
+        if self.kind == "llama3":  # long waves are slowed down, short ones are kept, those between are mixed
+            factor, low, high, length = self.factors
+            waves = length * frequencies / (2 * math.pi)  # in a context of the original length
+            kept = np.clip((waves - low) / (high - low), 0, 1)
+            frequencies *= kept + (1 - kept) / factor
+        if self.kind == "yarn":  # the same by the number of the plane (Peng et al. 2023, arXiv:2309.00071)
+            factor, length, fast, slow, _ = self.factors
+            by_turns = [math.log(length / (2 * math.pi * turns)) / math.log(self.theta) for turns in (fast, slow)]
+            low, high = (turning / 2 * place for place in by_turns)
+            low, high = max(math.floor(low), 0), min(math.ceil(high), turning - 1)
+            slowed = np.clip((np.arange(turning // 2) - low) / max(high - low, 0.001), 0, 1)
+            frequencies *= 1 - slowed + slowed / factor
+        return frequencies.astype(np.float32)
+
+    @property
+    def length(self) -> float:
+        """What the coordinates that turn are multiplied by."""
+        return self.factors[-1] if self.kind == "yarn" else 1.0
+
+    def __call__(self, x: Vectors, positions: Positions) -> Shaped[Array, "*n d"]:
+        """Turns vectors by their positions; computed in float32, in the dtype of x."""
+        return self._turned(x, positions, 1, self.length)
+
+    def inverse(self, x: Vectors, positions: Positions) -> Shaped[Array, "*n d"]:
+        """Turns vectors back."""
+        return self._turned(x, positions, -1, 1 / self.length)
+
+    def _turned(self, x: Vectors, positions: Positions, sign: int, length: float) -> Array:
+        x, positions = jnp.asarray(x), jnp.asarray(positions)
+        angles = positions[..., None].astype(jnp.float32) * (sign * self.frequencies(x.shape[-1]))
+        cos, sin = length * jnp.cos(angles), length * jnp.sin(angles)
+        (left, right), rest = self._planes(x)
+        turned = [left * cos - right * sin, right * cos + left * sin]
+        return jnp.concatenate([*(part.astype(x.dtype) for part in turned), *rest], axis=-1)
+
+    def _planes(self, x: Shaped[Array, "*n d"]) -> tuple[list[Array], list[Array]]:
+        """Both coordinates of each plane that turns, in float32, and the coordinates that do not turn, if there are."""
+        count = self.turning(x.shape[-1])
+        rest = [x[..., count:]] if count < x.shape[-1] else []
+        return jnp.split(x[..., :count].astype(jnp.float32), 2, axis=-1), rest
+
+    def inner(
+        self, y: Float[Array, "*n r d"], x: Float[Array, "*n d"], first: Int[Array, ""] | int, count: int
+    ) -> Float[Array, "*n r t"]:
+        """Inner products of vectors y with one x that turns by the positions from `first` on, `count` of them.
+
+        No cosine is computed for each position: y and x make one vector of 2 numbers a plane, which turns by where a
+        span of positions begins; its product with a table of `SPAN` positions, the same for all, is what is asked for.
+
+        Args:
+          count: a multiple of `SPAN`.
+        """
+        (y_left, y_right), y_rest = self._planes(y)
+        (left, right), rest = self._planes(x[..., None, :])
+        a, b = (self.length * part for part in (y_left * left + y_right * right, y_right * left - y_left * right))
+        begins = map(materialized, self._begins(x.shape[-1], first, count))
+        cos, sin = (x.reshape(len(x), *[1] * (y.ndim - 1), -1) for x in begins)
+        turned = jnp.concatenate([a * cos + b * sin, b * cos - a * sin], axis=-1)
+        found = jnp.moveaxis(turned @ self._table(x.shape[-1]), 0, -2)
+        found = found.reshape(*found.shape[:-2], count)
+        return found + sum((y * x).sum(-1, keepdims=True) for y, x in zip(y_rest, rest, strict=True))
+
+    def turned_rows(self, x: Float[Array, "*n d t"], first: Int[Array, ""] | int) -> Float[Array, "*n d t"]:
+        """Vectors that lie with the positions last, turned by those from `first` on; t is a multiple of `SPAN`."""
+        dim, count = x.shape[-2:]
+        table = np.split(self._table(dim)[:, None], 2)
+        begin = [materialized(x).T[:, :, None] for x in self._begins(dim, first, count)]
+        cos = materialized(self.length * (begin[0] * table[0] - begin[1] * table[1]).reshape(-1, count))
+        sin = materialized(self.length * (begin[1] * table[0] + begin[0] * table[1]).reshape(-1, count))
+        left, right, *rest = jnp.split(materialized(x), [len(cos), 2 * len(cos)], axis=-2)
+        return jnp.concatenate([left * cos - right * sin, right * cos + left * sin, *rest], axis=-2)
+
+    def _begins(
+        self, dim: int, first: Int[Array, ""] | int, count: int
+    ) -> tuple[Float[Array, "spans half"], Float[Array, "spans half"]]:
+        """Cosines and sines of the positions where spans begin."""
+        begins = (first + SPAN * jnp.arange(count // SPAN)).astype(jnp.float32)
+        angles = begins[:, None] * self.frequencies(dim)
+        return jnp.cos(angles), jnp.sin(angles)
+
+    def _table(self, dim: int) -> Float[np.ndarray, "d span"]:
+        """Cosines, then sines, of all planes."""
+        angles = self.frequencies(dim).astype(np.float64)[:, None] * np.arange(SPAN)
+        return np.concatenate([np.cos(angles), np.sin(angles)]).astype(np.float32)
+
+
+CLASSES[Rope.__name__] = Rope

@@ -1,0 +1,82 @@
+"""Caches of decoders that know rotary positions, and quantizers fitted to a decoder's own keys and values."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rqjax
+from rqjax.nn import load_decoder
+from tests.tools.suites import some
+
+CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
+STEP = jax.jit(lambda model, tokens, caches, valid=None: model(tokens, caches, valid=valid))
+KEY = jax.random.key(0)
+
+
+def checkpoint(family):
+    logits = np.load(CHECKPOINTS / family / "logits.npz")
+    return load_decoder(CHECKPOINTS / family), logits["tokens"], logits["logits"]
+
+
+def error(model, tokens, expected, strategies, parts=(46, 47), **options):
+    """Root mean square; the logits' own is 1."""
+    caches, out = model.caches(strategies, KEY, len(tokens), 64, dtype=jnp.float32, **options), []
+    for part in np.split(tokens, list(parts), axis=1):
+        logits, caches = STEP(model, part, caches)
+        out.append(logits)
+    return np.sqrt(np.mean((np.concatenate(out, axis=1) - expected) ** 2))
+
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+
+
+NAMES = ("turboquant_8+turned", "turboquant_8+pre_rope")
+
+
+@pytest.mark.parametrize("name", some(NAMES, NAMES[:1]))
+@pytest.mark.parametrize("family", some(FAMILIES, ["llama"]))
+def test_eight_bits_give_the_logits_of_transformers(family, name):
+    """All but four sinks and what fills no unit is in codes; an error like that of codes of turned keys."""
+    assert 1e-4 < error(*checkpoint(family), name, window=0, sinks=4) < 2e-2
+
+
+@pytest.mark.full
+def test_ragged_prompts_through_turned_caches():
+    model, tokens, _ = checkpoint("llama")
+    padded = np.concatenate([np.zeros((1, 9), np.int32), tokens[1:, :21]], axis=1)
+    both = np.concatenate([tokens[:1, :30], padded])
+    options = {"window": 4, "sinks": 0, "dtype": jnp.float32}
+    together, _ = STEP(model, both, model.caches("eden_3+turned", KEY, 2, 64, **options), np.array([30, 21]))
+    alone, _ = STEP(model, tokens[1:, :21], model.caches("eden_3+turned", KEY, 1, 64, **options))
+    np.testing.assert_allclose(together[1, 9:], alone[0], atol=1e-4)
+
+
+@pytest.mark.full
+def test_calibrated_on_its_own_text(tmp_path):
+    """Quantizers fitted to these very tokens lose less than random ones; they are saved and loaded."""
+    model, tokens, expected = checkpoint("llama")
+    options = {"window": 0, "sinks": 0}
+    found = {name: model.calibrate(tokens, name, KEY) for name in ("klt_trellis_2+pre_rope", "klt_trellis_2/eden_2")}
+    errors = {name: error(model, tokens, expected, strategies, **options) for name, strategies in found.items()}
+    assert max(errors.values()) < error(model, tokens, expected, "eden_2", **options)
+    rqjax.save(found["klt_trellis_2+pre_rope"], tmp_path / "calibration.safetensors")
+    again = rqjax.load(tmp_path / "calibration.safetensors")
+    assert error(model, tokens, expected, again, **options) == errors["klt_trellis_2+pre_rope"]
+
+
+def test_calibration_that_cannot_be():
+    model, tokens, _ = checkpoint("llama")
+    with pytest.raises(ValueError, match=r"expected at least \d+ tokens \(n, time\)"):
+        model.calibrate(tokens[:1, :3], "klt_trellis_2", KEY)
+    with pytest.raises(ValueError, match=r"expected tokens to be whole numbers below \d+, got int32"):
+        model.calibrate(np.full((2, 100), 10**6), "eden_2", KEY)
+    with pytest.raises(rqjax.UnknownName, match="klt_trellis"):
+        model.calibrate(tokens, "klt_treliss_2", KEY)
+    with pytest.raises(ValueError, match=r"the strategy is \+turned: expected a rope"):
+        rqjax.strategy("eden_2+turned", KEY, 64).cache(1, 1, 64)
+    model.embed_tokens.weight.value = model.embed_tokens.weight[...] * jnp.nan
+    with pytest.raises(ValueError, match="keys of layer 0: "):
+        model.calibrate(tokens, "klt_trellis_2", KEY)

@@ -1,0 +1,78 @@
+"""Rotary positions: how vectors turn, and products with one that turns."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rqjax
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+ROPES = {
+    "default": rqjax.Rope(1e4),
+    "linear": rqjax.Rope.parse(1e4, {"type": "linear", "factor": 4.0}),
+    "llama3": rqjax.Rope.parse(5e5, {"rope_type": "llama3", **LLAMA3}),
+    "yarn": rqjax.Rope.parse(1e6, YARN),
+    "half of the coordinates": rqjax.Rope(1e4, share=0.5),
+}
+
+
+def complex_turned(rope, x, positions):
+    """By complex numbers in float64, plane by plane."""
+    x, frequencies = np.asarray(x, np.float64), rope.frequencies(x.shape[-1]).astype(np.float64)
+    half = len(frequencies)
+    z = x[..., :half] + 1j * x[..., half : 2 * half]
+    z = rope.length * z * np.exp(1j * np.asarray(positions)[..., None] * frequencies)
+    return np.concatenate([z.real, z.imag, x[..., 2 * half :]], axis=-1)
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_turns_planes_and_back(name):
+    rope, x = ROPES[name], jax.random.normal(jax.random.key(0), (3, 5, 64))
+    positions = jnp.array([0, 1, 7, 100, 3000])
+    turned = rope(x, positions)
+    np.testing.assert_allclose(turned, complex_turned(rope, x, positions), atol=2e-3)  # angles are float32
+    np.testing.assert_allclose(turned[:, :3], complex_turned(rope, x, positions)[:, :3], atol=1e-5)
+    np.testing.assert_allclose(rope.inverse(turned, positions), x, atol=1e-5)
+
+
+@pytest.mark.parametrize("first", [0, 4, 1000])
+@pytest.mark.parametrize("name", ROPES)
+def test_products_with_what_turns(name, first):
+    """By tables, not token by token."""
+    rope, (y, x) = ROPES[name], jax.random.normal(jax.random.key(0), (2, 2, 3, 64))
+    turned = rope(jnp.broadcast_to(x[:, :1], (2, 256, 64)), first + jnp.arange(256))
+    np.testing.assert_allclose(rope.inner(y, x[:, 0], first, 256), jnp.einsum("nrd,ntd->nrt", y, turned), atol=2e-3)
+    rows = jax.random.normal(jax.random.key(1), (2, 64, 256))
+    expected = jnp.swapaxes(rope(jnp.swapaxes(rows, 1, 2), first + jnp.arange(256)), 1, 2)
+    np.testing.assert_allclose(rope.turned_rows(rows, first), expected, atol=1e-3)
+
+
+def test_yarn_slows_long_waves_only():
+    """Peng et al. (2023): planes of more than 32 turns in the original length keep their frequency, of less than one
+    turn have a fourth of it; queries and keys are both 0.1 ln 4 + 1 times as long."""
+    plain, yarn = rqjax.Rope(1e6).frequencies(128), ROPES["yarn"].frequencies(128)
+    turns, ratio = 4096 * plain / (2 * math.pi), yarn / plain
+    np.testing.assert_allclose(ratio[turns > 35], 1)
+    np.testing.assert_allclose(ratio[turns < 0.9], 0.25)
+    assert (np.diff(ratio) <= 0).all()
+    assert ROPES["yarn"].length == pytest.approx(0.1 * math.log(4) + 1)
+    assert rqjax.Rope.parse(1e6, {**YARN, "attention_factor": 1.5}).length == 1.5
+
+
+def test_a_rope_that_does_not_fit():
+    with pytest.raises(ValueError, match="expected a rope that turns an even number of 64 coordinates, got 5"):
+        rqjax.Rope(1e4, share=0.08).frequencies(64)
+    with pytest.raises(ValueError, match=r"unsupported rope_type 'longrope' in config\.json"):
+        rqjax.Rope.parse(1e4, {"rope_type": "longrope"})
+    with pytest.raises(ValueError, match=r"config\.json has no 'factor' for its rope_type 'yarn'"):
+        rqjax.Rope.parse(1e4, {"rope_type": "yarn"})
+    with pytest.raises(ValueError, match="expected theta to be positive, got 0"):
+        rqjax.Rope(0)
+    with pytest.raises(rqjax.UnknownName, match="did you mean 'llama3'"):
+        rqjax.Rope(1e4, "llama")
+    with pytest.raises(ValueError, match=r"expected factors .*'factor',.* of a rope of kind 'linear'"):
+        rqjax.Rope(1e4, "linear")
