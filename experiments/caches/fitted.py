@@ -1,23 +1,15 @@
 """Strategies of caches by name, those whose quantizers learn from data among them: "klt_trellis_3"."""
 
-import re
-
-import jax
-
 import rqjax
-from rqjax.core import UnknownName, unknown_name
-
-
-def recipe(name: str) -> tuple[str, int] | None:
-    """The recipe and bits of "rotorquant_learned_3"; None if it is no recipe that learns."""
-    match = re.fullmatch(r"(\w+)_(\d)", name)
-    return (match[1], int(match[2])) if match and match[1] in rqjax.FITTED else None
+from rqjax.cache.strategies import parsed, with_bits
+from rqjax.nn.calibration import checked
 
 
 def check(name: str) -> None:
     """Raises `UnknownName` with the nearest names for what is no strategy and no recipe that learns."""
-    if recipe(name) is None:
-        try:
-            rqjax.strategy(name, jax.random.key(0), 64)
-        except UnknownName:
-            raise unknown_name("strategy", name, [*rqjax.STRATEGIES, *rqjax.METHODS, *rqjax.FITTED]) from None
+    checked(name)
+
+
+def learns(name: str) -> bool:
+    """Whether the quantizer of keys or of values learns from data."""
+    return any(with_bits(part)[0] in rqjax.FITTED for part in parsed(name)[0])

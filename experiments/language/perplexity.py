@@ -3,10 +3,15 @@
 Each window of held-out text is fed in chunks: the keys and values of a chunk are appended to the cache, then its tokens
 attend from the cache and are scored. Nothing is scored that a decoder would not see. Deviations are over the windows,
 whose rotations differ too: each seed draws those of its share of the windows.
+
+Quantizers that learn, and the mean of a strategy with ":calibrated" behind it, are fitted to each layer on training
+text, for each seed anew.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+import re
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rqjax
+from experiments.caches import fitted
 from experiments.caches.attention_error import keep
 from experiments.data import text
 from experiments.harness import plot as plots
@@ -26,51 +32,44 @@ from rqjax.nn import Decoder
 
 TABLES = (
     Table(
-        "Language models through a compressed cache: change of the perplexity in %, KL of the next-token distribution"
-        " (nats), how often the first token is the same; ± over windows of held-out text",
+        "Language models through a compressed cache: KL of the next-token distribution (nats), mean, median and that of"
+        " the worst token in a thousand, how often the first token is the same, perplexity and its change in %; ± over"
+        " windows of held-out text; seconds to fit what learns, all seeds",
         rows=("strategy", "bits"),
         columns=(),
-        values=("perplexity", "change", "kl", "top1"),
+        values=("kl", "kl_median", "kl_999", "top1", "perplexity", "change", "seconds_to_fit"),
         footers=("float_perplexity",),
         each=("model", "keep"),
     ),
 )
 
 
+CALIBRATED = ":calibrated"
+CALIBRATION = 3
+"""Windows of training text that quantizers are fitted to."""
+
+
 def check(point: dict[str, Any]) -> None:
-    rqjax.strategy(point["strategy"], jax.random.key(0), 64)
+    fitted.check(point["strategy"].removesuffix(CALIBRATED))
     keep(point["keep"])
     if point["context"] % point["chunk"]:
         raise ValueError(f"expected context to be a multiple of chunk = {point['chunk']}, got {point['context']}")
-    check_windows(point)
-
-
-def check_windows(point: dict[str, Any]) -> None:
     if point["windows"] % point["seeds"]:
         raise ValueError(f"expected windows to be a multiple of seeds = {point['seeds']}, got {point['windows']}")
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One strategy on one model."""
-    return measure(point, lambda decoder, seed: point["strategy"])
-
-
-def measure(
-    point: dict[str, Any], strategy: Callable[[Decoder, int], str | Sequence[rqjax.Strategy]]
-) -> dict[str, Any]:
-    """Of all windows together, and the deviation of each window's own; the strategy of a seed as `Decoder.caches` takes
-    it."""
+    """One strategy on one model: of all windows together, and the deviation of each window's own."""
     decoder, windows, exact = _reference(point["model"], point["corpus"], point["context"], point["windows"])
     seeds, (window, sinks) = point["seeds"], keep(point["keep"])
-
-    def caches(seed: int) -> tuple[KVCache, ...]:
-        batch, key = len(windows) // seeds, jax.random.key(seed)
-        return decoder.caches(strategy(decoder, seed), key, batch, point["context"], window=window, sinks=sinks)
-
-    rows = [
-        _scores(decoder, caches(seed), windows[seed::seeds], exact[seed::seeds], point["chunk"])
-        for seed in range(seeds)
-    ]
+    rows, seconds = [], 0.0
+    for seed in range(seeds):
+        key, start = jax.random.key(seed), time.perf_counter()
+        strategy = jax.block_until_ready(_strategy(decoder, point, key))
+        seconds += time.perf_counter() - start
+        caches = decoder.caches(strategy, key, len(windows) // seeds, point["context"], window=window, sinks=sinks)
+        rows.append(_scores(decoder, caches, windows[seed::seeds], exact[seed::seeds], point["chunk"]))
+    tokens = np.concatenate([row.pop("kl_of_tokens") for row in rows], axis=None)
     columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     nats, reference = columns.pop("nats"), columns.pop("reference")
 
@@ -80,9 +79,24 @@ def measure(
 
     result = mean_and_deviation(columns | perplexities(nats, reference))
     result |= {name: float(value) for name, value in perplexities(nats.mean(), reference.mean()).items()}
-    first = caches(0)[0]
+    result |= {"kl_median": float(np.median(tokens)), "kl_999": float(np.quantile(tokens, 0.999))}
+    first = caches[0]
     bits = (first.key_quantizer.bits_per_vector + first.value_quantizer.bits_per_vector) / (2 * first.key_quantizer.dim)
-    return {**result, "bits": round(bits, 3)}
+    return {**result, "bits": round(bits, 3), "seconds_to_fit": None if isinstance(strategy, str) else seconds}
+
+
+def _strategy(decoder: Decoder, point: dict[str, Any], key: jax.Array) -> str | Sequence[rqjax.Strategy]:
+    """As `Decoder.caches` takes it."""
+    name = point["strategy"].removesuffix(CALIBRATED)
+    if name == point["strategy"] and not fitted.learns(name):
+        return name
+    return decoder.calibrate(_training_text(point["model"], point["corpus"], point["context"]), name, key)
+
+
+@functools.lru_cache(maxsize=1)
+def _training_text(name: str, corpus: str, context: int) -> jax.Array:
+    tokens = text.seen(corpus, models.load(name).tokenizer)
+    return jnp.asarray(text.windows(tokens, context, CALIBRATION)[:, :-1])
 
 
 @functools.lru_cache(maxsize=1)
@@ -98,7 +112,7 @@ def _reference(name: str, corpus: str, context: int, count: int) -> tuple[Decode
 def _scores(
     decoder: Decoder, caches: tuple[KVCache, ...], windows: jax.Array, exact: jax.Array, chunk: int
 ) -> dict[str, jax.Array]:
-    """Means over the tokens of each window."""
+    """Means over the tokens of each window, and the divergence of each token."""
 
     def split(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
@@ -113,10 +127,10 @@ def _scores(
             "kl": jnp.sum(jnp.exp(expected) * (expected - got), axis=-1),
             "top1": got.argmax(-1) == expected.argmax(-1),
         }
-        return caches, {name: x.mean(axis=-1) for name, x in each.items()}
+        return caches, ({name: x.mean(axis=-1) for name, x in each.items()}, each["kl"])
 
-    _, means = jax.lax.scan(step, caches, (split(windows[:, :-1]), split(windows[:, 1:]), split(exact)))
-    return {name: x.mean(axis=0) for name, x in means.items()}
+    _, (means, kl) = jax.lax.scan(step, caches, (split(windows[:, :-1]), split(windows[:, 1:]), split(exact)))
+    return {"kl_of_tokens": kl, **{name: x.mean(axis=0) for name, x in means.items()}}
 
 
 def _nats(log_probabilities: jax.Array, targets: jax.Array) -> jax.Array:
@@ -126,18 +140,15 @@ def _nats(log_probabilities: jax.Array, targets: jax.Array) -> jax.Array:
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     """The divergence by stored bits, a line for each family of strategies."""
     kept = [row for row in rows if row["point"]["keep"] == rows[0]["point"]["keep"]]
-    left_out = (".", "+", "affine", "rotor_chain", "orthogonal")  # fractional bits, and what the table has
+    # Not those of fractional bits, of two recipes, and what the table has.
+    left_out = (".", "/", "+centered", "calibrated", "affine", "rotor_chain", "orthogonal")
     plain = [row for row in kept if not any(mark in row["point"]["strategy"] for mark in left_out)]
-    return [by_bits(plain, folder / "kl.png")]
-
-
-def by_bits(rows: list[dict[str, Any]], path: Path) -> Path:
-    """The divergence of the next token by stored bits, a line for each strategy without its bits."""
     named = [
         {
-            "point": {**row["point"], "family": row["point"]["strategy"].rstrip("0123456789.").rstrip("_")},
+            "point": {**row["point"], "family": re.sub(r"_[\d.]+", "", row["point"]["strategy"])},
             "metrics": {**row["metrics"], "divergence": row["metrics"]["kl"], "stored_bits": row["metrics"]["bits"]},
         }
-        for row in rows
+        for row in plain
     ]
-    return plots.curves(named, path, x="stored_bits", y="divergence", series="family", panel="model", log=True)
+    path = folder / "kl.png"
+    return [plots.curves(named, path, x="stored_bits", y="divergence", series="family", panel="model", log=True)]

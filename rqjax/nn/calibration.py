@@ -18,12 +18,7 @@ from rqjax.rotations import Rope
 
 def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str, key: Array) -> list[Strategy]:
     """`Decoder.calibrate`. One layer at a time is run and fitted, so that memory does not grow with their number."""
-    names, options = parsed(name)
-    config = decoder.config
-    known = [*STRATEGIES, *METHODS, *FITTED]
-    for part in names:
-        if part not in known and with_bits(part)[0] not in known:
-            raise unknown_name("strategy", part, known)
+    (names, options), config = checked(name), decoder.config
     if tokens.ndim != 2 or tokens.size < config.head_dim:
         wanted = f"at least {config.head_dim} tokens (n, time), the dimensions of a head"
         raise ValueError(f"expected {wanted}, to calibrate with, got shape {tokens.shape}")
@@ -40,6 +35,20 @@ def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str, key: Array
         )
         found.append(Strategy(keys, values, mean, **options))
     return found
+
+
+def checked(name: str) -> tuple[list[str], dict[str, Any]]:
+    """As `parsed`, of a strategy whose recipes may learn.
+
+    Raises:
+      UnknownName: there is no such strategy or recipe; the nearest names are given.
+    """
+    names, options = parsed(name)
+    known = [*STRATEGIES, *METHODS, *FITTED]
+    for part in names:
+        if part not in known and with_bits(part)[0] not in known:
+            raise unknown_name("strategy", part, known)
+    return names, options
 
 
 def _quantizer(name: str, side: str, key: Array, samples: Float[Array, "heads n d"], layer: int) -> Quantizer:

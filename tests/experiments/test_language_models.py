@@ -17,7 +17,6 @@ from experiments.data import samples, text, words
 from experiments.language import (
     attention_fidelity,
     generation_throughput,
-    learned_perplexity,
     model_memory,
     models,
     needle_model,
@@ -232,9 +231,8 @@ def test_perplexity_of_the_committed_decoder():
     assert min(row[f"{name}_sd"] for name in ("perplexity", "float_perplexity", "change", "kl", "top1")) > 0
     with pytest.raises(ValueError, match="expected context to be a multiple of chunk = 16, got 250"):
         perplexity.check({**point, "strategy": "v3_4", "context": 250})
-    for module in (perplexity, learned_perplexity):
-        with pytest.raises(ValueError, match="expected windows to be a multiple of seeds = 2, got 3"):
-            module.check({**point, "strategy": "v3_4", "windows": 3})
+    with pytest.raises(ValueError, match="expected windows to be a multiple of seeds = 2, got 3"):
+        perplexity.check({**point, "strategy": "v3_4", "windows": 3})
 
 
 def test_deviations_of_perplexities_are_over_the_windows(monkeypatch):
@@ -250,7 +248,8 @@ def test_deviations_of_perplexities_are_over_the_windows(monkeypatch):
         drawn.append(np.asarray(windows).tolist())
         assert caches[0].batch == len(windows)
         assert caches[0].key == jax.random.key(len(drawn) - 1)
-        return {"nats": exact + added[windows], "reference": exact, "kl": added[windows], "top1": added[windows]}
+        columns = {"kl": added[windows], "top1": added[windows], "kl_of_tokens": added[windows][:, None]}
+        return {"nats": exact + added[windows], "reference": exact, **columns}
 
     monkeypatch.setattr(perplexity, "_reference", lambda *_: (SimpleNamespace(caches=caches), np.arange(6), reference))
     monkeypatch.setattr(perplexity, "_scores", scores)
@@ -259,6 +258,8 @@ def test_deviations_of_perplexities_are_over_the_windows(monkeypatch):
     change, own = 100 * np.expm1(added), np.exp(reference)
     assert row["kl"] == pytest.approx(added.mean())
     assert row["kl_sd"] == pytest.approx(added.std(ddof=1))
+    assert row["kl_median"] == pytest.approx(0.04)
+    assert row["kl_999"] == pytest.approx(0.13 - 0.05 * 0.005, rel=1e-3)
     assert row["change"] == pytest.approx(100 * np.expm1(added.mean()), rel=1e-4)
     assert row["change_sd"] == pytest.approx(change.std(ddof=1), rel=1e-4)
     assert row["float_perplexity"] == pytest.approx(np.exp(reference.mean()))  # of all tokens together
@@ -270,13 +271,15 @@ def test_deviations_of_perplexities_are_over_the_windows(monkeypatch):
 def test_quantizers_learned_from_the_model_itself():
     """Fitted on training text, to each layer and head; the point is checked before anything runs."""
     point = {**POINT, "context": 256, "windows": 2, "chunk": 64, "strategy": "rotorquant_learned_2"}
-    learned_perplexity.check(point)
-    row = learned_perplexity.run(point)
-    random = learned_perplexity.run({**point, "strategy": "rotorquant_2"})
+    perplexity.check(point)
+    row = perplexity.run(point)
+    random = perplexity.run({**point, "strategy": "rotorquant_2"})
+    assert row["seconds_to_fit"] > 0
+    assert random["seconds_to_fit"] is None
     assert row["bits"] == random["bits"] == 2.25
     assert row["kl"] < 0.5 * random["kl"]
     with pytest.raises(KeyError, match="unknown strategy 'rotorquant_learnt_2'; did you mean 'rotorquant_learned'"):
-        learned_perplexity.check({**point, "strategy": "rotorquant_learnt_2"})
+        perplexity.check({**point, "strategy": "rotorquant_learnt_2"})
     with pytest.raises(ValueError, match="the loss 'softmax' is for keys"):
         attention_losses.check({"loss": "softmax", "side": "values"})
 
