@@ -2,7 +2,7 @@
 
 Claim: 3 and 4 bits keep a cosine of 0.987 to 0.991 and 81 % of the first tokens (Qwen2.5-3B), rotors as well as dense
 rotations. The models here are small and were trained on 2048 tokens; the published column stands beside llama-d128.
-The newest 64 queries, no token in full precision but the newest 15 at most.
+The newest 64 queries, no token in full precision but the newest 15 at most. `klt_trellis` learns from training text.
 
     python -m experiments.run --config=configs/attention_fidelity.py
 """
@@ -31,6 +31,9 @@ def get_config() -> ConfigDict:
                     "rotorquant_4",
                     "rotor_chain_4",
                     "eden_4",
+                    "eden_3+turned",
+                    "klt_trellis_3",
+                    "klt_trellis_3+pre_rope",
                 ),
             },
         }

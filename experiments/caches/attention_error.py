@@ -1,5 +1,6 @@
 """Attention from a compressed cache against attention from exact keys and values, on synthetic queries and keys."""
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from experiments.harness.table import Table
 from experiments.harness.texts import numbers
 from rqjax.core import unknown_name
 
-TINY = 1e-38
-"""The least weight: float32 has none below."""
+TINY = float(jnp.finfo(jnp.float32).tiny)
+"""The least weight, that of what gets none; smaller ones are 0 to XLA."""
 DATA = ("gaussian", "outlier_channels", "key_bias", "outlier_channels_and_key_bias")
 
 TABLES = (
@@ -45,9 +46,10 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 def _run(point: dict[str, Any], seed: int) -> dict[str, Any]:
     q, k, v = _sample(point, jax.random.key(1000 + seed))
-    strategy = rqjax.strategy(point["strategy"], jax.random.key(seed), point["dim"])
+    name = point["strategy"] + ("+centered" if point["centered"] == "centered" else "")
+    strategy = rqjax.strategy(name, jax.random.key(seed), point["dim"])
     window, sinks = keep(point["keep"])
-    options = {"window": window, "sinks": sinks, "centered": point["centered"] == "centered", "dtype": jnp.float32}
+    options = {"window": window, "sinks": sinks, "dtype": jnp.float32}
     return errors(strategy.cache(1, point["heads"], point["context"], **options), q, k, v)
 
 
@@ -55,11 +57,17 @@ def _run(point: dict[str, Any], seed: int) -> dict[str, Any]:
 def errors(
     cache: rqjax.KVCache, q: jax.Array, k: jax.Array, v: jax.Array, sliding_window: int | None = None
 ) -> dict[str, jax.Array]:
-    """Of the newest tokens' queries, on as many heads as keys have: attention from the cache against attention."""
+    """Of the newest tokens' queries, on as many heads as keys have: attention from the cache against attention.
+
+    Queries and keys are as the cache takes them: before they turn, if it has a rope.
+    """
     time, count, dim = k.shape[1], q.shape[1], q.shape[3]
     age = time - count + jnp.arange(count)[:, None] - jnp.arange(time)
     seen = (age >= 0) & (age < (sliding_window or time))
-    scores = jnp.einsum("bthd,bshd->bhts", q, k) / dim**0.5
+    turned = [q, k]
+    if cache.rope is not None:
+        turned = [cache.rope(x, jnp.arange(time - x.shape[1], time)[:, None]) for x in turned]
+    scores = jnp.einsum("bthd,bshd->bhts", *turned) / dim**0.5
     exact = jax.nn.log_softmax(jnp.where(seen, scores, -jnp.inf))
     coded = jnp.log(jnp.maximum(weights(cache, q, k, sliding_window), TINY))
     kl = jnp.where(seen, jnp.exp(exact) * (exact - coded), 0).sum(-1)
@@ -77,16 +85,18 @@ def weights(cache: rqjax.KVCache, q: jax.Array, k: jax.Array, sliding_window: in
     """The weights (batch, heads, queries, tokens) of `rqjax.attend` to keys that are appended to an empty cache: the
     values of as many tokens as a head has dimensions are its axes, in full precision, those of all others are 0."""
     batch, time, heads, dim = k.shape
-    options = {"window": cache.window, "sinks": cache.sinks, "centered": cache.key_mean is not None}
-    full = rqjax.Exact(dim, "float32")
-    empty = rqjax.KVCache.init(batch, heads, time, cache.key_quantizer, full, dtype=jnp.float32, **options)
+    full, sizes = rqjax.Exact(dim, "float32"), {"window": cache.window, "sinks": cache.sinks}
+    empty = rqjax.KVCache.init(batch, heads, time, full, full, dtype=jnp.float32, **sizes)
+    cache = rqjax.append(dataclasses.replace(cache, values=empty.values, own_value_quantizer=full), k, k)
 
     def some(first: jax.Array) -> jax.Array:
         axes = jnp.arange(time)[:, None, None] - first == jnp.arange(dim)
         values = jnp.broadcast_to(axes, k.shape).astype(k.dtype)
-        return rqjax.attend(rqjax.append(empty, k, values), q, sliding_window=sliding_window)
+        held = rqjax.append(empty, values, values)
+        with_values = dataclasses.replace(cache, values=held.values, exact_values=held.exact_values)
+        return rqjax.attend(with_values, q, sliding_window=sliding_window)
 
-    parts = jax.vmap(some)(jnp.arange(0, time, dim))
+    parts = jax.lax.map(some, jnp.arange(0, time, dim))
     return jnp.moveaxis(parts, 0, 3).transpose(0, 2, 1, 3, 4).reshape(batch, heads, q.shape[1], -1)[..., :time]
 
 

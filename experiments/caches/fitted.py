@@ -1,15 +1,29 @@
 """Strategies of caches by name, those whose quantizers learn from data among them: "klt_trellis_3"."""
 
+import jax
+
 import rqjax
 from rqjax.cache.strategies import parsed, with_bits
+from rqjax.nn import Decoder
 from rqjax.nn.calibration import checked
+
+CALIBRATED = ":calibrated"
 
 
 def check(name: str) -> None:
     """Raises `UnknownName` with the nearest names for what is no strategy and no recipe that learns."""
-    checked(name)
+    checked(name.removesuffix(CALIBRATED))
 
 
 def learns(name: str) -> bool:
     """Whether the quantizer of keys or of values learns from data."""
     return any(with_bits(part)[0] in rqjax.FITTED for part in parsed(name)[0])
+
+
+def strategies(decoder: Decoder, name: str, key: jax.Array, tokens: jax.Array) -> str | list[rqjax.Strategy]:
+    """As `Decoder.caches` takes them: one a layer, fitted to tokens (n, time), if there is something to fit.
+
+    With ":calibrated" behind the name the mean that is subtracted is that of the tokens, too.
+    """
+    name, calibrated, _ = name.partition(CALIBRATED)
+    return decoder.calibrate(tokens, name, key) if calibrated or learns(name) else name

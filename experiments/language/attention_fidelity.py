@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import rqjax
-from experiments.caches import attention_error
+from experiments.caches import attention_error, fitted
 from experiments.harness.table import Table
 from experiments.language.models import captured
+from experiments.language.perplexity import training_text
 
 TABLES = (
     Table(
@@ -31,7 +32,7 @@ TABLES = (
 
 
 def check(point: dict[str, Any]) -> None:
-    rqjax.strategy(point["strategy"], jax.random.key(0), 64)
+    fitted.check(point["strategy"])
     attention_error.keep(point["keep"])
 
 
@@ -41,14 +42,22 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     layers, window = decoder.config.num_hidden_layers, attention_error.keep(point["keep"])
     names = ("kl", "top1", "top5", "cosine")
     values = np.empty((point["seeds"], layers, len(names)))
-    for layer in range(layers):
-        q, k, v = (arrays[f"layers.{layer}.{name}"][None] for name in "qkv")
-        k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-        for seed in range(point["seeds"]):
-            key = jax.random.fold_in(jax.random.key(seed), layer)
-            strategy = rqjax.strategy(point["strategy"], key, q.shape[3])
+    tokens = training_text(point["model"], point["corpus"], point["context"])
+    for seed in range(point["seeds"]):
+        key = jax.random.key(seed)
+        parts = fitted.strategies(decoder, point["strategy"], key, tokens)
+        for layer in range(layers):
+            q, k, v = (arrays[f"layers.{layer}.{name}"][None] for name in "qkv")
+            groups, rope = q.shape[2] // k.shape[2], decoder.config.ropes[layer]
+            k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
+            if isinstance(parts, str):
+                strategy = rqjax.strategy(parts, jax.random.fold_in(key, layer), q.shape[3])
+            else:  # all of its arrays have a leading axis of heads
+                strategy = jax.tree.map(lambda leaf, groups=groups: jnp.repeat(leaf, groups, axis=0), parts[layer])
+            if strategy.of_rope:
+                q, k = (rope.inverse(x, jnp.arange(x.shape[1])[:, None]) for x in (q, k))
             options = {"window": window[0], "sinks": window[1], "dtype": jnp.float32}
-            cache = strategy.cache(1, q.shape[2], point["context"], **options)
+            cache = strategy.cache(1, q.shape[2], point["context"], rope=rope, **options)
             reach = decoder.config.windows[layer]
             row = attention_error.errors(cache, q[:, -point["queries"] :], k, v, reach)
             values[seed, layer] = [row[name] for name in names]

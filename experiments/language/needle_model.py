@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-import rqjax
+from experiments.caches import fitted
 from experiments.caches.attention_error import keep
 from experiments.harness import plot as plots
 from experiments.harness.table import Table
@@ -51,20 +51,22 @@ TABLES = (
 
 
 def check(point: dict[str, Any]) -> None:
-    rqjax.strategy(point["strategy"], jax.random.key(0), 64)
+    fitted.check(point["strategy"])
     keep(point["keep"])
     check_int("pairs", point["pairs"], 1, KEYS)
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """Exact matches of `sequences` sequences, for each of the seeds; a seed draws the rotations and the pairs."""
+    """Exact matches of `sequences` sequences, for each of the seeds; a seed draws the rotations, the pairs, and
+    others that quantizers learn from."""
     decoder = _decoder(point["folder"], tuple(point["stages"]), point["steps"], point["batch_tokens"])
     window, sinks = keep(point["keep"])
 
     def one(strategy: str, seed: int) -> float:
         tokens = sequences(np.random.default_rng((1, seed)), point["sequences"], point["pairs"])
-        max_len = tokens.shape[1]
-        caches = decoder.caches(strategy, jax.random.key(seed), len(tokens), max_len, window=window, sinks=sinks)
+        key, others = jax.random.key(seed), sequences(np.random.default_rng((3, seed)), 16, point["pairs"])
+        parts = fitted.strategies(decoder, strategy, key, jnp.asarray(others))
+        caches = decoder.caches(parts, key, len(tokens), tokens.shape[1], window=window, sinks=sinks)
         return float(_recalled(decoder, caches, tokens))
 
     found = {name: [one(name, seed) for seed in range(point["seeds"])] for name in (point["strategy"], "float32")}

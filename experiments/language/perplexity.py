@@ -11,7 +11,6 @@ text, for each seed anew.
 import functools
 import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import rqjax
 from experiments.caches import fitted
 from experiments.caches.attention_error import keep
 from experiments.data import text
@@ -44,13 +42,12 @@ TABLES = (
 )
 
 
-CALIBRATED = ":calibrated"
 CALIBRATION = 3
 """Windows of training text that quantizers are fitted to."""
 
 
 def check(point: dict[str, Any]) -> None:
-    fitted.check(point["strategy"].removesuffix(CALIBRATED))
+    fitted.check(point["strategy"])
     keep(point["keep"])
     if point["context"] % point["chunk"]:
         raise ValueError(f"expected context to be a multiple of chunk = {point['chunk']}, got {point['context']}")
@@ -62,14 +59,14 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     """One strategy on one model: of all windows together, and the deviation of each window's own."""
     decoder, windows, exact = _reference(point["model"], point["corpus"], point["context"], point["windows"])
     seeds, (window, sinks) = point["seeds"], keep(point["keep"])
-    rows, seconds = [], 0.0
+    tokens, rows, seconds = training_text(point["model"], point["corpus"], point["context"]), [], 0.0
     for seed in range(seeds):
         key, start = jax.random.key(seed), time.perf_counter()
-        strategy = jax.block_until_ready(_strategy(decoder, point, key))
+        strategy = jax.block_until_ready(fitted.strategies(decoder, point["strategy"], key, tokens))
         seconds += time.perf_counter() - start
         caches = decoder.caches(strategy, key, len(windows) // seeds, point["context"], window=window, sinks=sinks)
         rows.append(_scores(decoder, caches, windows[seed::seeds], exact[seed::seeds], point["chunk"]))
-    tokens = np.concatenate([row.pop("kl_of_tokens") for row in rows], axis=None)
+    kl = np.concatenate([row.pop("kl_of_tokens") for row in rows], axis=None)
     columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     nats, reference = columns.pop("nats"), columns.pop("reference")
 
@@ -79,22 +76,15 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
     result = mean_and_deviation(columns | perplexities(nats, reference))
     result |= {name: float(value) for name, value in perplexities(nats.mean(), reference.mean()).items()}
-    result |= {"kl_median": float(np.median(tokens)), "kl_999": float(np.quantile(tokens, 0.999))}
+    result |= {"kl_median": float(np.median(kl)), "kl_999": float(np.quantile(kl, 0.999))}
     first = caches[0]
     bits = (first.key_quantizer.bits_per_vector + first.value_quantizer.bits_per_vector) / (2 * first.key_quantizer.dim)
     return {**result, "bits": round(bits, 3), "seconds_to_fit": None if isinstance(strategy, str) else seconds}
 
 
-def _strategy(decoder: Decoder, point: dict[str, Any], key: jax.Array) -> str | Sequence[rqjax.Strategy]:
-    """As `Decoder.caches` takes it."""
-    name = point["strategy"].removesuffix(CALIBRATED)
-    if name == point["strategy"] and not fitted.learns(name):
-        return name
-    return decoder.calibrate(_training_text(point["model"], point["corpus"], point["context"]), name, key)
-
-
 @functools.lru_cache(maxsize=1)
-def _training_text(name: str, corpus: str, context: int) -> jax.Array:
+def training_text(name: str, corpus: str, context: int) -> jax.Array:
+    """Tokens (n, context) that the model was trained on, to fit quantizers to."""
     tokens = text.seen(corpus, models.load(name).tokenizer)
     return jnp.asarray(text.windows(tokens, context, CALIBRATION)[:, :-1])
 
@@ -111,13 +101,13 @@ def _reference(name: str, corpus: str, context: int, count: int) -> tuple[Decode
 @functools.partial(jax.jit, static_argnums=4)
 def _scores(
     decoder: Decoder, caches: tuple[KVCache, ...], windows: jax.Array, exact: jax.Array, chunk: int
-) -> dict[str, jax.Array]:
+) -> dict[str, Any]:
     """Means over the tokens of each window, and the divergence of each token."""
 
     def split(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
-    def step(caches: Any, inputs: Any) -> tuple[Any, dict[str, jax.Array]]:
+    def step(caches: Any, inputs: Any) -> tuple[Any, Any]:
         tokens, targets, expected = inputs
         logits, caches = decoder(tokens, caches)
         got = jax.nn.log_softmax(logits)
