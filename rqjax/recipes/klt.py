@@ -21,7 +21,7 @@ from rqjax.rotations import Dense
 
 MIXED_COORDINATES = (8, 32)
 """Principal coordinates that a random rotation mixes."""
-WORTH = 0.98
+WORTH = 0.97
 """Of the error of `turboquant_trellis`, which decodes faster, that a transform code has to be below."""
 HELD_OUT = 1024
 """Vectors at most that decide, an eighth of all."""
