@@ -12,16 +12,18 @@ from absl import app, flags
 
 import experiments
 import rqjax
+from experiments.caches import fitted
 from experiments.language import models
 from rqjax.core import check_int
-from rqjax.nn import generate
+from rqjax.nn import Decoder, generate, load_calibration
 
 MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
 STRATEGY = flags.DEFINE_string(
     "strategy",
     "eden_4",
     f"Of the cache: {', '.join(rqjax.STRATEGIES)}; or, with _BITS behind it, {', '.join(rqjax.METHODS)}; KEYS/VALUES "
-    "for one each; +centered subtracts the mean key.",
+    "for one each; +centered subtracts the mean key, +turned the mean key turned with the positions; +pre_rope makes "
+    "codes of keys before rotary positions. What learns is made by experiments.calibrate.",
 )
 PROMPT = flags.DEFINE_string("prompt", "def main(", "Text to go on from.")
 TOKENS = flags.DEFINE_integer("tokens", 300, "How many tokens to make.")
@@ -48,7 +50,8 @@ def _stream() -> None:
     count = check_int("tokens", TOKENS.value, 1, 2**20)
     keys = jax.random.split(jax.random.key(SEED.value))
     options = {"window": WINDOW.value, "sinks": SINKS.value, "boundary": BOUNDARY.value, "dtype": DTYPE.value}
-    caches = decoder.caches(STRATEGY.value, keys[0], 1, len(prompt) + count, **options)
+    strategy = _strategy(decoder)
+    caches = decoder.caches(strategy, keys[0], 1, len(prompt) + count, **options)
     made: list[int] = []
     shown, start = "", 0.0
     print(PROMPT.value, end="", flush=True)
@@ -67,9 +70,21 @@ def _stream() -> None:
     print(f"\n\n{speed}megabytes of the cache, and in float16:")
     shape = decoder.config
     for tokens in (len(prompt) + count, 8192, 32_768):
-        held = decoder.cache_nbytes(STRATEGY.value, 1, tokens, **options)
+        held = decoder.cache_nbytes(strategy, 1, tokens, **options)
         float16 = 2 * 2 * tokens * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
         print(f"  {tokens:6,} tokens {held / 1e6:8.2f} {float16 / 1e6:8.2f}")
+
+
+def _strategy(decoder: Decoder) -> str | list[rqjax.Strategy]:
+    """As `Decoder.caches` takes it."""
+    fitted.check(STRATEGY.value)
+    if not fitted.learns(STRATEGY.value):
+        return STRATEGY.value
+    try:
+        return load_calibration(decoder, models.folder(MODEL.value), STRATEGY.value)
+    except FileNotFoundError as error:
+        command = f"python -m experiments.calibrate --model={MODEL.value} --strategy={STRATEGY.value}"
+        raise FileNotFoundError(f"{error}; to make it: {command}") from None
 
 
 if __name__ == "__main__":

@@ -85,8 +85,10 @@ def weights(cache: rqjax.KVCache, q: jax.Array, k: jax.Array, sliding_window: in
     """The weights (batch, heads, queries, tokens) of `rqjax.attend` to keys that are appended to an empty cache: the
     values of as many tokens as a head has dimensions are its axes, in full precision, those of all others are 0."""
     batch, time, heads, dim = k.shape
-    full, sizes = rqjax.Exact(dim, "float32"), {"window": cache.window, "sinks": cache.sinks}
-    empty = rqjax.KVCache.init(batch, heads, time, full, full, dtype=jnp.float32, **sizes)
+    full = rqjax.Exact(dim, "float32")
+    empty = rqjax.KVCache.init(
+        batch, heads, time, full, full, window=cache.window, sinks=cache.sinks, dtype=jnp.float32
+    )
     cache = rqjax.append(dataclasses.replace(cache, values=empty.values, own_value_quantizer=full), k, k)
 
     def some(first: jax.Array) -> jax.Array:

@@ -23,6 +23,7 @@ from experiments.harness.table import Table
 from experiments.harness.texts import numbers
 from experiments.harness.timing import turns
 from rqjax.cache.kv import GROWTH
+from rqjax.cache.strategies import parsed, with_bits
 from rqjax.core import check_int
 
 TABLES = (
@@ -36,6 +37,8 @@ TABLES = (
 )
 LAYOUTS = ("bhtd", "bhdt")
 """Of the keys in a plain cache: b sequences, h heads, t tokens, d dimensions."""
+ROPE = rqjax.Rope(5e5)
+"""Of strategies that turn keys; a plain cache's have turned."""
 FITTED_TO = 4096
 """Vectors that quantizers learn from."""
 
@@ -57,7 +60,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     token, max_len = k[:, :1], -(-(tokens + 2 * (point["rounds"] + 2)) // GROWTH) * GROWTH
     strategy = _strategy(point["strategy"], dim)
     append, attend = jax.jit(rqjax.append, donate_argnums=0), jax.jit(rqjax.attend)
-    cache, growing = (append(strategy.cache(1, heads, max_len), k, v) for _ in range(2))
+    cache, growing = (append(strategy.cache(1, heads, max_len, rope=ROPE), k, v) for _ in range(2))
 
     def appended() -> Any:
         nonlocal growing
@@ -112,11 +115,12 @@ def write(cache: tuple[jax.Array, jax.Array, jax.Array], k: jax.Array, v: jax.Ar
 
 @functools.cache
 def _strategy(name: str, dim: int) -> rqjax.Strategy:
-    recipe = fitted.recipe(name)
-    if recipe is None:
+    if not fitted.learns(name):
         return rqjax.strategy(name, jax.random.key(1), dim)
-    quantizer = rqjax.FITTED[recipe[0]](jax.random.key(1), samples.sample("kv", 1, FITTED_TO, dim)[0], recipe[1])
-    return rqjax.Strategy(quantizer, quantizer)
+    (part,), options = parsed(name)
+    recipe, bits = with_bits(part)
+    quantizer = rqjax.FITTED[recipe](jax.random.key(1), samples.sample("kv", 1, FITTED_TO, dim)[0], bits)
+    return rqjax.Strategy(quantizer, quantizer, **options)
 
 
 def _times(calls: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, float], float]:

@@ -76,21 +76,25 @@ def load(name: str, dtype: Any = "float32") -> Model:
     Raises:
       ValueError: the tokenizer has more tokens than the decoder.
     """
-    folder = find_checkpoint(TRAINED / name if name in SHAPES else name)
-    path = folder / "tokenizer.json"
+    path = folder(name) / "tokenizer.json"
     if not path.exists():
-        raise FileNotFoundError(f"there is no tokenizer.json in {folder}")
+        raise FileNotFoundError(f"there is no tokenizer.json in {path.parent}")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing narrower
         raise ValueError(f"{path} is not a tokenizer: {error}") from None
-    decoder = load_decoder(folder, dtype=dtype)
+    decoder = load_decoder(path.parent, dtype=dtype)
     size = decoder.config.vocab_size
     if tokenizer.get_vocab_size() > size:
         raise ValueError(
             f"{path} does not match: it has {tokenizer.get_vocab_size()} tokens, vocab_size of config.json is {size}"
         )
     return Model(decoder, tokenizer)
+
+
+def folder(name: str) -> Path:
+    """Where a decoder is."""
+    return find_checkpoint(TRAINED / name if name in SHAPES else name)
 
 
 @functools.lru_cache(maxsize=1)

@@ -59,13 +59,21 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     """One strategy on one model: of all windows together, and the deviation of each window's own."""
     decoder, windows, exact = _reference(point["model"], point["corpus"], point["context"], point["windows"])
     seeds, (window, sinks) = point["seeds"], keep(point["keep"])
-    tokens, rows, seconds = training_text(point["model"], point["corpus"], point["context"]), [], 0.0
-    for seed in range(seeds):
+    tokens, seconds = training_text(point["model"], point["corpus"], point["context"]), 0.0
+
+    def one(seed: int) -> tuple[dict[str, Any], float]:
+        """What is found of a seed's windows, and its stored bits."""
+        nonlocal seconds
         key, start = jax.random.key(seed), time.perf_counter()
         strategy = jax.block_until_ready(fitted.strategies(decoder, point["strategy"], key, tokens))
-        seconds += time.perf_counter() - start
-        caches = decoder.caches(strategy, key, len(windows) // seeds, point["context"], window=window, sinks=sinks)
-        rows.append(_scores(decoder, caches, windows[seed::seeds], exact[seed::seeds], point["chunk"]))
+        seconds += 0 if isinstance(strategy, str) else time.perf_counter() - start
+        count = len(windows) // seeds
+        caches = decoder.caches(strategy, key, count, point["context"], window=window, sinks=sinks)
+        parts = caches[0].key_quantizer, caches[0].value_quantizer
+        bits = sum(part.bits_per_vector / part.dim for part in parts) / 2
+        return _scores(decoder, caches, windows[seed::seeds], exact[seed::seeds], point["chunk"]), bits
+
+    rows, bits = zip(*(one(seed) for seed in range(seeds)), strict=True)
     kl = np.concatenate([row.pop("kl_of_tokens") for row in rows], axis=None)
     columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     nats, reference = columns.pop("nats"), columns.pop("reference")
@@ -77,9 +85,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     result = mean_and_deviation(columns | perplexities(nats, reference))
     result |= {name: float(value) for name, value in perplexities(nats.mean(), reference.mean()).items()}
     result |= {"kl_median": float(np.median(kl)), "kl_999": float(np.quantile(kl, 0.999))}
-    first = caches[0]
-    bits = (first.key_quantizer.bits_per_vector + first.value_quantizer.bits_per_vector) / (2 * first.key_quantizer.dim)
-    return {**result, "bits": round(bits, 3), "seconds_to_fit": None if isinstance(strategy, str) else seconds}
+    return {**result, "bits": round(bits[0], 3), "seconds_to_fit": seconds or None}
 
 
 @functools.lru_cache(maxsize=1)

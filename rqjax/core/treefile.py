@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,8 @@ def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dic
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name to write a file under, which takes the place of `path` once it is whole, and not if the body raises."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        temporary = Path(file.name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary.touch(exist_ok=False)  # whose permissions are those of any file of the user
     try:
         yield temporary
         with temporary.open("rb") as file:

@@ -8,7 +8,9 @@ with extras.explained():
 from rqjax.nn.attention import CachedAttention as CachedAttention, exact_attention as exact_attention
 from rqjax.nn.checkpoint import (
     find_checkpoint as find_checkpoint,
+    load_calibration as load_calibration,
     load_decoder as load_decoder,
+    save_calibration as save_calibration,
     save_decoder as save_decoder,
 )
 from rqjax.nn.config import DecoderConfig as DecoderConfig

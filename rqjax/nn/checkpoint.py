@@ -1,5 +1,6 @@
-"""Decoders in Hugging Face's folders: `config.json` and `.safetensors` files."""
+"""Decoders in Hugging Face's folders, `config.json` and `.safetensors` files, and what is calibrated to them."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -7,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from rqjax.core import extras
+from rqjax.cache.strategies import Strategy
+from rqjax.core import extras, treefile
 from rqjax.core.treefile import replacing
 from rqjax.nn import compat
 from rqjax.nn.config import DecoderConfig
@@ -114,6 +117,70 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ValueError(f"expected an object in {path}, got {type(fields).__name__}")
     return fields
+
+
+def save_calibration(
+    strategies: Sequence[Strategy], decoder: Decoder, source: str | os.PathLike[str], name: str
+) -> Path:
+    """Writes what `Decoder.calibrate` has found to one file in the folder `rqjax` of a checkpoint.
+
+    Args:
+      strategies: one for each layer.
+      decoder: whose keys and values they were fitted to; the file knows its weights.
+      source: the checkpoint, as in `load_decoder`; it need not hold the weights.
+      name: of the strategy.
+
+    Returns:
+      The file's path.
+
+    Example:
+      >>> import tempfile, jax, jax.numpy as jnp, rqjax
+      >>> from rqjax.nn import load_calibration, load_decoder, save_calibration
+      >>> decoder, name = load_decoder("results/models/qwen2-d64"), "eden_2+turned"
+      >>> strategies = decoder.calibrate(jnp.arange(64)[None], name, jax.random.key(0))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = save_calibration(strategies, decoder, folder, name)
+      ...     again = load_calibration(decoder, folder, name)
+      >>> len(again), path.name
+      (4, 'eden_2+turned.safetensors')
+    """
+    path = _path(source, name)
+    path.parent.mkdir(exist_ok=True)
+    treefile.save(list(strategies), path, decoder=_digest(decoder))
+    return path
+
+
+def load_calibration(decoder: Decoder, source: str | os.PathLike[str], name: str) -> list[Strategy]:
+    """What `save_calibration` wrote, which `Decoder.caches` takes in the place of a name.
+
+    Args:
+      decoder: of the checkpoint that the strategies were fitted to, in any dtype.
+      source: as in `save_calibration`.
+      name: of the strategy.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is damaged, or was fitted to other weights.
+    """
+    path = _path(source, name)
+    strategies, metadata = treefile.load(path)
+    if metadata.get("decoder") != _digest(decoder):
+        raise ValueError(f"{path} was fitted to another checkpoint: its keys and values are made by other weights")
+    return strategies
+
+
+def _path(source: str | os.PathLike[str], name: str) -> Path:
+    """In a folder of its own, since weights are in all `.safetensors` files of the checkpoint's."""
+    return find_checkpoint(source) / "rqjax" / f"{name.replace('/', '_over_')}.safetensors"
+
+
+def _digest(decoder: Decoder) -> str:
+    """Of the weights that make keys and values, in bfloat16, whatever they were loaded in."""
+    digest = hashlib.sha256()
+    for block in decoder.layers:
+        for projection in (block.self_attn.k_proj, block.self_attn.v_proj):
+            digest.update(np.asarray(projection.weight[...].astype(jnp.bfloat16)).tobytes())
+    return digest.hexdigest()
 
 
 def _files(folder: Path) -> dict[str, Any]:

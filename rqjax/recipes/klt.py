@@ -1,6 +1,7 @@
 """A transform code that takes no training: principal axes, bits by variance, one trellis through all coordinates."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def _principal(key: Array, unit: Float[Array, "n d"], block: int) -> tuple[Dense
     return Dense(matrix[order]), y.mean(axis=0)[order], jnp.maximum(y.std(axis=0)[order], 1e-9)
 
 
-def _error(code: Scaled, x: Float[Array, "heads n d"]) -> float:
+def _error(code: Any, x: Float[Array, "heads n d"]) -> float:
     """What a transform code leaves of vectors, as told by Lloyd-Max levels in the place of the trellis.
 
     The bits of a trellis are compiled in: to run it would take seconds for each code, and these are different for each

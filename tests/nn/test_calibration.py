@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rqjax
-from rqjax.nn import load_decoder
+from rqjax.nn import load_calibration, load_decoder, save_calibration
 from tests.tools.suites import some
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
@@ -56,15 +56,34 @@ def test_ragged_prompts_through_turned_caches():
 
 @pytest.mark.full
 def test_calibrated_on_its_own_text(tmp_path):
-    """Quantizers fitted to these very tokens lose less than random ones; they are saved and loaded."""
+    """Quantizers fitted to these very tokens lose less than random ones; they are kept beside the checkpoint."""
     model, tokens, expected = checkpoint("llama")
     options = {"window": 0, "sinks": 0}
     found = {name: model.calibrate(tokens, name, KEY) for name in ("klt_trellis_2+pre_rope", "klt_trellis_2/eden_2")}
     errors = {name: error(model, tokens, expected, strategies, **options) for name, strategies in found.items()}
     assert max(errors.values()) < error(model, tokens, expected, "eden_2", **options)
-    rqjax.save(found["klt_trellis_2+pre_rope"], tmp_path / "calibration.safetensors")
-    again = rqjax.load(tmp_path / "calibration.safetensors")
+    for name, strategies in found.items():
+        save_calibration(strategies, model, tmp_path, name)
+    assert sorted(path.name for path in tmp_path.glob("rqjax/*")) == [
+        "klt_trellis_2+pre_rope.safetensors",
+        "klt_trellis_2_over_eden_2.safetensors",
+    ]
+    narrow = load_decoder(CHECKPOINTS / "llama", dtype=jnp.bfloat16)
+    again = load_calibration(narrow, tmp_path, "klt_trellis_2+pre_rope")
     assert error(model, tokens, expected, again, **options) == errors["klt_trellis_2+pre_rope"]
+
+
+def test_a_calibration_knows_its_checkpoint(tmp_path):
+    model, tokens, _ = checkpoint("llama")
+    path = save_calibration(model.calibrate(tokens, "eden_2+turned", KEY), model, tmp_path, "eden_2+turned")
+    assert all(strategy.turned for strategy in load_calibration(model, tmp_path, "eden_2+turned"))
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*rqjax/eden_3\.safetensors"):
+        load_calibration(model, tmp_path, "eden_3")
+    with pytest.raises(ValueError, match=r"eden_2\+turned\.safetensors was fitted to another checkpoint"):
+        load_calibration(load_decoder(CHECKPOINTS / "qwen3"), tmp_path, "eden_2+turned")
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+        load_calibration(model, tmp_path, "eden_2+turned")
 
 
 def test_calibration_that_cannot_be():
