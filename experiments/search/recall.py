@@ -59,6 +59,8 @@ SHOWN = (
     "faiss_pq",
     "faiss_prq",
     "faiss_rq",
+    "faiss_opq",
+    "faiss_lsq",
     "faiss_rabitq",
 )
 """Codecs in plots, of those that there are; the table has all."""
