@@ -57,7 +57,7 @@ def _run(point: dict[str, Any], seed: int) -> dict[str, Any]:
 def errors(
     cache: rqjax.KVCache, q: jax.Array, k: jax.Array, v: jax.Array, sliding_window: int | None = None
 ) -> dict[str, jax.Array]:
-    """Of the newest tokens' queries, on as many heads as keys have: attention from the cache against attention.
+    """Of the newest tokens' queries: attention from the cache against attention.
 
     Queries and keys are as the cache takes them: before they turn, if it has a rope.
     """
@@ -67,12 +67,13 @@ def errors(
     turned = [q, k]
     if cache.rope is not None:
         turned = [cache.rope(x, jnp.arange(time - x.shape[1], time)[:, None]) for x in turned]
+    turned[1], v_of_heads = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (turned[1], v))
     scores = jnp.einsum("bthd,bshd->bhts", *turned) / dim**0.5
     exact = jax.nn.log_softmax(jnp.where(seen, scores, -jnp.inf))
     coded = jnp.log(jnp.maximum(weights(cache, q, k, sliding_window), TINY))
     kl = jnp.where(seen, jnp.exp(exact) * (exact - coded), 0).sum(-1)
     top, first = (jax.lax.top_k(s, 5)[1] for s in (exact, coded))
-    out = jnp.einsum("bhts,bshd->bthd", jnp.exp(exact), v)
+    out = jnp.einsum("bhts,bshd->bthd", jnp.exp(exact), v_of_heads)
     return {
         "kl": kl.mean(),
         "top1": (top[..., 0] == first[..., 0]).mean(),
@@ -99,7 +100,7 @@ def weights(cache: rqjax.KVCache, q: jax.Array, k: jax.Array, sliding_window: in
         return rqjax.attend(with_values, q, sliding_window=sliding_window)
 
     parts = jax.lax.map(some, jnp.arange(0, time, dim))
-    return jnp.moveaxis(parts, 0, 3).transpose(0, 2, 1, 3, 4).reshape(batch, heads, q.shape[1], -1)[..., :time]
+    return jnp.moveaxis(parts, 0, 3).transpose(0, 2, 1, 3, 4).reshape(batch, q.shape[2], q.shape[1], -1)[..., :time]
 
 
 def _sample(point: dict[str, Any], key: jax.Array) -> list[jax.Array]:

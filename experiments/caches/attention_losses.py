@@ -131,12 +131,11 @@ def _weights(q: jax.Array, k: jax.Array, context: int, scale: float) -> jax.Arra
 def _measure(point: dict[str, Any], quantizer: Any, qkv: list[jax.Array], options: dict[str, Any]) -> dict[str, Any]:
     """Attention of the newest queries on all heads."""
     q, k, v = qkv
-    groups = q.shape[1] // k.shape[1]
-    q, k, v = q[None] * options["scale"] * q.shape[-1] ** 0.5, *(jnp.repeat(x[None], groups, axis=2) for x in (k, v))
-    coded = rqjax.PerHead(jax.tree.map(lambda leaf: jnp.repeat(leaf, groups, axis=0), quantizer))
+    q, k, v = q[None] * options["scale"] * q.shape[-1] ** 0.5, k[None], v[None]
+    coded = rqjax.PerHead(quantizer)
     exact = rqjax.Exact(q.shape[-1], "float32")
     keys, values = (coded, exact) if point["side"] == "keys" else (exact, coded)
-    cache = rqjax.KVCache.init(1, q.shape[2], k.shape[1], keys, values, window=0, sinks=0, dtype=jnp.float32)
+    cache = rqjax.KVCache.init(1, k.shape[2], k.shape[1], keys, values, window=0, sinks=0, dtype=jnp.float32)
     result = attention_error.errors(cache, q[:, -point["newest"] :], k, v, options["sliding_window"])
     return {**result, "mse": _error(coded, jnp.swapaxes(k if point["side"] == "keys" else v, 1, 2))}
 

@@ -48,16 +48,12 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         parts = fitted.strategies(decoder, point["strategy"], key, tokens)
         for layer in range(layers):
             q, k, v = (arrays[f"layers.{layer}.{name}"][None] for name in "qkv")
-            groups, rope = q.shape[2] // k.shape[2], decoder.config.ropes[layer]
-            k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
-            if isinstance(parts, str):
-                strategy = rqjax.strategy(parts, jax.random.fold_in(key, layer), q.shape[3])
-            else:  # all of its arrays have a leading axis of heads
-                strategy = jax.tree.map(lambda leaf, groups=groups: jnp.repeat(leaf, groups, axis=0), parts[layer])
+            rope, own_key = decoder.config.ropes[layer], jax.random.fold_in(key, layer)
+            strategy = rqjax.strategy(parts, own_key, q.shape[3]) if isinstance(parts, str) else parts[layer]
             if strategy.of_rope:
                 q, k = (rope.inverse(x, jnp.arange(x.shape[1])[:, None]) for x in (q, k))
             options = {"window": window[0], "sinks": window[1], "dtype": jnp.float32}
-            cache = strategy.cache(1, q.shape[2], point["context"], rope=rope, **options)
+            cache = strategy.cache(1, k.shape[2], point["context"], rope=rope, **options)
             reach = decoder.config.windows[layer]
             row = attention_error.errors(cache, q[:, -point["queries"] :], k, v, reach)
             values[seed, layer] = [row[name] for name in names]

@@ -96,7 +96,7 @@ def write(fields: dict[str, Any], folder: Path) -> int:
 def _measure(folder: str, strategy: str) -> dict[str, float]:
     start = time.perf_counter()
     decoder = jax.block_until_ready(load_decoder(folder))
-    loaded, peak = time.perf_counter() - start, _peak()
+    loaded, load_gb = time.perf_counter() - start, peak()
     caches = decoder.caches(strategy, jax.random.key(0), 1, 256)
     step = jax.jit(lambda decoder, tokens, caches: decoder(tokens, caches, newest=1), donate_argnums=2)
     token = jnp.zeros((1, 1), jnp.int32)
@@ -112,13 +112,13 @@ def _measure(folder: str, strategy: str) -> dict[str, float]:
     first, second = turns({"token": generate}, 2)["token"].ravel().tolist()  # the first one compiles
     return {
         "load_seconds": loaded,
-        "load_gb": peak,
+        "load_gb": load_gb,
         "first_seconds": first,
         "token_seconds": second,
-        "peak_gb": _peak(),
+        "peak_gb": peak(),
     }
 
 
-def _peak() -> float:
+def peak() -> float:
     """Most memory ever resident, GB of 10^9 bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

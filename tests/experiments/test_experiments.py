@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.flax import save_file
 
-from experiments.caches import attention_error, kv_memory, kv_throughput, needle
+import rqjax
+from experiments.caches import attention_error, kv_memory, kv_throughput, needle, turning_bias
 from experiments.codes import fractional, rate_distortion, train_rotor, trellis_tables, trellis_throughput
 from experiments.data import samples, words
 from experiments.harness import cache
@@ -212,6 +213,33 @@ def test_points_are_checked_before_anything_runs(module, point, message):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("strategy", ["eden_3", "eden_3+centered", "eden_3+turned"])
+def test_a_bias_that_turns(strategy):
+    """A mean that turns takes it off; one that stays does not. Scores of the keys and of the bias deviate by 2 each."""
+    point = {"strategy": strategy, "norm": 100, "tokens": 512, "queries": 16, "heads": 1, "dim": 32, "theta": 1e4}
+    row = turning_bias.run({**point, "seeds": 2})
+    assert row["over_unbiased"] < 1.1 if strategy.endswith("turned") else row["over_unbiased"] > 5
+    rope = rqjax.Rope(1e4)
+    q, k, _, bias = turning_bias._sample(jax.random.key(0), rope, point)
+    positions = jnp.arange(512)[:, None]
+    parts = (rope(k, positions), rope(jnp.broadcast_to(bias, k.shape), positions))
+    deviations = [jnp.einsum("bthd,bshd->bhts", rope(q, positions[-16:]), part).std() / 32**0.5 for part in parts]
+    np.testing.assert_allclose(deviations, 2, rtol=0.3)
+    assert jnp.linalg.norm(bias) == pytest.approx(100)
+
+
+def test_weights_are_those_of_attention():
+    """Of a cache that keeps everything exact they are the softmax, with positions and without."""
+    k, v = jax.random.normal(jax.random.key(0), (2, 1, 64, 2, 16))
+    q = jax.random.normal(jax.random.key(1), (1, 8, 6, 16))
+    rope, exact = rqjax.Rope(1e4), rqjax.Exact(16, "float32")
+    for options in ({}, {"rope": rope}, {"rope": rope, "mean": jnp.ones((2, 16))}, {"rope": rope, "pre_rope": True}):
+        cache = rqjax.KVCache.init(1, 2, 64, exact, exact, window=0, sinks=0, dtype=jnp.float32, **options)
+        row = attention_error.errors(cache, q, k, v)
+        assert abs(row["kl"]) < 1e-5
+        assert row["top5"] == 1
+
+
 def test_learned_rotations_in_a_table():
     """Held-out error relative to random rotations, with what they cost."""
     point = {"dim": 32, "bits": 3, "data": "outlier_channels", "n": 800, "seeds": 2}

@@ -16,6 +16,7 @@ from experiments.caches import attention_losses
 from experiments.data import samples, text, words
 from experiments.language import (
     attention_fidelity,
+    calibration,
     generation_throughput,
     model_memory,
     models,
@@ -292,6 +293,21 @@ def test_fidelity_and_throughput_run():
     plain = {"baseline": "float32", "weights": "float32"}
     row = generation_throughput.run({"model": "qwen2-d64", "tokens": 64, "strategy": "v3_4", "rounds": 1, **plain})
     assert row["vs_float32"] > 0
+
+
+@pytest.mark.full
+def test_fidelity_of_what_is_fitted():
+    """Codes of keys before they turn, and a mean that turns, both learned from the decoder's own text."""
+    point = {**POINT, "context": 256, "queries": 8}
+    names = ("klt_trellis_2+pre_rope", "eden_2+turned:calibrated", "eden_2")
+    transform, turned, plain = (attention_fidelity.run({**point, "strategy": name})["kl"] for name in names)
+    assert transform < 0.2 * plain
+    assert turned < 0.7 * plain
+    calibration.check({"model": "tiny", "strategy": "eden_2+turned", "layers": 2})
+    row = calibration.run({"model": "tiny", "strategy": "eden_2+turned", "layers": 2, "tokens": 256, "context": 128})
+    assert row["beyond_weights_gb"] > 0
+    with pytest.raises(KeyError, match=r"unknown model 'Llama 3\.2 3b'; did you mean 'Llama 3\.2 3B'"):
+        calibration.check({"model": "Llama 3.2 3b"})
 
 
 @pytest.mark.full
