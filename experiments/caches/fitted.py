@@ -1,11 +1,11 @@
 """Strategies of caches by name, those whose quantizers learn from data among them: "klt_trellis_3"."""
 
+from typing import Any
+
 import jax
 
 import rqjax
-from rqjax.cache.strategies import parsed, with_bits
-from rqjax.nn import Decoder
-from rqjax.nn.calibration import checked
+from rqjax.cache.strategies import checked, parsed, with_bits
 
 CALIBRATED = ":calibrated"
 
@@ -20,7 +20,7 @@ def learns(name: str) -> bool:
     return any(with_bits(part)[0] in rqjax.FITTED for part in parsed(name)[0])
 
 
-def strategies(decoder: Decoder, name: str, key: jax.Array, tokens: jax.Array) -> str | list[rqjax.Strategy]:
+def strategies(decoder: Any, name: str, key: jax.Array, tokens: jax.Array) -> str | list[rqjax.Strategy]:
     """As `Decoder.caches` takes them: one a layer, fitted to tokens (n, time), if there is something to fit.
 
     With ":calibrated" behind the name the mean that is subtracted is that of the tokens, too.

@@ -24,7 +24,7 @@ from experiments.harness.texts import numbers
 from experiments.harness.timing import turns
 from rqjax.cache.kv import GROWTH
 from rqjax.cache.strategies import parsed, with_bits
-from rqjax.core import check_int
+from rqjax.core import check_int, extras
 
 TABLES = (
     Table(
@@ -47,7 +47,10 @@ _jax_attend = jax.jit(jax.nn.dot_product_attention)
 
 def check(point: dict[str, Any]) -> None:
     _shape(point)
-    fitted.check(point["strategy"])
+    name = point["strategy"]
+    fitted.check(name)
+    if fitted.learns(name) and "/" in name:
+        raise ValueError(f"expected one recipe that learns, for keys and values, got {name!r}")
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +61,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     k, v = (jax.random.normal(key, (1, tokens, heads, dim), jnp.bfloat16) for key in keys[:2])
     q = jax.random.normal(keys[2], (1, 1, heads * groups, dim))
     token, max_len = k[:, :1], -(-(tokens + 2 * (point["rounds"] + 2)) // GROWTH) * GROWTH
-    strategy = _strategy(point["strategy"], dim)
+    strategy = _strategy(point["strategy"], heads, dim)
     append, attend = jax.jit(rqjax.append, donate_argnums=0), jax.jit(rqjax.attend)
     cache, growing = (append(strategy.cache(1, heads, max_len, rope=ROPE), k, v) for _ in range(2))
 
@@ -114,13 +117,28 @@ def write(cache: tuple[jax.Array, jax.Array, jax.Array], k: jax.Array, v: jax.Ar
 
 
 @functools.cache
-def _strategy(name: str, dim: int) -> rqjax.Strategy:
+def _strategy(name: str, heads: int, dim: int) -> rqjax.Strategy:
     if not fitted.learns(name):
         return rqjax.strategy(name, jax.random.key(1), dim)
     (part,), options = parsed(name)
     recipe, bits = with_bits(part)
-    quantizer = rqjax.FITTED[recipe](jax.random.key(1), samples.sample("kv", 1, FITTED_TO, dim)[0], bits)
+    before = options.get("pre_rope", False)
+    x = _keys_before_they_turn(heads, dim) if before else samples.sample("kv", 1, FITTED_TO, dim)[0]
+    quantizer = rqjax.FITTED[recipe](jax.random.key(1), x, bits)
     return rqjax.Strategy(quantizer, quantizer, **options)
+
+
+def _keys_before_they_turn(heads: int, dim: int) -> jax.Array:
+    """Of all layers of a trained model, (heads, n, dim): few of their principal axes have variance."""
+    with extras.explained():
+        from experiments.language import models
+
+    name = models.BY_DIM[dim]
+    arrays, ropes = models.calibration(name, "", FITTED_TO // 2, 2), models.load(name).decoder.config.ropes
+    positions = jnp.arange(FITTED_TO)[:, None] % (FITTED_TO // 2)
+    keys = [rope.inverse(arrays[f"layers.{layer}.k"], positions) for layer, rope in enumerate(ropes)]
+    keys = jnp.swapaxes(jnp.concatenate(keys, axis=1), 0, 1)
+    return jnp.resize(keys, (heads, *keys.shape[1:]))
 
 
 def _times(calls: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, float], float]:

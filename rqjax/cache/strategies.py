@@ -13,6 +13,7 @@ from rqjax.core import Quantizer, nbytes, pytree, static, unknown_name
 from rqjax.quantizers.combinators import Residual
 from rqjax.quantizers.exact import Exact
 from rqjax.recipes import methods
+from rqjax.recipes.fitted import FITTED
 from rqjax.recipes.sketches import Sign
 from rqjax.rotations import Rope
 
@@ -130,6 +131,20 @@ def parsed(name: str) -> tuple[list[str], dict[str, Any]]:
     if len(names) > 2:
         raise ValueError(f"expected a strategy, or one for keys and one for values with '/' between, got {name!r}")
     return names, dict.fromkeys(options, True)
+
+
+def checked(name: str) -> tuple[list[str], dict[str, Any]]:
+    """As `parsed`, of a strategy whose recipes may learn.
+
+    Raises:
+      UnknownName: there is no such strategy or recipe; the nearest names are given.
+    """
+    names, options = parsed(name)
+    known = [*STRATEGIES, *methods.METHODS, *FITTED]
+    for part in names:
+        if part not in known and with_bits(part)[0] not in known:
+            raise unknown_name("strategy", part, known)
+    return names, options
 
 
 def named(name: str, key: Array, dim: int) -> Strategy:

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from rqjax.cache.strategies import STRATEGIES, Strategy, named, parsed, with_bits
-from rqjax.core import Quantizer, unknown_name
+from rqjax.cache.strategies import Strategy, checked, named, with_bits
+from rqjax.core import Quantizer
 from rqjax.nn.attention import exact_attention
 from rqjax.recipes.fitted import FITTED
-from rqjax.recipes.methods import METHODS
 from rqjax.rotations import Rope
 
 
@@ -35,20 +34,6 @@ def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str, key: Array
         )
         found.append(Strategy(keys, values, mean, **options))
     return found
-
-
-def checked(name: str) -> tuple[list[str], dict[str, Any]]:
-    """As `parsed`, of a strategy whose recipes may learn.
-
-    Raises:
-      UnknownName: there is no such strategy or recipe; the nearest names are given.
-    """
-    names, options = parsed(name)
-    known = [*STRATEGIES, *METHODS, *FITTED]
-    for part in names:
-        if part not in known and with_bits(part)[0] not in known:
-            raise unknown_name("strategy", part, known)
-    return names, options
 
 
 def _quantizer(name: str, side: str, key: Array, samples: Float[Array, "heads n d"], layer: int) -> Quantizer:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.arrays.planes import materialized
@@ -29,6 +30,8 @@ Vectors: TypeAlias = Shaped[Array | np.ndarray, "*n d"]
 Positions: TypeAlias = Int[Array | np.ndarray, "*#n"]
 SPAN = 128
 """Positions that one table of cosines serves, turned by where they begin."""
+TERMS = 9
+"""Of what is slow: the error is below 1e-8."""
 
 
 @jax.tree_util.register_static
@@ -144,6 +147,7 @@ class Rope:
 
         No cosine is computed for each position: y and x make one vector of 2 numbers a plane, which turns by where a
         span of positions begins; its product with a table of `SPAN` positions, the same for all, is what is asked for.
+        Planes that turn by no more than 2 radians in a span are `TERMS` polynomials together.
 
         Args:
           count: a multiple of `SPAN`.
@@ -151,11 +155,18 @@ class Rope:
         (y_left, y_right), y_rest = self._planes(y)
         (left, right), rest = self._planes(x[..., None, :])
         a, b = (self.length * part for part in (y_left * left + y_right * right, y_right * left - y_left * right))
-        begins = map(materialized, self._begins(x.shape[-1], first, count))
-        cos, sin = (x.reshape(len(x), *[1] * (y.ndim - 1), -1) for x in begins)
-        turned = jnp.concatenate([a * cos + b * sin, b * cos - a * sin], axis=-1)
-        found = jnp.moveaxis(turned @ self._table(x.shape[-1]), 0, -2)
-        found = found.reshape(*found.shape[:-2], count)
+        cos, sin = map(materialized, self._begins(x.shape[-1], first, count))
+        table, coefficients = self._spans(x.shape[-1])
+        fast = cos.shape[-1] - len(coefficients) // 2
+
+        def begun(part: slice) -> Float[Array, "*n r spans planes"]:
+            own_a, own_b = (x[..., None, part] for x in (a, b))
+            own_cos, own_sin = cos[:, part], sin[:, part]
+            return jnp.concatenate([own_a * own_cos + own_b * own_sin, own_b * own_cos - own_a * own_sin], axis=-1)
+
+        slow = jnp.matmul(materialized(begun(slice(fast, None))), coefficients, precision=lax.Precision.HIGHEST)
+        both = jnp.concatenate([begun(slice(fast)), slow], axis=-1)
+        found = jnp.matmul(both, table, precision=lax.Precision.HIGHEST).reshape(*y.shape[:-1], count)
         return found + sum((y * x).sum(-1, keepdims=True) for y, x in zip(y_rest, rest, strict=True))
 
     def turned_rows(self, x: Float[Array, "*n d t"], first: Int[Array, ""] | int) -> Float[Array, "*n d t"]:
@@ -180,6 +191,18 @@ class Rope:
         """Cosines, then sines, of all planes."""
         angles = self.frequencies(dim).astype(np.float64)[:, None] * np.arange(SPAN)
         return np.concatenate([np.cos(angles), np.sin(angles)]).astype(np.float32)
+
+    def _spans(self, dim: int) -> tuple[Float[np.ndarray, "rows span"], Float[np.ndarray, "slow terms"]]:
+        """Cosines, then sines of the fast planes, then Chebyshev polynomials; the coefficients of those of the slow
+        planes."""
+        table, frequencies = np.split(self._table(dim).astype(np.float64), 2), self.frequencies(dim)
+        fast = int(np.sum(frequencies * SPAN > 2))  # they fall
+        places = np.linspace(-1, 1, SPAN)
+        polynomials = np.polynomial.chebyshev.chebvander(places, TERMS - 1)
+        slow = np.concatenate([part[fast:] for part in table])
+        coefficients = np.linalg.lstsq(polynomials, slow.T, rcond=None)[0].T
+        rows = np.concatenate([*(part[:fast] for part in table), polynomials.T])
+        return rows.astype(np.float32), coefficients.astype(np.float32)
 
 
 CLASSES[Rope.__name__] = Rope
