@@ -1,5 +1,6 @@
 """Strategies of caches by name, those whose quantizers learn from data among them: "klt_trellis_3"."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,10 +21,10 @@ def learns(name: str) -> bool:
     return any(with_bits(part)[0] in rqjax.FITTED for part in parsed(name)[0])
 
 
-def strategies(decoder: Any, name: str, key: jax.Array, tokens: jax.Array) -> str | list[rqjax.Strategy]:
+def strategies(decoder: Any, name: str, key: jax.Array, tokens: Callable[[], jax.Array]) -> str | list[rqjax.Strategy]:
     """As `Decoder.caches` takes them: one a layer, fitted to tokens (n, time), if there is something to fit.
 
     With ":calibrated" behind the name the mean that is subtracted is that of the tokens, too.
     """
     name, calibrated, _ = name.partition(CALIBRATED)
-    return decoder.calibrate(tokens, name, key) if calibrated or learns(name) else name
+    return decoder.calibrate(tokens(), name, key) if calibrated or learns(name) else name

@@ -1,5 +1,6 @@
 """Attention of a language model on its own queries, keys and values, from compressed caches: RotorQuant's Table 6."""
 
+import functools
 from typing import Any
 
 import jax
@@ -42,7 +43,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     layers, window = decoder.config.num_hidden_layers, attention_error.keep(point["keep"])
     names = ("kl", "top1", "top5", "cosine")
     values = np.empty((point["seeds"], layers, len(names)))
-    tokens = training_text(point["model"], point["corpus"], point["context"])
+    tokens = functools.partial(training_text, point["model"], point["corpus"], point["context"])
     for seed in range(point["seeds"]):
         key = jax.random.key(seed)
         parts = fitted.strategies(decoder, point["strategy"], key, tokens)

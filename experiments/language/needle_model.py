@@ -65,7 +65,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     def one(strategy: str, seed: int) -> float:
         tokens = sequences(np.random.default_rng((1, seed)), point["sequences"], point["pairs"])
         key, others = jax.random.key(seed), sequences(np.random.default_rng((3, seed)), 16, point["pairs"])
-        parts = fitted.strategies(decoder, strategy, key, jnp.asarray(others))
+        parts = fitted.strategies(decoder, strategy, key, lambda: jnp.asarray(others))
         caches = decoder.caches(parts, key, len(tokens), tokens.shape[1], window=window, sinks=sinks)
         return float(_recalled(decoder, caches, tokens))
 

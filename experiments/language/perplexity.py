@@ -59,7 +59,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     """One strategy on one model: of all windows together, and the deviation of each window's own."""
     decoder, windows, exact = _reference(point["model"], point["corpus"], point["context"], point["windows"])
     seeds, (window, sinks) = point["seeds"], keep(point["keep"])
-    tokens, seconds = training_text(point["model"], point["corpus"], point["context"]), 0.0
+    tokens = functools.partial(training_text, point["model"], point["corpus"], point["context"])
+    seconds = 0.0
 
     def one(seed: int) -> tuple[dict[str, Any], float]:
         """What is found of a seed's windows, and its stored bits."""
