@@ -75,6 +75,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         return _scores(decoder, caches, windows[seed::seeds], exact[seed::seeds], point["chunk"]), bits
 
     rows, bits = zip(*(one(seed) for seed in range(seeds)), strict=True)
+    jax.clear_caches()  # or forty rows have more executables than Linux has mappings of memory for a process
     kl = np.concatenate([row.pop("kl_of_tokens") for row in rows], axis=None)
     columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     nats, reference = columns.pop("nats"), columns.pop("reference")
