@@ -42,12 +42,9 @@ def get_config() -> ConfigDict:
                     "eden_2+turned:calibrated",
                     "turboquant_trellis_3",
                     "turboquant_trellis_2",
-                    "turboquant_trellis_2+turned",
-                    "klt_trellis_3+pre_rope",
                     "klt_trellis_2",
                     "klt_trellis_2+pre_rope",
                     "klt_trellis_1/klt_trellis_2+pre_rope",
-                    "rotorquant_allocated_trellis_2",
                 ),
             },
         }
