@@ -148,5 +148,7 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
         }
         for row in plain
     ]
+    if not named:
+        return []
     path = folder / "kl.png"
     return [plots.curves(named, path, x="stored_bits", y="divergence", series="family", panel="model", log=True)]
