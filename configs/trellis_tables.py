@@ -5,12 +5,18 @@
 
 `mse` is of a table with a level for each state as it would be stored, up to 4 bits in int8, above in float32; `float32`
 is before its levels were rounded. `companded` is of levels by arithmetic, which are what is stored for 2^8 states.
-`lloyd_max` is of as many bits for each coordinate alone. An hour on two cores.
+`lloyd_max` is of as many bits for each coordinate alone. Fractional bits are whole ones in turns, each with a table of
+its own; of `lloyd_max` they are the mean. Two hours on two cores.
 """
 
-import itertools
-
 from ml_collections import ConfigDict
+
+from rqjax.codebooks.trellis_tables import STATE_BITS
+
+
+def sizes(bits: float | int) -> range:
+    least, most = STATE_BITS[bits]
+    return range(least, most + 1)
 
 
 def get_config() -> ConfigDict:
@@ -20,7 +26,7 @@ def get_config() -> ConfigDict:
             "dim": 128,
             "n": 2048,
             "steps": 300,
-            "hops": 1000,
-            "grid": {"table": (*itertools.product((1, 2, 3, 4), range(6, 13)), *((bits, 8) for bits in (5, 6, 7, 8)))},
+            "hops": 300,
+            "grid": {"table": tuple((bits, size) for bits in STATE_BITS for size in sizes(bits))},
         }
     )

@@ -83,8 +83,8 @@ from rqjax.quantizers.per_coordinate import Columns as Columns
 from rqjax.quantizers.per_head import PerHead as PerHead
 from rqjax.quantizers.product import Product as Product
 from rqjax.quantizers.scalar import Scalar as Scalar, lloyd_max as lloyd_max
-from rqjax.quantizers.trellis import Trellis as Trellis, trellis_coded as trellis_coded
-from rqjax.quantizers.trellis_per_coordinate import TrellisColumns as TrellisColumns
+from rqjax.quantizers.trellis import Trellis as Trellis
+from rqjax.quantizers.trellis_per_coordinate import TrellisColumns as TrellisColumns, trellis_coded as trellis_coded
 from rqjax.quantizers.uniform import Uniform as Uniform
 from rqjax.recipes.budget import BUDGETED as BUDGETED, fit_under_budget as fit_under_budget
 from rqjax.recipes.fitted import FITTED as FITTED

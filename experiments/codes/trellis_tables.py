@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Float
 from scipy import special
 
 from experiments.harness.table import Row, Table
 from rqjax import codebooks, theory
 from rqjax.codebooks import trellis_tables
-from rqjax.quantizers.trellis import Trellis, improved
+from rqjax.codebooks.trellis_tables import Companded, Turns
+from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
 
 TABLES = (
     Table(
@@ -55,81 +57,120 @@ NUMBERS = ("multiplier", "bends", "offset", "fold")
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """Trains on new vectors at each step; the error is of vectors that no step has seen."""
     bits, state_bits = point["table"]
-    levels = np.asarray(_train(bits, state_bits, point["dim"], point["n"], point["steps"]))
-    stored, step = trellis_tables.rounded(levels) if bits <= 4 else (levels, 1.0)
-    tables: dict[str, trellis_tables.Table | trellis_tables.Companded] = {
-        "mse": trellis_tables.Table(jnp.asarray(stored), jnp.float32(step)),
-        "float32": trellis_tables.Table(jnp.asarray(levels), jnp.float32(1)),
+    levels = [np.asarray(x) for x in _train(bits, state_bits, point["dim"], point["n"], point["steps"])]
+    stored = [trellis_tables.rounded(x) if bits <= 4 else (x, 1.0) for x in levels]
+    tables: dict[str, Sequence[Any]] = {
+        "mse": [trellis_tables.Table(jnp.asarray(x), jnp.float32(step)) for x, step in stored],
+        "float32": [trellis_tables.Table(jnp.asarray(x), jnp.float32(1)) for x in levels],
     }
-    arrays: dict[str, Any] = {"levels": stored.tolist(), "step": step}
+    arrays = {"levels": [x.tolist() for x, _ in stored], "step": [step for _, step in stored]}
     if state_bits == 8:
         tables["companded"] = found = _search(bits, point["dim"], point["n"] // 2, point["hops"])
-        arrays = {name: getattr(found, name) for name in NUMBERS} | {"step": float(found.step)}
-    errors = {name: float(_error(Trellis(table, bits, point["dim"]), point["n"])) for name, table in tables.items()}
-    bounds = {"lloyd_max": codebooks.distortion(bits), "shannon": theory.shannon_bound(bits)}
+        arrays = {name: [getattr(table, name) for table in found] for name in NUMBERS}
+        arrays["step"] = [float(table.step) for table in found]
+    errors = {name: float(_error(_code(bits, point["dim"], of), point["n"])) for name, of in tables.items()}
+    scalar = np.mean([codebooks.distortion(b) if b else 1 for b in trellis_tables.turns(bits)])
+    bounds = {"lloyd_max": float(scalar), "shannon": theory.shannon_bound(bits)}
     return {"bits": bits, "state_bits": state_bits, **errors, **bounds, **arrays}
 
 
+def _code(bits: float | int, dim: int, tables: Sequence[Any]) -> TrellisColumns:
+    """Of coordinates of unit variance; a table for each number of bits that takes turns, the larger first."""
+    table = tables[0] if len(tables) == 1 else Turns(tables[0], tables[1], float(bits))
+    return TrellisColumns(jnp.zeros(dim), jnp.ones(dim), (table,), (bits,) * dim)
+
+
+def improved(code: TrellisColumns, x: Float[Array, "n d"], rate: float | Float[Array, ""] = 1.0) -> list[Array]:
+    """The levels of each part, moved to the mean of the coordinates that take them, `rate` times the way (Lloyd's
+    algorithm).
+
+    One coordinate more stands for the level as it was, so that no level is lost. A rate between 1 and 2 gets there in
+    half the steps.
+    """
+    states, found = code.states(code.encode(x)), []
+    for table, part in code.parts:
+        levels = table(jnp.arange(2**table.state_bits)) * table.step
+        total = levels.at[states[:, part]].add(x[:, part])
+        count = jnp.ones_like(levels).at[states[:, part]].add(1)
+        found.append(levels + rate * (total / count - levels))
+    return found
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _train(bits: int, state_bits: int, dim: int, n: int, steps: int) -> jax.Array:
+def _train(bits: float | int, state_bits: int, dim: int, n: int, steps: int) -> list[jax.Array]:
     """From the quantiles of the Gaussian in random order; far levels of fine codes are too rarely met to move there, so
     that those are from the quantiles of its cube root (Panter-Dite)."""
     start = special.ndtri((np.arange(2**state_bits) + 0.5) / 2**state_bits) * (3**0.5 if bits > 6 else 1)
     start = jax.random.permutation(jax.random.key(0), jnp.asarray(start, jnp.float32))
 
-    def step(i: jax.Array, levels: jax.Array) -> jax.Array:
+    def step(i: jax.Array, levels: list[jax.Array]) -> list[jax.Array]:
         x = jax.random.normal(jax.random.key(i), (n, dim))
         rate = jnp.where(i < 0.8 * steps, 1.7, 1.0)  # the end without what the longer steps stir up
-        trellis = Trellis(trellis_tables.Table(levels, jnp.float32(1)), bits, dim)
-        return improved(trellis, x, rate).values
+        tables = [trellis_tables.Table(part, jnp.float32(1)) for part in levels]
+        return improved(_code(bits, dim, tables), x, rate)
 
-    return lax.fori_loop(1, steps + 1, step, start)
+    return lax.fori_loop(1, steps + 1, step, [start] * len(set(trellis_tables.turns(bits))))
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _error(trellis: Trellis, n: int) -> jax.Array:
-    x = jax.random.normal(jax.random.key(0), (4 * n, trellis.dim))
-    return jnp.mean((x - trellis.decode(trellis.encode(x))) ** 2)
+def _error(code: TrellisColumns, n: int) -> jax.Array:
+    x = jax.random.normal(jax.random.key(0), (4 * n, code.dim))
+    return jnp.mean((x - code.decode(code.encode(x))) ** 2)
 
 
-def _search(bits: int, dim: int, n: int, hops: int) -> trellis_tables.Companded:
-    """Tries all odd multipliers, then moves the bends of the best few at random and keeps what is better."""
+Tables = tuple[Companded, ...]
+
+
+def _search(bits: float | int, dim: int, n: int, hops: int) -> Tables:
+    """Tries all odd multipliers, of each table in turn; then moves the bends of the best few at random and keeps what
+    is better."""
     whole, states = bits < trellis_tables.FINE, jnp.arange(256)
     x = jax.random.normal(jax.random.key(1), (n, dim))
     most = 255 if whole else 32_639  # so that two limbs in int8 hold them
 
     @jax.jit
-    def fitted(levels: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The error, and the step that is best for the states that vectors take."""
-        code = Trellis(trellis_tables.Table(levels.astype(jnp.float32), step), bits, dim)
+    def fitted(levels: list[jax.Array], steps: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+        """The error, and the steps that are best for the states that vectors take."""
+        pairs = zip(levels, steps, strict=True)
+        code = _code(bits, dim, [trellis_tables.Table(part.astype(jnp.float32), step) for part, step in pairs])
         found = code.decode(code.encode(x))
-        return jnp.mean((x - found) ** 2), step * (x * found).sum() / (found**2).sum()
+        scales = [(x * found)[:, part].sum() / (found**2)[:, part].sum() for _, part in code.parts]
+        return jnp.mean((x - found) ** 2), [step * scale for step, scale in zip(steps, scales, strict=True)]
 
-    def scored(table: trellis_tables.Companded, rounds: int) -> tuple[float, trellis_tables.Companded]:
-        """The least error, and the table with the step that has it."""
-        if table.offset + sum(slope * (127 - place) for place, slope in table.bends) > most:
-            return np.inf, table
-        levels, step, found = table(states), table.step, []
+    def scored(tables: Tables, rounds: int) -> tuple[float, Tables]:
+        """The least error, and the tables with the steps that have it."""
+        if max(t.offset + sum(slope * (127 - place) for place, slope in t.bends) for t in tables) > most:
+            return np.inf, tables
+        levels, steps, found = [table(states) for table in tables], [table.step for table in tables], []
         for _ in range(rounds):
-            error, best = fitted(levels, step)
-            found.append((float(error), dataclasses.replace(table, step=step)))
-            step = best
+            error, best = fitted(levels, steps)
+            stepped = (dataclasses.replace(table, step=step) for table, step in zip(tables, steps, strict=True))
+            found.append((float(error), tuple(stepped)))
+            steps = best
         return min(found, key=operator.itemgetter(0))
 
-    start = trellis_tables.Companded(jnp.float32(STEP), 1, BENDS)
+    start = Companded(jnp.float32(STEP), 1, BENDS)
     if not whole:
-        start = trellis_tables.Companded(jnp.float32(FINE_STEP), 1, FINE_BENDS, FINE_BENDS[0][1] // 2, whole=False)
-    mixings = itertools.product(range(1, 128, 2), (0, 4, 5, 6, 7))
-    mixed = [dataclasses.replace(start, multiplier=multiplier, fold=fold) for multiplier, fold in mixings]
-    best = sorted((scored(table, 4) for table in mixed), key=operator.itemgetter(0))[:KEPT]
+        start = Companded(jnp.float32(FINE_STEP), 1, FINE_BENDS, FINE_BENDS[0][1] // 2, whole=False)
+    count = len(set(trellis_tables.turns(bits)))
+    best, mixings = [(np.inf, (start,) * count)], list(itertools.product(range(1, 128, 2), (0, 4, 5, 6, 7)))
+    for which in [*range(count), *range(count)][: 2 * count - (count == 1)]:
+        mixed = [_replaced(best[0][1], which, multiplier=m, fold=f) for m, f in mixings]
+        best = sorted((scored(tables, 4) for tables in mixed), key=operator.itemgetter(0))[:KEPT]
     rng = np.random.default_rng(0)
     for hop in range(hops):
-        i = hop % KEPT
-        best[i] = min(best[i], scored(_moved(best[i][1], rng), 2), key=operator.itemgetter(0))
+        i, which = hop % KEPT, hop // KEPT % count
+        tables = list(best[i][1])
+        tables[which] = _moved(tables[which], rng)
+        best[i] = min(best[i], scored(tuple(tables), 2), key=operator.itemgetter(0))
     return min(best, key=operator.itemgetter(0))[1]
 
 
-def _moved(table: trellis_tables.Companded, rng: np.random.Generator) -> trellis_tables.Companded:
+def _replaced(tables: Tables, which: int, **changes: int) -> Tables:
+    return (*tables[:which], dataclasses.replace(tables[which], **changes), *tables[which + 1 :])
+
+
+def _moved(table: Companded, rng: np.random.Generator) -> Companded:
     """Some of its bends elsewhere and some steeper; slopes in int8 are powers of two, which are cheap."""
     places, slopes = (np.array(column) for column in zip(*table.bends, strict=True))
     places[1:] += rng.integers(-5, 6, len(places) - 1) * (rng.random(len(places) - 1) < 0.4)
@@ -151,11 +192,10 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
     tables = {}
     for row in rows:
         bits, state_bits = row["point"]["table"]
-        place = f"{bits}_{state_bits}"
-        tables[f"step_{place}"] = np.float32(row["metrics"]["step"])
-        for name, dtype in {"levels": np.int8, **dict.fromkeys(NUMBERS, int)}.items():
+        for name, dtype in {"step": np.float32, "levels": np.int8, **dict.fromkeys(NUMBERS, int)}.items():
             if name in row["metrics"]:
-                tables[f"{name}_{place}"] = np.array(row["metrics"][name], dtype)
+                found = np.array(row["metrics"][name], dtype)
+                tables[f"{name}_{bits:g}_{state_bits}"] = found if len(found) > 1 else found[0]
     path = folder / trellis_tables.FILE.name
     np.savez(path, **tables)
     return [path]

@@ -12,7 +12,8 @@ from jax import lax
 import rqjax
 from experiments.harness.table import Table
 from experiments.harness.timing import turns
-from rqjax.quantizers.trellis import Trellis, trellis_coded
+from rqjax.quantizers.trellis import Trellis
+from rqjax.quantizers.trellis_per_coordinate import trellis_coded
 
 TABLES = (
     Table(

@@ -1,14 +1,18 @@
-"""Norms and directions of vectors, of huge and of tiny ones too."""
+"""Norms and directions of vectors, of huge and of tiny ones too, and how norms are stored."""
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Shaped, UInt8
 
 from rqjax.arrays.planes import as_float32
 from rqjax.core import platforms
 
 TINY, HUGE = 1e-15, 1e19
 """Norms between these have squares, and sums of squares, that float32 holds with full precision."""
+PER_OCTAVE = 8
+"""Norms of eight bits an octave: 9 % apart, so that what is left of a norm's spread is 2.5 %; 256 are 32 octaves."""
+LOGARITHMIC = "uint8"
+"""The dtype of norms of eight bits."""
 
 
 def norm(x: Shaped[Array, "*n d"]) -> Float[Array, "*n 1"]:
@@ -42,3 +46,32 @@ def direction(x: Shaped[Array, "*n d"], size: Float[Array, "*n 1"] | None = None
     size = norm(x) if size is None else size
     unit = _unit(size)
     return as_float32(x) * unit / jnp.where(size > 0, size * unit, 1)
+
+
+def stored(norm: Float[Array, "*n"], dtype: str) -> Shaped[Array, "*n"]:
+    """Norms as they are stored; eight bits hold those from 2^-16 to 2^16, on a logarithmic scale, whose least one
+    stands for 0."""
+    return of_octaves(jnp.log2(norm)) if dtype == LOGARITHMIC else norm.astype(dtype)
+
+
+def restored(x: Shaped[Array, "*n"]) -> Float[Array, "*n"]:
+    """Norms that were stored; 0 is the power of -inf, since a selection after it would be repeated by all that reads
+    them."""
+    if x.dtype == LOGARITHMIC:
+        return jnp.exp2(jnp.where(x > 0, octaves(x), -jnp.inf))
+    return as_float32(x)
+
+
+def largest(dtype: str) -> float:
+    """Of stored norms."""
+    return float(jnp.finfo(jnp.float32 if dtype == LOGARITHMIC else dtype).max)
+
+
+def of_octaves(x: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
+    """The nearest of the norms of eight bits."""
+    return jnp.clip(jnp.round(PER_OCTAVE * x + 128), 0, 255).astype(jnp.uint8)
+
+
+def octaves(x: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
+    """The logarithms of norms of eight bits, to the base of 2."""
+    return (as_float32(x) - 128) / PER_OCTAVE

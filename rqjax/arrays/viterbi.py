@@ -5,9 +5,11 @@ A state is the last L bits of a stream of codes, the newest on top: a code c of 
 states: they are a family. Time comes first, and the vectors (n of them) last.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -18,36 +20,47 @@ IMPOSSIBLE = 1e30
 
 
 class Segment(NamedTuple):
-    """Samples that follow each other and have codes of the same number of bits; everything in float32."""
+    """Samples that follow each other and have codes of as many bits, or of several numbers of bits that take turns;
+    everything in float32."""
 
     y: Float[Array, "T n"]
-    values: Float[Array, "S"]
+    values: Float[Array, "turns S"]
     """What each of the S = 2^L states stands for."""
-    bits: int
+    bits: tuple[int, ...]
+    """Of each turn; the first sample has the first."""
     weights: Float[Array, "T"] | None = None
     """Of the squared error at each time, 1 if there are none."""
 
+    def cut(self, start: int, stop: int) -> "Segment":
+        """The samples from `start` to `stop`."""
+        turns = [(start + turn) % len(self.bits) for turn in range(min(len(self.bits), stop - start))]
+        weights = None if self.weights is None else self.weights[start:stop]
+        bits = tuple(self.bits[turn] for turn in turns)
+        return Segment(self.y[start:stop], self.values[np.array(turns, int)], bits, weights)
 
-def tail_biting(segments: Sequence[Segment]) -> list[UInt8[Array, "T n"]]:
-    """Codes of a path that ends where it starts, so that they are all there is to store; a list as of `path`.
+    @property
+    def all_bits(self) -> np.ndarray:
+        """Of each sample."""
+        return np.resize(self.bits, len(self.y))
+
+
+def tail_biting(segments: Sequence[Segment]) -> UInt8[Array, "T n"]:
+    """Codes of a path that ends where it starts, so that they are all there is to store.
 
     The family that both ends meet in is the one that a free path has in the middle of the samples around the seam; the
     best path through it follows. That is within 1 % of the best over all families.
     """
-    state_bits, total = _state_bits(segments), sum(len(segment.y) for segment in segments)
-    window = min(total // 2, -(-8 * state_bits // min(segment.bits for segment in segments)))
+    bits = np.concatenate([segment.all_bits for segment in segments])
+    state_bits, total = _state_bits(segments), len(bits)
+    window = min(total // 2, math.ceil(8 * state_bits * max(len(s.bits) / sum(s.bits) for s in segments)))
     before = _cut(segments, total - window, total)
-    around = path([*before, *_cut(segments, 0, window)])
-    families = around[len(before) - 1][-1] >> segments[0].bits
+    families = path([*before, *_cut(segments, 0, window)])[window - 1] >> segments[0].bits[0]
     rings = path(segments, families)
-    return [
-        (states >> (state_bits - segment.bits)).astype(jnp.uint8)
-        for segment, states in zip(segments, rings, strict=True)
-    ]
+    return (rings >> (state_bits - bits[:, None]).astype(np.uint32)).astype(jnp.uint8)
 
 
-def path(segments: Sequence[Segment], families: UInt32[Array, "n"] | None = None) -> list[UInt32[Array, "T n"]]:
-    """The states of the path with the least squared error, those of each segment.
+def path(segments: Sequence[Segment], families: UInt32[Array, "n"] | None = None) -> UInt32[Array, "T n"]:
+    """The states of the path with the least squared error.
 
     Args:
       segments: samples.
@@ -55,17 +68,20 @@ def path(segments: Sequence[Segment], families: UInt32[Array, "n"] | None = None
     """
     every = jnp.arange(2 ** _state_bits(segments), dtype=jnp.uint32)[:, None]
     count, steps = segments[0].y.shape[1], []
-    barred = families is not None and every >> segments[0].bits != families
+    barred = families is not None and every >> segments[0].bits[0] != families
     cost = jnp.where(barred, IMPOSSIBLE, jnp.zeros((len(every), count), jnp.float32))
     for segment in segments:
-        cost, oldest = _forward(segment, cost)
-        steps.append(oldest)
+        whole = len(segment.y) // len(segment.bits) * len(segment.bits)
+        for part in (segment.cut(0, whole), segment.cut(whole, len(segment.y))):
+            if len(part.y):
+                cost, oldest = _forward(part, cost)
+                steps.append(oldest)
     state = jnp.argmin(jnp.where(barred, IMPOSSIBLE, cost), axis=0).astype(jnp.uint32)
     found = []
     for oldest in reversed(steps):
-        state, states = _backward(oldest, state, len(every) // oldest.shape[1])
+        state, states = _backward(oldest, state, len(every))
         found.append(states)
-    return found[::-1]
+    return jnp.concatenate(found[::-1])
 
 
 def windows(codes: UInt32[Array, "*n T"], bits: Sequence[int], state_bits: int) -> UInt32[Array, "*n T"]:
@@ -81,47 +97,63 @@ def windows(codes: UInt32[Array, "*n T"], bits: Sequence[int], state_bits: int) 
     return states
 
 
-def _forward(segment: Segment, cost: Float[Array, "S n"]) -> tuple[Float[Array, "S n"], UInt8[Array, "T families n"]]:
-    """The least cost of each state at the end of a segment; and at each time, for each family, the lowest bits of the
-    best of its states."""
-    branches, (size, count) = 2**segment.bits, cost.shape
-    levels, low = segment.values.reshape(branches, -1, 1), jnp.uint32(branches - 1)
+def _forward(
+    segment: Segment, cost: Float[Array, "S n"]
+) -> tuple[Float[Array, "S n"], list[UInt8[Array, "rounds _ n"]]]:
+    """The least cost of each state at the end of a segment of whole rounds; and for each turn, at each time, for each
+    family, the lowest bits of the best of its states."""
+    size, count = cost.shape
+    turns = [
+        (levels.reshape(2**bits, -1, 1), 2**bits) for levels, bits in zip(segment.values, segment.bits, strict=True)
+    ]
 
-    def step(cost: Array, at: tuple[Array, Array | None]) -> tuple[Array, Array]:
-        # The branch index replaces the cost's low mantissa bits, so one min is also the argmin.
-        sample, weight = at
-        keys = lax.bitcast_convert_type(cost, jnp.uint32).reshape(size // branches, branches, count) & ~low
-        best = jnp.min(keys | jnp.arange(branches, dtype=jnp.uint32)[:, None], axis=1)
-        error = (sample - levels) ** 2
-        cost = lax.bitcast_convert_type(best & ~low, jnp.float32) + (error if weight is None else weight * error)
-        return cost.reshape(size, count), (best & low).astype(jnp.uint8)
+    def step(cost: Array, at: tuple[Array, Array | None]) -> tuple[Array, list[Array]]:
+        samples, weights = at
+        steps = []
+        for turn, (levels, branches) in enumerate(turns):
+            # The branch index replaces the cost's low mantissa bits, so one min is also the argmin.
+            low = jnp.uint32(branches - 1)
+            keys = lax.bitcast_convert_type(cost, jnp.uint32).reshape(size // branches, branches, count) & ~low
+            best = jnp.min(keys | jnp.arange(branches, dtype=jnp.uint32)[:, None], axis=1)
+            error = (samples[turn] - levels) ** 2
+            error = error if weights is None else weights[turn] * error
+            cost = (lax.bitcast_convert_type(best & ~low, jnp.float32) + error).reshape(size, count)
+            steps.append((best & low).astype(jnp.uint8))
+        return cost, steps
 
-    return lax.scan(step, cost, (segment.y, segment.weights))
+    samples, weights = jax.tree.map(
+        lambda x: x.reshape(len(x) // len(turns), len(turns), *x.shape[1:]), (segment.y, segment.weights)
+    )
+    return lax.scan(step, cost, (samples, weights))
 
 
 def _backward(
-    oldest: UInt8[Array, "T families n"], last: UInt32[Array, "n"], branches: int
+    oldest: list[UInt8[Array, "rounds _ n"]], last: UInt32[Array, "n"], size: int
 ) -> tuple[UInt32[Array, "n"], UInt32[Array, "T n"]]:
     """The state before a segment, and the states in it, from the last of them."""
 
-    def step(state: Array, best: Array) -> tuple[Array, Array]:
-        family = state & (len(best) - 1)
-        return family * branches + jnp.take_along_axis(best, family[None], axis=0)[0], state
+    def step(state: Array, bests: list[Array]) -> tuple[Array, Array]:
+        states = []
+        for best in reversed(bests):
+            states.append(state)
+            family = state & (len(best) - 1)
+            state = family * (size // len(best)) + jnp.take_along_axis(best, family[None], axis=0)[0]
+        return state, jnp.stack(states[::-1])
 
-    return lax.scan(step, last, oldest, reverse=True)
+    state, states = lax.scan(step, last, oldest, reverse=True)
+    return state, states.reshape(len(states) * len(oldest), *last.shape)
 
 
 def _cut(segments: Sequence[Segment], start: int, stop: int) -> list[Segment]:
     """The segments of the times from `start` to `stop`."""
     found, time = [], 0
     for segment in segments:
-        part = slice(max(start - time, 0), max(stop - time, 0))
+        first, last = (min(max(at - time, 0), len(segment.y)) for at in (start, stop))
         time += len(segment.y)
-        if len(segment.y[part]):
-            weights = None if segment.weights is None else segment.weights[part]
-            found.append(segment._replace(y=segment.y[part], weights=weights))
+        if first < last:
+            found.append(segment.cut(first, last))
     return found
 
 
 def _state_bits(segments: Sequence[Segment]) -> int:
-    return len(segments[0].values).bit_length() - 1
+    return segments[0].values.shape[1].bit_length() - 1

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Shaped
 
+from rqjax.arrays import norms
 from rqjax.backends.hopper_stages import inverse_stages, kernel, listed, refusal_of_rotation, stages
 from rqjax.core import Codes, Quantizer, nest, platforms
 from rqjax.core.dispatch import CONTEXT, Refusal, Unsupported, register
@@ -133,6 +134,8 @@ def roundtripper(quantizer: Quantizer, x: Shaped[Array, "*n d"]) -> Callable[[An
 
 def _refusal(quantizer: Quantizer, *, back: bool = False) -> Refusal | None:
     """Why there are no kernels for a nest, if there are none."""
+    if getattr(quantizer, "dtype", None) == norms.LOGARITHMIC:
+        return Refusal("mosaic_gpu kernels are for norms in floating point, not in eight bits")
     found = _of_one_rotation(quantizer)
     return found if isinstance(found, Refusal) else refusal_of_rotation(found.rotations[0], back)
 

@@ -1,20 +1,28 @@
 """What the states of a trellis stand for: trained levels in tables, and by arithmetic."""
 
+import fractions
 import functools
+import math
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer, Shaped, UInt8
+from jaxtyping import Array, Float, Int, Integer, Shaped, UInt8
 
 from rqjax.arrays.levels import mirrored
 from rqjax.core import check_int, pytree, static
 
 FILE = Path(__file__).with_name("trellis_tables.npz")
 """Made by `python -m experiments.run --config=configs/trellis_tables.py`."""
-STATE_BITS = {1: (6, 12), 2: (6, 12), 3: (6, 12), 4: (6, 12), 5: (8, 8), 6: (8, 8), 7: (8, 8), 8: (8, 8)}
+STATE_BITS = {
+    **dict.fromkeys((1, 1.5, 2, 2.5, 3, 3.5, 4), (6, 12)),
+    **dict.fromkeys((0.5, 0.75, 1.25, 1.75, 2.25, 2.75, 3.25, 3.75), (8, 8)),
+    **dict.fromkeys((4.5, 5, 5.5, 6, 6.5, 7, 7.5, 8), (8, 8)),
+}
 """The fewest and the most bits of state that there are tables for, by the bits of a code."""
-FINE = 8
+LEAST, PARTS = 0.5, 8
+"""Bits of a code at least, and the parts of a bit in which codes differ."""
+FINE = 7.5
 """Bits from which on the levels of 2^8 states are in int16."""
 
 
@@ -79,21 +87,81 @@ class Companded:
         return (sizes >> 1).astype(jnp.int8) if self.whole else sizes.astype(jnp.int16)
 
 
-def trained(bits: int, state_bits: int = 8) -> Table | Companded:
+@pytree
+class Turns:
+    """Levels of coordinates with fractional bits, which whole numbers of bits take turns in, each with a table of its
+    own. A coordinate also draws on the bits of its neighbors, so that all have about the same error."""
+
+    more: Table | Companded
+    fewer: Table | Companded
+    bits: float | int = static()
+
+    step = 1.0
+
+    @property
+    def state_bits(self) -> int:
+        return self.more.state_bits
+
+    def __call__(self, states: Integer[Array, "*n d"]) -> Float[Array, "*n d"]:
+        """The levels of coordinates that begin with the first turn."""
+        first, second = (table(states) * table.step for table in (self.more, self.fewer))
+        return jnp.where(widths(self.bits, states.shape[-1]) > self.bits, first, second)
+
+
+def turns(bits: float | int) -> tuple[int, ...]:
+    """The whole numbers of bits that coordinates have in turns, spread evenly; a whole number is its only one.
+
+    Raises:
+      ValueError: `bits` is no multiple of an eighth from 0.5 to 8.
+
+    Example:
+      >>> from rqjax.codebooks.trellis_tables import turns
+      >>> turns(2.5), turns(0.75), turns(3)
+      ((2, 3), (0, 1, 1, 1), (3,))
+    """
+    number = isinstance(bits, int | float | np.number) and not isinstance(bits, bool)
+    if not number or not float(PARTS * bits).is_integer() or not LEAST <= bits <= max(STATE_BITS):
+        raise ValueError(f"expected bits to be a multiple of 1/{PARTS} from {LEAST} to {max(STATE_BITS)}, got {bits!r}")
+    ends = [math.floor(turn * bits) for turn in range(fractions.Fraction(bits).denominator + 1)]
+    return tuple(np.diff(ends).tolist())
+
+
+def widths(bits: float | int, count: int) -> Int[np.ndarray, "count"]:
+    """The whole numbers of bits of so many coordinates; their sum is `count * bits`, rounded down."""
+    return np.resize(turns(bits), count)
+
+
+def values(table: "Table | Companded | Turns", bits: float | int) -> Float[Array, "turns S"]:
+    """What each state stands for, at each of the turns."""
+    states = jnp.arange(2**table.state_bits, dtype=jnp.uint32)
+    return (table(jnp.stack([states] * len(turns(bits)), axis=-1)) * table.step).T
+
+
+def trained(bits: float | int, state_bits: int = 8) -> Table | Companded | Turns:
     """The committed levels for coordinates of unit variance; of 2^8 states they are `Companded`.
+
+    Of fractional bits that there are none for, those of the next ones.
 
     Raises:
       ValueError: there is none; see `STATE_BITS`.
     """
-    limits = STATE_BITS[check_int("bits", bits, 1, max(STATE_BITS))]
-    state_bits, arrays = check_int("state_bits", state_bits, *limits), _load()
-    place = f"{bits}_{state_bits}"
-    step = jnp.float32(arrays[f"step_{place}"])
-    if state_bits == 8:
-        bends = tuple((start, slope) for start, slope in arrays[f"bends_{place}"].tolist())
-        multiplier, offset, fold = (int(arrays[f"{name}_{place}"]) for name in ("multiplier", "offset", "fold"))
-        return Companded(step, multiplier, bends, offset, fold, whole=bits < FINE)
-    return Table(jnp.asarray(arrays[f"levels_{place}"]), step)
+    whole = len(turns(bits)) == 1
+    alike = [b for b in STATE_BITS if math.floor(b) == math.floor(bits) and float(b).is_integer() == whole]
+    nearest = min(alike, key=lambda b: abs(b - bits))
+    state_bits = check_int("state_bits", state_bits, *STATE_BITS[nearest])
+
+    def read(part: int | tuple[()]) -> Table | Companded:
+        def of(name: str) -> np.ndarray:
+            return np.asarray(_load()[f"{name}_{nearest:g}_{state_bits}"][part])
+
+        step = jnp.float32(of("step"))
+        if state_bits != 8:
+            return Table(jnp.asarray(of("levels")), step)
+        bends = tuple((start, slope) for start, slope in of("bends").tolist())
+        multiplier, offset, fold = (int(of(name)) for name in ("multiplier", "offset", "fold"))
+        return Companded(step, multiplier, bends, offset, fold, whole=nearest < FINE)
+
+    return read(()) if whole else Turns(read(0), read(1), float(bits))
 
 
 def rounded(levels: Float[np.ndarray, "S"]) -> tuple[np.ndarray, float]:

@@ -32,20 +32,20 @@ class Normalized(Wrapper):
 
     inner: Quantizer
     dtype: str = static(default="bfloat16")
-    """Of the stored norms; bfloat16 has float32's range."""
+    """Of the stored norms; bfloat16 has float32's range, uint8 is a logarithmic scale from 2^-16 to 2^16."""
 
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)
-        norm = norms.norm(x).astype(self.dtype)
-        return norm[..., 0], encode_direction(self.inner, x, as_float32(norm))
+        norm = norms.stored(norms.norm(x), self.dtype)
+        return norm[..., 0], encode_direction(self.inner, x, norms.restored(norm))
 
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         norm, inner = codes
-        return as_float32(norm)[..., None] * self.inner.decode(inner)
+        return norms.restored(norm)[..., None] * self.inner.decode(inner)
 
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         norm, inner = codes
-        return self.inner.dot(y, inner) * as_float32(norm)
+        return self.inner.dot(y, inner) * norms.restored(norm)
 
 
 @pytree
@@ -81,7 +81,7 @@ class Scaled(Wrapper):
         square = jnp.sum(decoded**2, axis=-1)
         scale = product / square if self.mode == "mse" else 1 / jnp.maximum(product, jnp.sqrt(square) / LONGEST)
         scale = norm[..., 0] * jnp.where(product <= 0, 0, scale)  # of zero vectors too
-        return jnp.minimum(scale, float(jnp.finfo(self.dtype).max)).astype(self.dtype), inner
+        return norms.stored(jnp.minimum(scale, norms.largest(self.dtype)), self.dtype), inner
 
 
 @pytree

@@ -3,11 +3,9 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
+from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_vectors, pytree
-
-GAINS_PER_OCTAVE = 8
-"""Gains an octave: 9 % apart, so that what is left of a gain's spread is 2.5 %; 256 of them are 32 octaves."""
 
 
 @pytree
@@ -35,13 +33,13 @@ class Gain(Wrapper):
         decoded = self.inner.decode(codes)
         product, square = jnp.sum(x * decoded, axis=-1), jnp.sum(decoded**2, axis=-1)
         best = _nearest((jnp.maximum(product, 0) / jnp.where(square > 0, square, 1)) ** 2)
-        return jnp.where(gains > best.astype(jnp.int32) + GAINS_PER_OCTAVE, best, gains), codes
+        return jnp.where(gains > best.astype(jnp.int32) + norms.PER_OCTAVE, best, gains), codes
 
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
-        return stored_gain(codes)[..., None] * self.inner.decode(codes[1])
+        return norms.restored(codes[0])[..., None] * self.inner.decode(codes[1])
 
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        return self.inner.dot(y, codes[1]) * stored_gain(codes)
+        return self.inner.dot(y, codes[1]) * norms.restored(codes[0])
 
 
 def nearest_gains(x: Float[Array, "*n d"], weights: Float[Array, "d"]) -> UInt8[Array, "*n"]:
@@ -50,19 +48,10 @@ def nearest_gains(x: Float[Array, "*n d"], weights: Float[Array, "d"]) -> UInt8[
 
 
 def gain_of(index: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
-    return jnp.exp2(_octaves(index))
-
-
-def _octaves(index: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
-    return (as_float32(index) - 128) / GAINS_PER_OCTAVE
+    """What vectors are divided by; not 0."""
+    return jnp.exp2(norms.octaves(index))
 
 
 def _nearest(square: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
     """The index of the gain nearest to a root."""
-    return jnp.clip(jnp.round(GAINS_PER_OCTAVE / 2 * jnp.log2(square) + 128), 0, 255).astype(jnp.uint8)
-
-
-def stored_gain(codes: Codes) -> Float[Array, "*n"]:
-    """The gains that codes hold; the least is 0, as the power of -inf: a selection after it would be repeated by all
-    that reads the gains."""
-    return jnp.exp2(jnp.where(codes[0] > 0, _octaves(codes[0]), -jnp.inf))
+    return norms.of_octaves(jnp.log2(square) / 2)

@@ -5,7 +5,6 @@ codes, so that all coordinates decode at once. The stream is a ring (Forney's ta
 d b bits.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -15,7 +14,6 @@ from jaxtyping import Array, Float, Integer, Shaped, UInt32
 from rqjax.arrays import blocks, packing, viterbi
 from rqjax.arrays.planes import as_float32, pad_to
 from rqjax.arrays.viterbi import Segment
-from rqjax.codebooks import trellis_tables
 from rqjax.codebooks.trellis_tables import Companded, Table
 from rqjax.core import Quantizer, Queries, Vectors, check_int, check_vectors, platforms, pytree, static
 
@@ -96,7 +94,7 @@ class Trellis(Quantizer):
         weights = None
         if self.dim % 8:
             weights = (jnp.arange(times) < self.dim).reshape(8, self._lanes).T.reshape(times).astype(jnp.float32)
-        (codes,) = viterbi.tail_biting([Segment(y, self.values.astype(jnp.float32), self.bits, weights)])
+        codes = viterbi.tail_biting([Segment(y, self.values.astype(jnp.float32)[None], (self.bits,), weights)])
         planes = codes.reshape(self._lanes, 8, count).transpose(1, 2, 0).astype(jnp.uint32)
         return packing.pack_planes(list(planes), self.bits)
 
@@ -107,33 +105,3 @@ def by_rows(encode: Callable[[Array], Array], x: Shaped[Array, "*n d"], state_bi
     lead, rows = x.shape[:-1], max(64, 2 ** (15 - state_bits)) * (1 if platforms.on_cpu() else 128)
     codes = blocks.in_blocks(encode, x.reshape(math.prod(lead), x.shape[-1]), rows=rows)
     return codes.reshape(*lead, codes.shape[-1])
-
-
-def trellis_coded(dim: int, bits: int, sphere_dim: int | None = None, state_bits: int = 8) -> Trellis:
-    """A trellis for the coordinates of a random unit vector, with trained levels.
-
-    Args:
-      dim: the number of coordinates to quantize.
-      bits: bits a coordinate, 1 to 8.
-      sphere_dim: the dimension of the unit vector, `dim` unless the coordinates are a part of it.
-      state_bits: L, 6 to 12, above 4 bits 8: encoding takes time and memory as 2^L.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, rqjax
-      >>> rqjax.trellis_coded(dim=64, bits=2, state_bits=10)
-      Trellis(2 bits)
-    """
-    table = trellis_tables.trained(bits, state_bits)
-    scale = 1 / math.sqrt(dim if sphere_dim is None else sphere_dim)
-    return Trellis(dataclasses.replace(table, step=table.step * scale), bits, dim)
-
-
-def improved(trellis: Trellis, x: Float[Array, "n d"], rate: float | Float[Array, ""] = 1.0) -> Trellis:
-    """Moves each level to the mean of the coordinates that take it, `rate` times the way (Lloyd's algorithm).
-
-    One coordinate more stands for the level as it was, so that no level is lost. A rate between 1 and 2 gets there in
-    half the steps.
-    """
-    states, levels = trellis.states(trellis.encode(x)), trellis.values
-    total, count = levels.at[states].add(x), jnp.ones_like(levels).at[states].add(1)
-    return dataclasses.replace(trellis, table=Table(levels + rate * (total / count - levels), jnp.float32(1)))

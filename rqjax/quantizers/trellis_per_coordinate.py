@@ -1,14 +1,18 @@
-"""A trellis with bits of each coordinate's own: what `Columns` is to `Scalar`."""
+"""A trellis with bits of each coordinate's own, fractional ones too: what `Columns` is to `Scalar`."""
+
+import dataclasses
+import math
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, UInt8, UInt32
 
 from rqjax.arrays import blocks, packing, streams, viterbi
 from rqjax.arrays.planes import as_float32
 from rqjax.codebooks import trellis_tables
-from rqjax.codebooks.trellis_tables import Companded, Table
+from rqjax.codebooks.trellis_tables import Companded, Table, Turns
 from rqjax.core import Quantizer, Queries, Vectors, check_vectors, pytree, static
-from rqjax.quantizers.trellis import by_rows
+from rqjax.quantizers.trellis import Trellis, by_rows
 
 
 @pytree
@@ -17,28 +21,31 @@ class TrellisColumns(Quantizer):
 
     Coordinate i shifts bits[i] bits into the state, which its level, `mean + deviation * table(state)`, depends on; the
     coordinates without bits come last and are their means. One ring goes through all of them, packed by `streams.pack`.
+    Of coordinates with fractional bits, whole numbers of bits take turns: 2 and 3 if they have 2.5.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> q = rqjax.TrellisColumns.gaussian(jnp.zeros(32), jnp.ones(32), bits=(3,) * 16 + (1,) * 16)
+      >>> q = rqjax.TrellisColumns.gaussian(jnp.zeros(32), jnp.ones(32), bits=(2.5,) * 16 + (1,) * 16)
       >>> q.bits_per_vector
-      64
+      56
     """
 
     mean: Float[Array, "d"]
     deviation: Float[Array, "d"]
-    tables: tuple[Table | Companded, ...]
+    tables: tuple[Table | Companded | Turns, ...]
     """For each number of bits but 0, the most first."""
-    bits: tuple[int, ...] = static()
-    """Of each coordinate, descending."""
+    bits: tuple[float | int, ...] = static()
+    """Of each coordinate, descending; multiples of an eighth."""
     streamed: bool = static(default=True)
     """False in files from before 2026-11-23, whose indices are packed by `packing.pack_bytes`."""
 
     def __post_init__(self):
         if list(self.bits) != sorted(self.bits, reverse=True) or len(self.classes) != len(self.tables):
             raise ValueError(f"expected descending bits and a table for each number of them, got {self.bits}")
-        if sum(self.bits) < self.tables[0].state_bits:
-            raise ValueError(f"expected as many bits as a state has, {self.tables[0].state_bits}, got {sum(self.bits)}")
+        if sum(self.widths) < self.tables[0].state_bits:
+            raise ValueError(
+                f"expected as many bits as a state has, {self.tables[0].state_bits}, got {sum(self.widths)}"
+            )
 
     @property
     def dim(self) -> int:
@@ -47,7 +54,7 @@ class TrellisColumns(Quantizer):
     @property
     def companded(self) -> bool:
         """Whether levels are by arithmetic, which caches lay codes out for."""
-        return all(isinstance(table, Companded) for table in self.tables)
+        return all(isinstance(table, Companded) for table, _ in self.parts)
 
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         return by_rows(self._encode, as_float32(check_vectors(x, self.dim)), self.tables[0].state_bits)
@@ -64,7 +71,7 @@ class TrellisColumns(Quantizer):
 
     def states(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n active"]:
         """The state of each coordinate that has bits: a window that slides over the stream."""
-        bits, size = self.active, self.tables[0].state_bits
+        bits, size = self.widths.tolist(), self.tables[0].state_bits
         if self.streamed and size == streams.WINDOW:
             return streams.vector_windows(codes, bits).astype(jnp.uint32)
         if self.streamed:
@@ -74,32 +81,71 @@ class TrellisColumns(Quantizer):
         return viterbi.windows(indices, bits, size)
 
     @property
-    def active(self) -> list[int]:
-        """Bits of the coordinates that have any."""
-        return [b for b in self.bits if b]
+    def widths(self) -> np.ndarray:
+        """The whole numbers of bits that go into the stream, of the coordinates that have bits."""
+        return np.concatenate([trellis_tables.widths(b, part.stop - part.start) for b, part in self.classes])
 
     @property
-    def classes(self) -> list[tuple[int, slice]]:
+    def classes(self) -> list[tuple[float | int, slice]]:
         """Bits, and the coordinates that have as many."""
         starts = [(b, self.bits.index(b), self.bits.count(b)) for b in dict.fromkeys(self.bits) if b]
         return [(b, slice(start, start + count)) for b, start, count in starts]
+
+    @property
+    def parts(self) -> list[tuple[Table | Companded, slice | np.ndarray]]:
+        """All coordinates with bits, by the table of their levels."""
+        found = []
+        for table, (b, part) in zip(self.tables, self.classes, strict=True):
+            if isinstance(table, Turns):
+                wide = trellis_tables.widths(b, part.stop - part.start) > b
+                places = np.arange(part.start, part.stop)
+                found += [(table.more, places[wide]), (table.fewer, places[~wide])]
+            else:
+                found.append((table, part))
+        return found
 
     def _encode(self, x: Float[Array, "n d"]) -> UInt8[Array, "n bytes"]:
         unit = jnp.where(self.deviation > 0, self.deviation, 1)  # constant coordinates weigh nothing
         z, weights = (a.astype(jnp.float32) for a in (((x - self.mean) / unit).T, self.deviation**2))
         segments = [
-            viterbi.Segment(z[part], table(jnp.arange(2**table.state_bits)) * table.step, b, weights[part])
+            viterbi.Segment(z[part], trellis_tables.values(table, b), trellis_tables.turns(b), weights[part])
             for table, (b, part) in zip(self.tables, self.classes, strict=True)
         ]
-        codes = jnp.concatenate(viterbi.tail_biting(segments))
+        codes = viterbi.tail_biting(segments)
         if self.streamed:
-            return streams.pack(codes, self.active).T
-        return packing.pack_bytes(codes.T.astype(jnp.uint32), packing.bit_counts(self.bits))
+            return streams.pack(codes, self.widths).T
+        return packing.pack_bytes(codes.T.astype(jnp.uint32), packing.bit_counts(self.widths.tolist()))
 
     @classmethod
     def gaussian(
-        cls, mean: Float[Array, "d"], deviation: Float[Array, "d"], bits: tuple[int, ...], state_bits: int = 8
+        cls, mean: Float[Array, "d"], deviation: Float[Array, "d"], bits: tuple[float | int, ...], state_bits: int = 8
     ) -> "TrellisColumns":
-        """The tables of Gaussian coordinates; `bits` of each, descending, at most 8."""
+        """The tables of Gaussian coordinates; `bits` of each, descending, from 0.5 to 8 or 0."""
         tables = tuple(trellis_tables.trained(b, state_bits) for b in dict.fromkeys(bits) if b)
         return cls(mean, deviation, tables, bits)
+
+
+def trellis_coded(
+    dim: int, bits: float | int, sphere_dim: int | None = None, state_bits: int = 8
+) -> Trellis | TrellisColumns:
+    """A trellis for the coordinates of a random unit vector, with trained levels.
+
+    Args:
+      dim: the number of coordinates to quantize.
+      bits: bits a coordinate, a multiple of 1/8 from 0.5 to 8; `dim * bits` in all, rounded down to whole ones where
+        they are fractional.
+      sphere_dim: the dimension of the unit vector, `dim` unless the coordinates are a part of it.
+      state_bits: L, 6 to 12, above 4 bits and but for halves 8: encoding takes time and memory as 2^L.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> rqjax.trellis_coded(dim=64, bits=2, state_bits=10)
+      Trellis(2 bits)
+      >>> rqjax.trellis_coded(dim=64, bits=2.5).bits_per_vector
+      160
+    """
+    table = trellis_tables.trained(bits, state_bits)
+    scale = 1 / math.sqrt(dim if sphere_dim is None else sphere_dim)
+    if isinstance(table, Turns):
+        return TrellisColumns(jnp.zeros(dim), jnp.full(dim, scale), (table,), (table.bits,) * dim)
+    return Trellis(dataclasses.replace(table, step=table.step * scale), int(bits), dim)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from rqjax import codebooks
 from rqjax.arrays import norms
-from rqjax.codebooks import MAX_BITS
+from rqjax.codebooks import MAX_BITS, trellis_tables
 from rqjax.core import Quantizer, check_int, operation
 from rqjax.quantizers.combinators import Rotated, Scaled
 from rqjax.quantizers.per_head import stack_heads
@@ -47,12 +47,12 @@ def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
     keys = jax.random.split(key, len(x))
     held = min(HELD_OUT, x.shape[1] // 8)
     train, test = (unit[:, :-held], x[:, -held:]) if held else (unit, x)
-    whole = float(bits).is_integer()
+    even = float(trellis_tables.PARTS * bits).is_integer()
     codes = [_transform_code(keys, train, bits, block) for block in (x.shape[2], *MIXED_COORDINATES)]
     errors = [_error(code, test) for code in codes]
     errors[0] *= WORTH
     best = errors.index(min(errors))
-    if best == 0 and whole:
+    if best == 0 and even:
         return unstack(jax.vmap(lambda key: turboquant_trellis(key, x.shape[2], bits))(keys))
     return unstack(codes[best])
 

@@ -12,7 +12,7 @@ from rqjax.core import Quantizer, Registry, check_int
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled, Split
 from rqjax.quantizers.scalar import lloyd_max
-from rqjax.quantizers.trellis import trellis_coded
+from rqjax.quantizers.trellis_per_coordinate import trellis_coded
 from rqjax.recipes.sketches import Sign
 from rqjax.rotations import Chain, Dense, Givens, Hadamard, MultivectorRotor, Quaternion, Rotor
 
@@ -180,12 +180,14 @@ def rotor_chain(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def eden(key: Array, dim: int, bits: int) -> Quantizer:
+def eden(key: Array, dim: int, bits: float | int) -> Quantizer:
     """TurboQuant-mse with the best scale per vector: EDEN.
+
+    Bits may be fractional, as in `turboquant_mixed`.
 
     Source: EDEN (Vargaftik et al., 2022, arXiv:2108.08842).
     """
-    return Scaled(Rotated(Dense.haar(key, dim), lloyd_max(dim, bits)), "mse")
+    return Scaled(Rotated(Dense.haar(key, dim), mixed(lloyd_max, dim, bits)), "mse")
 
 
 @recipe
@@ -199,12 +201,12 @@ def eden_unbiased(key: Array, dim: int, bits: int) -> Quantizer:
 
 @recipe
 def turboquant_trellis(key: Array, dim: int, bits: float | int) -> Quantizer:
-    """`eden` with a trellis of 2^8 states in the place of levels, 1 to 4 bits; fractional as `turboquant_mixed`.
+    """`eden` with a trellis of 2^8 states in the place of levels, 0.5 to 8 bits in steps of an eighth.
 
     Sources: QTIP (Tseng et al., 2024, arXiv:2406.11235); Mao, Gray & Linder, 2010; EDEN (Vargaftik et al., 2022,
     arXiv:2108.08842).
     """
-    return Scaled(Rotated(Dense.haar(key, dim), mixed(trellis_coded, dim, bits)), "mse")
+    return Scaled(Rotated(Dense.haar(key, dim), trellis_coded(dim, bits)), "mse")
 
 
 @recipe
@@ -214,7 +216,7 @@ def turboquant_trellis_unbiased(key: Array, dim: int, bits: float | int) -> Quan
     Sources: QTIP (Tseng et al., 2024, arXiv:2406.11235); Mao, Gray & Linder, 2010; EDEN (Vargaftik et al., 2022,
     arXiv:2108.08842).
     """
-    return Scaled(Rotated(Dense.haar(key, dim), mixed(trellis_coded, dim, bits)), "unbiased")
+    return Scaled(Rotated(Dense.haar(key, dim), trellis_coded(dim, bits)), "unbiased")
 
 
 @recipe
@@ -224,7 +226,7 @@ def rotorquant_trellis(key: Array, dim: int, bits: float | int) -> Quantizer:
     Sources: QTIP (Tseng et al., 2024, arXiv:2406.11235); Mao, Gray & Linder, 2010; EDEN (Vargaftik et al., 2022,
     arXiv:2108.08842).
     """
-    return Scaled(Rotated(_rotor_chain(key, dim), mixed(trellis_coded, dim, bits)), "mse")
+    return Scaled(Rotated(_rotor_chain(key, dim), trellis_coded(dim, bits)), "mse")
 
 
 @recipe

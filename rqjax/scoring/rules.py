@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rqjax.arrays import norms
 from rqjax.arrays.blocks import inner
-from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Quantizer, operation
 from rqjax.quantizers.combinators import Centered, Normalized, Residual, Rotated, Scaled, Split
-from rqjax.quantizers.gain import Gain, stored_gain
+from rqjax.quantizers.gain import Gain
 from rqjax.quantizers.per_head import PerHead, over_heads
 from rqjax.scoring import integers
 from rqjax.scoring.tiles import TokenArray
@@ -127,21 +127,11 @@ _AS_INNER = Rule(
 )
 
 
-def of_factors(factors: Callable[[Codes], Array]) -> Rule:
-    """The rule of a combinator that multiplies what its `inner` decodes by a number of each vector, the first of its
-    codes."""
-    return _AS_INNER._replace(
-        scores=lambda q, y, codes: scores(q.inner, y, codes[1]) * factors(codes)[:, :, None],
-        weigh=lambda q, w, codes: weigh(q.inner, w * factors(codes)[:, :, None], codes[1]),
-        lay_out=lambda q, codes, transposed: (
-            TokenArray.of(codes[0], axis=2),
-            lay_out(q.inner, codes[1], transposed),
-        ),
-    )
-
-
-RULES[Normalized] = RULES[Scaled] = of_factors(lambda codes: as_float32(codes[0]))
-RULES[Gain] = of_factors(stored_gain)
+RULES[Normalized] = RULES[Scaled] = RULES[Gain] = _AS_INNER._replace(
+    scores=lambda q, y, codes: scores(q.inner, y, codes[1]) * norms.restored(codes[0])[:, :, None],
+    weigh=lambda q, w, codes: weigh(q.inner, w * norms.restored(codes[0])[:, :, None], codes[1]),
+    lay_out=lambda q, codes, transposed: (TokenArray.of(codes[0], axis=2), lay_out(q.inner, codes[1], transposed)),
+)
 RULES[Rotated] = _AS_INNER._replace(
     prepare=lambda q, y: prepare(q.inner, q.rotation(y)),  # <y, R^T x> = <R y, x>
     restore=lambda q, sums: q.rotation.inverse(restore(q.inner, sums)),

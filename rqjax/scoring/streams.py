@@ -19,6 +19,7 @@ from rqjax.arrays import packing, streams
 from rqjax.arrays.blocks import inner
 from rqjax.arrays.levels import look_up
 from rqjax.arrays.planes import materialized
+from rqjax.codebooks.trellis_tables import Companded
 from rqjax.core import Codes
 from rqjax.quantizers.per_coordinate import Columns, Whole
 from rqjax.quantizers.trellis import Trellis
@@ -34,7 +35,7 @@ SELECTED = 64
 class Part(NamedTuple):
     """Coordinates whose levels are whole numbers, times a factor of each."""
 
-    coordinates: slice
+    coordinates: slice | np.ndarray
     factors: Float[Array | np.ndarray, "n"]
     levels: Callable[[UInt8[Array, "b h n t"]], Shaped[Array, "b h n t"]]
     """Of windows: in int8, or if they are `fine` in int16."""
@@ -129,7 +130,8 @@ _TRELLIS = of_streams(
 def _trellis_parts(q: TrellisColumns) -> list[Part]:
     return [
         Part(some, q.deviation[some] * table.step, table, fine=not table.whole)
-        for table, (_, some) in zip(q.tables, q.classes, strict=True)
+        for table, some in q.parts
+        if isinstance(table, Companded)
     ]
 
 
@@ -163,8 +165,8 @@ _STATES = Rule(
     in_integers=lambda q: True,
 )
 _TRELLIS_COLUMNS = of_streams(
-    stream=lambda q, codes: streams.closed(jnp.swapaxes(codes, 2, 3), sum(q.bits)),
-    ends=lambda q: streams.closed_ends(q.active),
+    stream=lambda q, codes: streams.closed(jnp.swapaxes(codes, 2, 3), int(q.widths.sum())),
+    ends=lambda q: streams.closed_ends(q.widths),
     parts=_trellis_parts,
     mean=lambda q: q.mean,
 )

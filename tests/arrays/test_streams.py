@@ -1,5 +1,7 @@
 """Streams of bits against strings of them."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,8 +51,16 @@ def test_codes_of_another_width_are_refused():
         streams.unpack_vectors(jnp.zeros((2, 5), jnp.uint8), (3,) * 16)
 
 
-@pytest.mark.parametrize("bits", [(8, 7, 6, 5, 4, 3, 3, 2, 1, 0, 0, 0), (3,) * 7 + (1,) * 4])
-@pytest.mark.parametrize("kind", [rqjax.Columns, rqjax.TrellisColumns])
+MANY = [(8, 7, 6, 5, 4, 3, 3, 2, 1, 0, 0, 0), (3,) * 7 + (1,) * 4]
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [
+        *itertools.product([rqjax.Columns, rqjax.TrellisColumns], MANY),
+        (rqjax.TrellisColumns, (7.5, 2.5, 2.5, 2.5, 0.75)),
+    ],
+)
 def test_products_with_coordinates_of_many_bits(kind, bits):
     """In a cache as with decoded vectors: bits that fill no byte, fine levels, coordinates without bits."""
     d, keys = len(bits), jax.random.split(jax.random.key(0), 4)

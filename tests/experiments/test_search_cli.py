@@ -110,7 +110,7 @@ def test_fitted_methods_learn_from_a_part_of_the_file(folder, monkeypatch):
             {"vectors": "x.npy", "index": "a", "method": "turboqant"},
             "unknown method 'turboqant'; did you mean",
         ),
-        ("build", {"vectors": "x.npy", "index": "a", "bits": 9}, "a whole number from 1 to 8, got 9"),
+        ("build", {"vectors": "x.npy", "index": "a", "bits": 9}, "a multiple of 1/8 from 0.5 to 8, got 9"),
         ("build", {"vectors": "x.npy", "index": "x.npy/a"}, "File exists: 'x.npy'"),
         ("build", {"vectors": "x.npy", "index": "a", "metric": "dot"}, "flag --metric=dot: value should be one of"),
         ("build", {"vectors": "x.npy", "index": "a", "k": 3}, "build has no --k; it has --vectors, --index"),

@@ -25,6 +25,7 @@ SHAPES = {
     "eden": [(8, 50)],
     "turboquant_trellis": [(2.5, 60)],
     "turboquant_trellis_unbiased": [(1, 24)],
+    "scales_of_eight_bits": [(2.25, 32)],
     "affine": [(8, 50)],
 }
 """Bits and dimensions that ask more of a method than the usual ones."""
@@ -73,7 +74,16 @@ def steps(key, dim, bits):
     return Steps(jnp.float32(1 / 8), dim)
 
 
+def norms_of_eight_bits(key, dim, bits):
+    return dataclasses.replace(rqjax.turboquant(key, dim, bits), dtype="uint8")
+
+
+def scales_of_eight_bits(key, dim, bits):
+    return dataclasses.replace(rqjax.turboquant_trellis(key, dim, bits), dtype="uint8")
+
+
 OTHERS = (columns, trellis_columns, gain, uniform, product, product_rounded, exchanged, local, steps)
+OTHERS += (norms_of_eight_bits, scales_of_eight_bits)
 """What learned quantizers are made of, and a leaf that rqjax does not know."""
 
 RECIPES = {**METHODS, **{make.__name__: make for make in OTHERS}}
@@ -85,6 +95,7 @@ CORE = (
     "eden_unbiased",
     "affine",
     "trellis_columns",
+    "scales_of_eight_bits",  # TrellisColumns of fractional bits
     "gain",  # Columns
     "uniform",
     "product_rounded",
@@ -319,6 +330,20 @@ def test_fractional_bits_split_the_channels():
     true = {2.25: 32 + 2 * 128, 2.5: 64 + 2 * 128, 2.75: 96 + 2 * 128, 3.5: 64 + 3 * 128}
     for bits, stored in true.items():
         assert rqjax.turboquant_mixed(jax.random.key(0), 128, bits).bits_per_vector == stored + 16
+
+
+@pytest.mark.parametrize("method", [rqjax.turboquant, rqjax.eden])
+def test_norms_of_eight_bits(method):
+    """Of sizes that they hold the error is nearly that with 16 bits, which take 8 more; others decode to no more."""
+    usual = method(jax.random.key(0), 32, 3)
+    eight = dataclasses.replace(usual, dtype="uint8")
+    assert eight.bits_per_vector == usual.bits_per_vector - 8
+    x = jax.random.normal(jax.random.key(1), (512, 32))
+    least = rqjax.metrics.relative_mse(x, usual.decode(usual.encode(x)))
+    for size in (2.0**-12, 1, 2.0**12):
+        assert rqjax.metrics.relative_mse(size * x, eight.decode(eight.encode(size * x))) < 1.05 * least
+    for size in (0, 2.0**-30, 2.0**30):
+        assert (jnp.linalg.norm(eight.decode(eight.encode(size * x)), axis=1) <= 1.1 * size * jnp.linalg.norm(x)).all()
 
 
 @pytest.mark.full

@@ -1,5 +1,6 @@
 """Trellis-coded quantization: the best path, the ring, the tables, and what it must reach."""
 
+import dataclasses
 import functools
 
 import jax
@@ -13,8 +14,9 @@ from experiments.data import samples
 from rqjax import theory
 from rqjax.arrays import viterbi
 from rqjax.codebooks import trellis_tables
-from rqjax.codebooks.trellis_tables import Companded, Table
-from rqjax.quantizers.trellis import Trellis, improved, trellis_coded
+from rqjax.codebooks.trellis_tables import Companded, Table, Turns
+from rqjax.quantizers.trellis import Trellis
+from rqjax.quantizers.trellis_per_coordinate import trellis_coded
 from rqjax.recipes.allocation import allocate
 from tests.tools.suites import some
 
@@ -35,12 +37,12 @@ def error(trellis, x):
 
 @functools.partial(jax.jit, static_argnums=2)
 def path(y, values, bits, families=None):
-    return viterbi.path([viterbi.Segment(y, values, bits)], families)[0]
+    return viterbi.path([viterbi.Segment(y, values[None], (bits,))], families)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def ring(y, values, bits):
-    return viterbi.tail_biting([viterbi.Segment(y, values, bits)])[0]
+    return viterbi.tail_biting([viterbi.Segment(y, values[None], (bits,))])
 
 
 @pytest.mark.parametrize("bits", some([1, 2, 3, 4], [2]))
@@ -60,11 +62,12 @@ def test_free_paths_are_the_best_of_all(bits):
 
 
 def around(stream, bits, state_bits):
-    """The states of rings of codes (n, T), code by code: the first time around finds the state to start from."""
+    """The states of rings of codes (n, T), code by code: the first times around find the state to start from."""
     state, states = np.zeros(len(stream), int), []
-    for code in np.concatenate([stream] * (1 + -(-16 // stream.shape[1])), axis=1).T:
-        state = (state >> bits) | code.astype(int) << (state_bits - bits)
-        states.append(state)
+    for _ in range(1 + -(-16 // stream.shape[1])):
+        for code, width in zip(stream.T, np.broadcast_to(bits, stream.shape[1]), strict=True):
+            state = (state >> width) | code.astype(int) << (state_bits - width)
+            states.append(state)
     return np.stack(states[-stream.shape[1] :], axis=1)
 
 
@@ -115,6 +118,28 @@ def test_a_window_over_the_stream_is_the_state(dim, bits, state_bits):
     np.testing.assert_array_equal(trellis.decode(codes), trellis.values[expected])
 
 
+@pytest.mark.parametrize(("bits", "dim"), [(2.5, 40), (0.75, 37), (3.125, 13)])
+def test_fractional_codes_take_turns_on_one_ring(bits, dim):
+    """Bit by bit: the stream holds the codes of coordinates, whose numbers of bits are as even as whole ones can be."""
+    code = trellis_coded(dim, bits)
+    x = jax.random.normal(jax.random.key(1), (7, dim)) / dim**0.5
+    codes = jax.jit(code.encode)(x)
+    widths = np.diff(np.floor(bits * np.arange(dim + 1)).astype(int))
+    assert widths.sum() == int(bits * dim)
+    assert code.bits_per_vector == 8 * codes[0].nbytes == 8 * -(-int(bits * dim) // 8)
+    stream = np.unpackbits(np.asarray(codes), axis=1, bitorder="little")
+    each = [
+        stream[:, end - width : end] @ 2 ** np.arange(width)
+        for end, width in zip(np.cumsum(widths), widths, strict=True)
+    ]
+    states = around(np.stack(each, axis=1), widths, 8)
+    np.testing.assert_array_equal(code.states(codes), states)
+    turns = code.tables[0]
+    tables = [turns.more if width > bits else turns.fewer for width in widths]
+    levels = [table(jnp.asarray(states[:, i])) * table.step / dim**0.5 for i, table in enumerate(tables)]
+    np.testing.assert_allclose(code.decode(codes), np.stack(levels, axis=1), rtol=1e-6)
+
+
 REACHED = {
     8: (0.285, 0.0795, 0.0219, 0.0063),
     10: (None, 0.0735, 0.0202, 0.0058),
@@ -125,6 +150,22 @@ REACHED = {
 
 def distortion(trellis):
     return error(trellis, samples.sample("sphere", 1, 1024, 128)[0])
+
+
+@pytest.mark.parametrize("state_bits", some([8, 10], []))
+@pytest.mark.parametrize("bits", [1.5, 2.5, 3.5])
+def test_half_bits_are_on_the_line_of_whole_ones(bits, state_bits):
+    """Within 2 % of the geometric mean of the neighbors' errors, whose bits are theirs on the average."""
+    found, *neighbors = (
+        distortion(trellis_coded(128, b, state_bits=state_bits)) for b in (bits, bits - 0.5, bits + 0.5)
+    )
+    assert found < 1.02 * np.sqrt(np.prod(neighbors))
+
+
+@pytest.mark.full
+def test_errors_fall_with_each_eighth_of_a_bit():
+    errors = [distortion(trellis_coded(128, bits)) for bits in np.arange(0.5, 8.01, 0.125).tolist()]
+    assert errors == sorted(errors, reverse=True)
 
 
 @pytest.mark.parametrize("state_bits", some(REACHED, []))
@@ -173,11 +214,13 @@ def test_codes_that_may_follow_on_a_state_are_spread_evenly(bits):
 @pytest.mark.full
 def test_lloyd_steps_lower_the_error():
     x = jax.random.laplace(jax.random.key(0), (512, 64))
-    trellis = trellis_coded(64, 2, 1)
-    errors = [error(trellis, x)]
+    code = trellis_coded(64, 2.5, 1)
+    errors = [error(code, x)]
     for _ in range(4):
-        trellis = jax.jit(improved)(trellis, x)
-        errors.append(error(trellis, x))
+        parts = jax.jit(trellis_tables_experiment.improved)(code, x)
+        tables = [Table(levels, jnp.float32(1)) for levels in parts]
+        code = dataclasses.replace(code, tables=(Turns(*tables, 2.5),))
+        errors.append(error(code, x))
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.9 * errors[0]
 
@@ -185,7 +228,14 @@ def test_lloyd_steps_lower_the_error():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: trellis_coded(128, 9), "expected bits to be a whole number from 1 to 8, got 9"),
+        (lambda: trellis_coded(128, 9), "expected bits to be a multiple of 1/8 from 0.5 to 8, got 9"),
+        (lambda: trellis_coded(128, 2.3), "expected bits to be a multiple of 1/8 from 0.5 to 8, got 2.3"),
+        (lambda: trellis_coded(128, 0.375), "expected bits to be a multiple of 1/8 from 0.5 to 8, got 0.375"),
+        (
+            lambda: trellis_coded(128, 2.25, state_bits=10),
+            "expected state_bits to be a whole number from 8 to 8, got 10",
+        ),
+        (lambda: trellis_coded(8, 0.75), "as many bits as a state has, 8, got 6"),
         (lambda: trellis_coded(128, 2, state_bits=13), "expected state_bits to be a whole number from 6 to 12, got 13"),
         (lambda: trellis_coded(4, 1, state_bits=9), "expected state_bits to be a whole number from 1 to 8, got 9"),
         (lambda: trellis_coded(128, 5, state_bits=10), "expected state_bits to be a whole number from 8 to 8, got 10"),
@@ -211,9 +261,10 @@ def test_committed_tables_are_what_training_makes():
     for bits, (least, most) in trellis_tables.STATE_BITS.items():
         for state_bits in range(least, most + 1):
             table = trellis_tables.trained(bits, state_bits)
-            assert table.state_bits == state_bits
-            assert isinstance(table, Companded) == (state_bits == 8)
-            assert table.whole == (bits < trellis_tables.FINE)
+            for part in (table.more, table.fewer) if isinstance(table, Turns) else (table,):
+                assert part.state_bits == state_bits
+                assert isinstance(part, Companded) == (state_bits == 8)
+                assert part.whole == (bits < trellis_tables.FINE)
 
 
 @pytest.mark.full
@@ -230,19 +281,16 @@ def test_one_ring_through_coordinates_of_many_bits():
 
 
 def test_a_path_through_segments_is_the_best_of_all():
-    """All streams of a free path through codes of 3, 3, 2 and 1 bits, with weights."""
-    y, weights = jax.random.normal(jax.random.key(1), (4, 5)), jnp.array([4.0, 3.0, 2.0, 1.0])
-    values = [levels(4, key) for key in range(3)]
-    parts = [(slice(0, 2), 3), (slice(2, 3), 2), (slice(3, 4), 1)]
-    segments = [
-        viterbi.Segment(y[part], table, bits, weights[part]) for table, (part, bits) in zip(values, parts, strict=True)
-    ]
-    states = jnp.concatenate(viterbi.path(segments))
-    tables = np.stack([values[0], values[0], values[1], values[2]])
-    found = (weights[:, None] * (y - tables[np.arange(4)[:, None], states]) ** 2).sum(0)
+    """All streams of a free path through codes of 3 bits, 2 and 0 bits in turns, and 1 bit, with weights."""
+    y, weights = jax.random.normal(jax.random.key(1), (5, 5)), jnp.array([4.0, 3.0, 2.0, 5.0, 1.0])
+    tables = jnp.stack([levels(4, key) for key in range(4)])[np.array([0, 1, 2, 1, 3])]
+    parts = [(slice(0, 1), (3,)), (slice(1, 4), (2, 0)), (slice(4, 5), (1,))]
+    segments = [viterbi.Segment(y[part], tables[part][: len(bits)], bits, weights[part]) for part, bits in parts]
+    states = viterbi.path(segments)
+    found = (weights[:, None] * (y - tables[np.arange(5)[:, None], states]) ** 2).sum(0)
     least = np.full(5, np.inf)
-    for stream in np.array_split(np.arange(2 ** (1 + 3 + 3 + 2 + 1)), 4):
-        windows = [(stream >> start) & 15 for start in (0, 3, 5, 6)]
+    for stream in np.array_split(np.arange(2 ** (1 + 3 + 2 + 0 + 2 + 1)), 4):
+        windows = [(stream >> start) & 15 for start in (0, 2, 2, 4, 5)]
         errors = [w * (v[:, None] - t[s]) ** 2 for w, v, t, s in zip(weights, y, tables, windows, strict=True)]
         least = np.minimum(least, np.sum(errors, axis=0).min(1))
     np.testing.assert_allclose(found, least, rtol=1e-5)
