@@ -122,7 +122,7 @@ def turns(bits: float | int) -> tuple[int, ...]:
     number = isinstance(bits, int | float | np.number) and not isinstance(bits, bool)
     if not number or not float(PARTS * bits).is_integer() or not LEAST <= bits <= max(STATE_BITS):
         raise ValueError(f"expected bits to be a multiple of 1/{PARTS} from {LEAST} to {max(STATE_BITS)}, got {bits!r}")
-    ends = [math.floor(turn * bits) for turn in range(fractions.Fraction(bits).denominator + 1)]
+    ends = [math.floor(turn * bits) for turn in range(fractions.Fraction(float(bits)).denominator + 1)]
     return tuple(np.diff(ends).tolist())
 
 

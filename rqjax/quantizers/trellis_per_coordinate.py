@@ -135,7 +135,7 @@ def trellis_coded(
       bits: bits a coordinate, a multiple of 1/8 from 0.5 to 8; `dim * bits` in all, rounded down to whole ones where
         they are fractional.
       sphere_dim: the dimension of the unit vector, `dim` unless the coordinates are a part of it.
-      state_bits: L, 6 to 12, above 4 bits and but for halves 8: encoding takes time and memory as 2^L.
+      state_bits: L, from 6 to 12 for 1, 1.5, ..., 4 bits and 8 for others: encoding takes time and memory as 2^L.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
