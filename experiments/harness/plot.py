@@ -9,7 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from experiments.harness.table import Row
 
@@ -32,10 +32,13 @@ WORDS = {
     "quantize_s": "seconds to quantize",
     "dequantize_s": "seconds to get back",
     "mae": "mean absolute error",
+    "thousands": "thousands of vectors a second",
 }
 """Of axes, in words and units."""
 DOUBLING = ("tokens", "ratio", "pairs")
 """Axes whose values double from one to the next."""
+SPREAD = ("thousands",)
+"""Axes whose values go through powers of ten; nothing lies between points, which are therefore not joined."""
 STYLES = [(color, line) for line in ("-", "--", ":") for color in plt.get_cmap("tab10").colors]  # pyright: ignore[reportAttributeAccessIssue]
 BARS = plt.get_cmap("tab10").colors  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -60,12 +63,17 @@ def curves(
     for axis, value in zip(axes, panels, strict=False):
         shown = [row for row in merged if panel is None or row[panel] == value]
         for name, (color, line) in zip(names, STYLES, strict=False):
-            _line(axis, [row for row in shown if row[series] == name], x, y, color=color, linestyle=line, label=name)
+            joined = "none" if x in SPREAD else line
+            _line(axis, [row for row in shown if row[series] == name], x, y, color=color, linestyle=joined, label=name)
         for (name, height), line in zip((levels or {}).items(), ("-", "--"), strict=False):
             axis.axhline(height, color="0.6", linestyle=line, label=name)
         axis.set_yscale("log" if log else "linear")
         if x in DOUBLING:
             axis.set_xscale("log", base=2)
+        if x in SPREAD:
+            axis.set_xscale("log", subs=[])
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        if x in DOUBLING + SPREAD:
             axis.xaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.0f}"))
         axis.set(title=value or "", xlabel=WORDS.get(x, x), ylabel=WORDS.get(y, y))
     return _save(figure, axes, path)

@@ -259,7 +259,7 @@ def affine_rotated_sign(key: Array, dim: int, bits: int) -> Quantizer:
 
 def mixed(make: Callable[[int, int, int], Quantizer], dim: int, bits: float | int) -> Quantizer:
     """What `make(dim, bits, sphere_dim)` makes; in two parts where bits are fractional, the first of one bit more."""
-    low = check_int("the whole part of bits", int(bits // 1), 1, 8)
+    low = check_int("bits" if float(bits).is_integer() else "the whole part of bits", int(bits // 1), 1, 8)
     high_dim = round((bits - low) * dim)
     parts = tuple(make(size, b, dim) for size, b in ((high_dim, low + 1), (dim - high_dim, low)) if size)
     return parts[0] if len(parts) == 1 else Split(parts)
