@@ -10,41 +10,32 @@ windows of held-out text and without `klt_trellis`, its seconds measured beside 
 
 from ml_collections import ConfigDict
 
+from configs import perplexity
+
 
 def get_config() -> ConfigDict:
-    return ConfigDict(
-        {
-            "experiment": "perplexity",
-            "corpus": "",
-            "context": 2048,
-            "windows": 32,
-            "chunk": 64,
-            "seeds": 4,
-            "grid": {
-                "model": ("llama-d128", "qwen2-d64", "gemma3-d256"),
-                "keep": ("0+0",),
-                "strategy": (
-                    "turboquant_3",
-                    "eden_3",
-                    "rotorquant_3",
-                    "rotor_chain_3",
-                    "rotorquant_learned_3",
-                    "rotor_chain_learned_3",
-                    "rotorquant_allocated_3",
-                    "rotorquant_allocated_trellis_3",
-                    "klt_trellis_3",
-                    "turboquant_trellis_3",
-                    "turboquant_2",
-                    "eden_2",
-                    "rotorquant_2",
-                    "rotor_chain_2",
-                    "rotorquant_learned_2",
-                    "rotor_chain_learned_2",
-                    "rotorquant_allocated_2",
-                    "rotorquant_allocated_trellis_2",
-                    "klt_trellis_2",
-                    "turboquant_trellis_2",
-                ),
-            },
-        }
+    config = perplexity.get_config()
+    strategies = (
+        "turboquant_3",
+        "eden_3",
+        "rotorquant_3",
+        "rotor_chain_3",
+        "rotorquant_learned_3",
+        "rotor_chain_learned_3",
+        "rotorquant_allocated_3",
+        "rotorquant_allocated_trellis_3",
+        "klt_trellis_3",
+        "turboquant_trellis_3",
+        "turboquant_2",
+        "eden_2",
+        "rotorquant_2",
+        "rotor_chain_2",
+        "rotorquant_learned_2",
+        "rotor_chain_learned_2",
+        "rotorquant_allocated_2",
+        "rotorquant_allocated_trellis_2",
+        "klt_trellis_2",
+        "turboquant_trellis_2",
     )
+    config.update({"chunk": 64, "grid": {"strategy": strategies}})
+    return config

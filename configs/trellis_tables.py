@@ -14,11 +14,6 @@ from ml_collections import ConfigDict
 from rqjax.codebooks.trellis_tables import STATE_BITS
 
 
-def sizes(bits: float | int) -> range:
-    least, most = STATE_BITS[bits]
-    return range(least, most + 1)
-
-
 def get_config() -> ConfigDict:
     return ConfigDict(
         {
@@ -27,6 +22,10 @@ def get_config() -> ConfigDict:
             "n": 2048,
             "steps": 300,
             "hops": 300,
-            "grid": {"table": tuple((bits, size) for bits in STATE_BITS for size in sizes(bits))},
+            "grid": {
+                "table": tuple(
+                    (bits, size) for bits, (least, most) in STATE_BITS.items() for size in range(least, most + 1)
+                )
+            },
         }
     )

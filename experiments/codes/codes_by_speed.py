@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 import rqjax
-from experiments.codes.distortion import distortion
+from experiments.codes.distortion import check as check, distortion
 from experiments.data import samples
 from experiments.harness import plot as plots
 from experiments.harness.table import Row, Table
-from experiments.harness.timing import turns
+from experiments.harness.timing import medians
 
 TABLES = (
     Table(
@@ -24,11 +24,6 @@ TABLES = (
         each=("data", "dim"),
     ),
 )
-
-
-def check(point: dict[str, Any]) -> None:
-    jax.eval_shape(lambda key: rqjax.METHODS[point["method"]](key, point["dim"], point["bits"]), jax.random.key(0))
-    samples.check(point["data"])
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +41,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         "decode": lambda: decode(quantizer, codes),
         "memcpy": lambda: np.copyto(copy, array),
     }
-    seconds = {name: float(np.median(times[1:])) for name, times in turns(functions, point["rounds"] + 1).items()}
+    seconds = medians(functions, point["rounds"])
     scale = 4 ** found["stored_bits"]
     return {
         "stored_bits": found["stored_bits"],

@@ -154,7 +154,7 @@ def _search(bits: float | int, dim: int, n: int, hops: int) -> Tables:
         start = Companded(jnp.float32(FINE_STEP), 1, FINE_BENDS, FINE_BENDS[0][1] // 2, whole=False)
     count = len(set(trellis_tables.turns(bits)))
     best, mixings = [(np.inf, (start,) * count)], list(itertools.product(range(1, 128, 2), (0, 4, 5, 6, 7)))
-    for which in [*range(count), *range(count)][: 2 * count - (count == 1)]:
+    for which in (0, 1, 0, 1) if count == 2 else (0,):
         mixed = [_replaced(best[0][1], which, multiplier=m, fold=f) for m, f in mixings]
         best = sorted((scored(tables, 4) for tables in mixed), key=operator.itemgetter(0))[:KEPT]
     rng = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from jax import lax
 
 import rqjax
 from experiments.harness.table import Table
-from experiments.harness.timing import turns
+from experiments.harness.timing import medians
 from rqjax.quantizers.trellis import Trellis
 from rqjax.quantizers.trellis_per_coordinate import trellis_coded
 
@@ -51,7 +51,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         "decode rotorquant": lambda: decode(rotorquant, others),
     }
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    seconds = {name: float(np.median(times[1:])) for name, times in turns(functions, point["rounds"] + 1).items()}
+    seconds = medians(functions, point["rounds"])
     return {
         "n": n,
         "dim": dim,

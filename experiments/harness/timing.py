@@ -19,3 +19,8 @@ def turns(functions: Mapping[str, Callable[[], Any]], rounds: int, calls: int = 
                 jax.block_until_ready(function())
                 times[name][turn, call] = time.perf_counter() - start
     return times
+
+
+def medians(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median seconds of each function's calls in so many rounds, after one in which it may be compiled."""
+    return {name: float(np.median(times[1:])) for name, times in turns(functions, rounds + 1).items()}

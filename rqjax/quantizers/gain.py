@@ -5,7 +5,8 @@ from jaxtyping import Array, Float, UInt8
 
 from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_vectors, pytree
+from rqjax.core import Codes, Quantizer, Vectors, Wrapper, check_vectors, pytree
+from rqjax.quantizers.combinators import Normalized
 
 
 @pytree
@@ -26,6 +27,8 @@ class Gain(Wrapper):
     weights: Float[Array, "d"]
     inner: Quantizer
 
+    decode, dot = Normalized.decode, Normalized.dot
+
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))
         gains = nearest_gains(x, self.weights)
@@ -34,12 +37,6 @@ class Gain(Wrapper):
         product, square = jnp.sum(x * decoded, axis=-1), jnp.sum(decoded**2, axis=-1)
         best = _nearest((jnp.maximum(product, 0) / jnp.where(square > 0, square, 1)) ** 2)
         return jnp.where(gains > best.astype(jnp.int32) + norms.PER_OCTAVE, best, gains), codes
-
-    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
-        return norms.restored(codes[0])[..., None] * self.inner.decode(codes[1])
-
-    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        return self.inner.dot(y, codes[1]) * norms.restored(codes[0])
 
 
 def nearest_gains(x: Float[Array, "*n d"], weights: Float[Array, "d"]) -> UInt8[Array, "*n"]:

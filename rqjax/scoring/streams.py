@@ -19,7 +19,6 @@ from rqjax.arrays import packing, streams
 from rqjax.arrays.blocks import inner
 from rqjax.arrays.levels import look_up
 from rqjax.arrays.planes import materialized
-from rqjax.codebooks.trellis_tables import Companded
 from rqjax.core import Codes
 from rqjax.quantizers.per_coordinate import Columns, Whole
 from rqjax.quantizers.trellis import Trellis
@@ -128,11 +127,7 @@ _TRELLIS = of_streams(
 
 
 def _trellis_parts(q: TrellisColumns) -> list[Part]:
-    return [
-        Part(some, q.deviation[some] * table.step, table, fine=not table.whole)
-        for table, some in q.parts
-        if isinstance(table, Companded)
-    ]
+    return [Part(some, q.deviation[some] * table.step, table, fine=not table.whole) for table, some in q.parts]
 
 
 def _level_parts(q: Columns) -> list[Part]:
