@@ -29,6 +29,7 @@ def get_config() -> ConfigDict:
                     "rotor_chain",
                     "turboquant",
                     "eden",
+                    "nested_e8",
                     "rotorquant_trellis",
                     "turboquant_trellis",
                 ),

@@ -7,7 +7,7 @@ By what is known of the vectors
     METHODS, of nothing: eden eden_unbiased turboquant turboquant_mixed turboquant_prod turboquant_prod_orthogonal
         rotorquant rotorquant_prod rotorquant_paper rotorquant_paper_prod rotor_chain hadamard planarquant isoquant
         identity rtn affine affine_rotated affine_rotated_sign
-        turboquant_trellis turboquant_trellis_unbiased rotorquant_trellis
+        turboquant_trellis turboquant_trellis_unbiased rotorquant_trellis nested_e8
     FITTED, of samples: klt_trellis rotorquant_learned rotor_chain_learned rotorquant_allocated
         rotorquant_allocated_trellis pq opq lopq qet
     BUDGETED, of the very matrix: fit_under_budget
@@ -21,7 +21,7 @@ Training
     fit parameters losses learning
 Parts, which nest
     Normalized Scaled Gain Centered Rotated Residual Split PerHead Local
-    Scalar lloyd_max Affine Uniform Columns Trellis trellis_coded TrellisColumns Product Exchange Exact Sign
+    Scalar lloyd_max Affine Uniform Columns Trellis trellis_coded TrellisColumns NestedE8 Product Exchange Exact Sign
     rotations clifford codebooks packing
 New ones
     Quantizer Codes pytree static
@@ -78,6 +78,7 @@ from rqjax.quantizers.combinators import (
 from rqjax.quantizers.exact import Exact as Exact
 from rqjax.quantizers.exchange import Exchange as Exchange
 from rqjax.quantizers.gain import Gain as Gain
+from rqjax.quantizers.nested_e8 import NestedE8 as NestedE8
 from rqjax.quantizers.per_cell import Local as Local
 from rqjax.quantizers.per_coordinate import Columns as Columns
 from rqjax.quantizers.per_head import PerHead as PerHead
@@ -105,6 +106,7 @@ from rqjax.recipes.methods import (
     hadamard as hadamard,
     identity as identity,
     isoquant as isoquant,
+    nested_e8 as nested_e8,
     planarquant as planarquant,
     rotor_chain as rotor_chain,
     rotorquant as rotorquant,

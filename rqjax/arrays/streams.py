@@ -54,7 +54,7 @@ def windows(stream: UInt8[Array, "*n bytes t"], ends: np.ndarray) -> UInt8[Array
 
 def pack_vectors(codes: Integer[Array, "*n d"], bits: Bits) -> UInt8[Array, "*n bytes"]:
     """The stream of each vector's codes."""
-    return _by_rows(lambda rows: pack(rows, bits), codes)
+    return by_rows(lambda rows: pack(rows, bits), codes)
 
 
 def unpack_vectors(stream: UInt8[Array, "*n bytes"], bits: Bits) -> UInt8[Array, "*n d"]:
@@ -62,16 +62,16 @@ def unpack_vectors(stream: UInt8[Array, "*n bytes"], bits: Bits) -> UInt8[Array,
     each = np.asarray(bits, int)
     check_width(stream, -(-int(each.sum()) // 8))
     unused = (WINDOW - each).astype(np.uint8)[:, None]
-    return _by_rows(lambda rows: windows(rows, np.cumsum(each)) >> unused, stream)
+    return by_rows(lambda rows: windows(rows, np.cumsum(each)) >> unused, stream)
 
 
 def vector_windows(stream: UInt8[Array, "*n bytes"], bits: Bits) -> UInt8[Array, "*n d"]:
     """The windows of each vector's ring."""
     check_width(stream, -(-int(np.sum(bits)) // 8))
-    return _by_rows(lambda rows: windows(closed(rows, int(np.sum(bits))), closed_ends(bits)), stream)
+    return by_rows(lambda rows: windows(closed(rows, int(np.sum(bits))), closed_ends(bits)), stream)
 
 
-def _by_rows(function: Callable[[Array], Array], x: Array) -> Array:
+def by_rows(function: Callable[[Array], Array], x: Array) -> Array:
     """A function of (rows, vectors), of vectors (*n, rows)."""
     found = function(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).T).T
     return found.reshape(*x.shape[:-1], found.shape[-1])

@@ -11,6 +11,7 @@ from jaxtyping import Array
 from rqjax.core import Quantizer, Registry, check_int
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled, Split
+from rqjax.quantizers.nested_e8 import NestedE8
 from rqjax.quantizers.scalar import lloyd_max
 from rqjax.quantizers.trellis_per_coordinate import trellis_coded
 from rqjax.recipes.sketches import Sign
@@ -227,6 +228,16 @@ def rotorquant_trellis(key: Array, dim: int, bits: float | int) -> Quantizer:
     arXiv:2108.08842).
     """
     return Scaled(Rotated(_rotor_chain(key, dim), trellis_coded(dim, bits)), "mse")
+
+
+@recipe
+def nested_e8(key: Array, dim: int, bits: int) -> Quantizer:
+    """`eden` with points of a nested lattice E8 in the place of levels, and 0.25 bits a coordinate for their scales.
+
+    Sources: NestQuant (Savkin et al., 2025, arXiv:2502.09720); Conway & Sloane, 1983; EDEN (Vargaftik et al., 2022,
+    arXiv:2108.08842).
+    """
+    return Scaled(Rotated(Dense.haar(key, dim), NestedE8.gaussian(dim, bits, 1 / dim)), "mse")
 
 
 @recipe

@@ -1,4 +1,4 @@
-"""The rules of leaves whose codes a cache holds as streams of bits: trellis codes, and levels of each coordinate's own.
+"""The rules of leaves whose codes a cache holds as streams of bits: trellises, lattices, levels of one coordinate each.
 
 Coordinates come in parts whose levels are made alike. What is a coordinate's own, its scale, is multiplied into queries
 and sums; all parts share the limbs of queries and of weights.
@@ -20,6 +20,7 @@ from rqjax.arrays.blocks import inner
 from rqjax.arrays.levels import look_up
 from rqjax.arrays.planes import materialized
 from rqjax.core import Codes
+from rqjax.quantizers.nested_e8 import NestedE8
 from rqjax.quantizers.per_coordinate import Columns, Whole
 from rqjax.quantizers.trellis import Trellis
 from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
@@ -35,9 +36,11 @@ class Part(NamedTuple):
     """Coordinates whose levels are whole numbers, times a factor of each."""
 
     coordinates: slice | np.ndarray
+    ends: np.ndarray
+    """Where in the stream the codes end that levels are made of."""
     factors: Float[Array | np.ndarray, "n"]
-    levels: Callable[[UInt8[Array, "b h n t"]], Shaped[Array, "b h n t"]]
-    """Of windows: in int8, or if they are `fine` in int16."""
+    levels: Callable[[UInt8[Array, "b h codes t"]], Shaped[Array, "b h n t"]]
+    """Of the windows of the codes: in int8, or if they are `fine` in int16."""
     fine: bool
 
     @property
@@ -45,7 +48,7 @@ class Part(NamedTuple):
         """What its limbs are multiples of, the high ones first."""
         return [256 * self.factors, self.factors] if self.fine else [self.factors]
 
-    def limbs(self, windows: UInt8[Array, "b h n t"]) -> list[Int8[Array, "b h n t"]]:
+    def limbs(self, windows: UInt8[Array, "b h codes t"]) -> list[Int8[Array, "b h n t"]]:
         if not self.fine:
             return [self.levels(windows)]
         levels = materialized(self.levels(windows))
@@ -54,7 +57,6 @@ class Part(NamedTuple):
 
 def of_streams(
     stream: Callable[[Any, Codes], UInt8[Array, "b h bytes t"]],
-    ends: Callable[[Any], np.ndarray],
     parts: Callable[[Any], Sequence[Part]],
     mean: Callable[[Any], Float[Array, "d"] | None],
 ) -> Rule:
@@ -62,17 +64,16 @@ def of_streams(
 
     Args:
       stream: codes as `encode` returns them, in the layout of `arrays.streams`.
-      ends: where in it the code of each coordinate ends; those without bits come last and are left out.
-      parts: all coordinates with bits.
+      parts: all coordinates with bits; those without come last and are left out.
       mean: what is added to the levels of each vector.
     """
 
     def rows(q: Any, codes: Codes) -> Int8[Array, "b h n t"]:
         """The levels of all parts, for one product: the products of parts would take twice as long."""
-        several, places, laid_out = parts(q), ends(q), isinstance(codes, tuple)
+        several, laid_out = parts(q), isinstance(codes, tuple)
         bits = codes[0] if laid_out else stream(q, codes)
         bits = bits if laid_out and len(several) == 1 else materialized(bits)
-        found = [part.limbs(streams.windows(bits, places[part.coordinates])) for part in several]
+        found = [part.limbs(streams.windows(bits, part.ends)) for part in several]
         return jnp.concatenate(list(itertools.chain(*found)), axis=2)
 
     def prepare(q: Any, y: Float[Array, "b h r d"]) -> Any:
@@ -120,25 +121,29 @@ def _trellis_ends(q: Trellis) -> np.ndarray:
 
 _TRELLIS = of_streams(
     stream=_of_trellis,
-    ends=_trellis_ends,
-    parts=lambda q: [Part(slice(0, q.dim), jnp.broadcast_to(q.table.step, q.dim), q.table, fine=False)],
+    parts=lambda q: [
+        Part(slice(0, q.dim), _trellis_ends(q), jnp.broadcast_to(q.table.step, q.dim), q.table, fine=False)
+    ],
     mean=lambda q: None,
 )
 
 
 def _trellis_parts(q: TrellisColumns) -> list[Part]:
-    return [Part(some, q.deviation[some] * table.step, table, fine=not table.whole) for table, some in q.parts]
+    ends = streams.closed_ends(q.widths)
+    return [
+        Part(some, ends[some], q.deviation[some] * table.step, table, fine=not table.whole) for table, some in q.parts
+    ]
 
 
 def _level_parts(q: Columns) -> list[Part]:
-    found, start = [], 0
+    found, start, ends = [], 0, np.cumsum(q.active)
     for levels in q.levels:
         assert isinstance(levels, Whole)
         size, bits = levels.shape[1], (levels.shape[0] - 1).bit_length()
         some = slice(start, start + size)
         if bits:
             of = functools.partial(_of_rows, bits, levels.levels)
-            found.append(Part(some, levels.step, of, fine=levels.levels.dtype == jnp.int16))
+            found.append(Part(some, ends[some], levels.step, of, fine=levels.levels.dtype == jnp.int16))
         start = some.stop
     return found
 
@@ -161,15 +166,20 @@ _STATES = Rule(
 )
 _TRELLIS_COLUMNS = of_streams(
     stream=lambda q, codes: streams.closed(jnp.swapaxes(codes, 2, 3), int(q.widths.sum())),
-    ends=lambda q: streams.closed_ends(q.widths),
     parts=_trellis_parts,
     mean=lambda q: q.mean,
 )
 RULES[TrellisColumns] = lambda q: _TRELLIS_COLUMNS if q.companded and q.streamed else DECODED
 _COLUMNS = of_streams(
     stream=lambda q, codes: jnp.swapaxes(codes, 2, 3),
-    ends=lambda q: np.cumsum(q.active),
     parts=_level_parts,
     mean=lambda q: jnp.concatenate([levels.center for levels in q.levels]),
 )
 RULES[Columns] = lambda q: _COLUMNS if q.bits[0] and all(isinstance(levels, Whole) for levels in q.levels) else DECODED
+RULES[NestedE8] = of_streams(
+    stream=lambda q, codes: jnp.swapaxes(codes, 2, 3),
+    parts=lambda q: [
+        Part(slice(0, q.dim), np.cumsum(q.widths), jnp.broadcast_to(q.unit, q.dim), q.levels, fine=q.fine)
+    ],
+    mean=lambda q: None,
+)

@@ -25,6 +25,7 @@ SHAPES = {
     "eden": [(8, 50)],
     "turboquant_trellis": [(2.5, 60)],
     "turboquant_trellis_unbiased": [(1, 24)],
+    "nested_e8": [(3, 80), (5, 20)],
     "scales_of_eight_bits": [(2.25, 32)],
     "affine": [(8, 50)],
 }
@@ -94,6 +95,7 @@ CORE = (
     "turboquant_prod",  # Dense, Residual, Sign
     "eden_unbiased",
     "affine",
+    "nested_e8",
     "trellis_columns",
     "scales_of_eight_bits",  # TrellisColumns of fractional bits
     "gain",  # Columns
