@@ -58,6 +58,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
             reach = decoder.config.windows[layer]
             row = attention_error.errors(cache, q[:, -point["queries"] :], k, v, reach)
             values[seed, layer] = [row[name] for name in names]
+    jax.clear_caches()  # or three rows have more executables than Linux has mappings of memory for a process
     result = {}
     for i, name in enumerate(names):
         result |= {f"{name}_{layer}": values[:, layer, i].mean() for layer in range(layers)}

@@ -2,13 +2,16 @@
 
 import functools
 import operator
+from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays import norms
 from rqjax.arrays.blocks import in_blocks
-from rqjax.arrays.planes import as_float32
+from rqjax.arrays.planes import as_float32, materialized
 from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_vectors, pytree, static
 from rqjax.quantizers.scalar import Scalar
 from rqjax.rotations import Chain, Dense, Hadamard, Rotation
@@ -75,10 +78,8 @@ class Scaled(Wrapper):
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)
         norm = norms.norm(x)
-        inner = encode_direction(self.inner, x, norm)
-        decoded = self.inner.decode(inner)
-        product = jnp.sum(norms.direction(x, norm) * decoded, axis=-1)
-        square = jnp.sum(decoded**2, axis=-1)
+        with_products = functools.partial(rotated_first, _with_products, self.inner)
+        inner, product, square = in_blocks(with_products, x, norm)
         scale = product / square if self.mode == "mse" else 1 / jnp.maximum(product, jnp.sqrt(square) / LONGEST)
         scale = norm[..., 0] * jnp.where(product <= 0, 0, scale)  # of zero vectors too
         return norms.stored(jnp.minimum(scale, norms.largest(self.dtype)), self.dtype), inner
@@ -203,15 +204,34 @@ class Centered(Wrapper):
 
 def encode_direction(inner: Quantizer, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
     """`inner.encode(x / norm)` without the division where `inner` is linear up to its levels: they are scaled."""
+    return rotated_first(_direction_codes, inner, x, norm)
+
+
+def rotated_first(
+    function: Callable[..., Any], inner: Quantizer, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]
+) -> Any:
+    """`function(inner, x, norm)` of what is within rotations and of x rotated: norms and products are the same."""
     match inner:
-        case Rotated(rotation=(Dense() | Hadamard() | Chain()) as rotation, inner=rotated):
-            return in_blocks(lambda x, norm: encode_direction(rotated, rotation(x), norm), x, norm)
-        case Rotated(rotation=rotation, inner=rotated):
-            return encode_direction(rotated, rotation(x), norm)
-        case Scalar():
-            return inner.encode(x, norm)
+        case Rotated(rotation=rotation, inner=within) if rotation.dim == within.dim:
+            if isinstance(rotation, Dense | Hadamard | Chain):
+                return in_blocks(lambda x, norm: rotated_first(function, within, rotation(x), norm), x, norm)
+            return rotated_first(function, within, rotation(x), norm)
         case _:
-            return inner.encode(norms.direction(x, norm))
+            return function(inner, x, norm)
+
+
+def _direction_codes(inner: Quantizer, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
+    return inner.encode(x, norm) if isinstance(inner, Scalar) else inner.encode(norms.direction(x, norm))
+
+
+def _with_products(
+    inner: Quantizer, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]
+) -> tuple[Codes, Float[Array, "*n"], Float[Array, "*n"]]:
+    """Codes of directions, the products of these with what is decoded, and the squares of that."""
+    codes = jax.tree.map(materialized, _direction_codes(inner, x, norm))  # or each coordinate is encoded once more
+    decoded = materialized(inner.decode(codes))  # or decoded once more
+    product = jnp.sum(norms.direction(x, norm) * decoded, axis=-1)
+    return codes, product, jnp.sum(decoded**2, axis=-1)
 
 
 def _bits(dtype: str) -> int:

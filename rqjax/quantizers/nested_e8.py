@@ -53,15 +53,15 @@ class NestedE8(Quantizer):
         return codes.reshape(*x.shape[:-1], codes.shape[-1])
 
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
-        levels = streams.by_rows(
-            lambda rows: materialized(self.levels(streams.windows(rows, np.cumsum(self.widths)))), codes
-        )
+        levels = streams.by_rows(lambda rows: materialized(self.levels(streams.windows(rows, self.ends))), codes)
         return levels * self.unit
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """Bits of what the stream holds: the code of each coordinate, and then the scale of each point."""
-        return (self.bits,) * (8 * self._lanes) + (2,) * self._lanes
+    def ends(self) -> np.ndarray:
+        """Where in the stream the code of each coordinate ends, point by point, and then the scale of each point."""
+        plane, lane = np.divmod(np.arange(8 * self._lanes), self._lanes)
+        scales = 8 * self._lanes * self.bits + 2 * np.arange(1, self._lanes + 1)
+        return np.concatenate([(8 * lane + plane + 1) * self.bits, scales])
 
     @property
     def fine(self) -> bool:
@@ -74,13 +74,12 @@ class NestedE8(Quantizer):
         return self.step / self._filling
 
     def levels(self, windows: UInt8[Array, "*n codes t"]) -> Integer[Array, "*n d t"]:
-        """Coordinates in units of `unit`, of the windows of all that the stream holds."""
-        dtype = jnp.int32 if platforms.on_apple() else jnp.int16
+        """Coordinates in units of `unit`, of the windows that end at `ends`."""
+        dtype = jnp.int8 if not self.fine else jnp.int32 if platforms.on_apple() else jnp.int16
         *codes, scales = jnp.split(materialized(windows), self._lanes * np.arange(1, 9), axis=-2)
         points = self._points([(code >> (8 - self.bits)).astype(dtype) for code in codes], keep=materialized)
         scales = look_up(scales >> 6, jnp.asarray(SCALES)).astype(dtype) * self._filling
-        levels = jnp.concatenate([x * scales for x in points], axis=-2)[..., : self.dim, :]
-        return levels if self.fine else levels.astype(jnp.int8)
+        return jnp.concatenate([x * scales for x in points], axis=-2)[..., : self.dim, :]
 
     @classmethod
     def gaussian(cls, dim: int, bits: int, variance: float | int = 1) -> "NestedE8":
@@ -105,15 +104,28 @@ class NestedE8(Quantizer):
         best = functools.reduce(jnp.minimum, errors)
         ranks = [jnp.where(error == best, i, 3) for i, error in enumerate(errors)]
         chosen = materialized(functools.reduce(jnp.minimum, ranks))
-        # as they are kept, for another rounding of a place would not be of the choice among points
-        places = materialized(jnp.stack(_places(y, jnp.asarray(SCALES, jnp.float32)[chosen])))
-        codes = self._codes(list(places), keep=materialized)
-        codes = jnp.concatenate([code.astype(jnp.uint8) for code in (*codes, chosen)])
-        return streams.pack(materialized(codes), self.widths).T
+        codes = self._codes(_places(y, jnp.asarray(SCALES, jnp.float32)[chosen]))
+        scales = streams.pack(chosen, (2,) * self._lanes)
+        return jnp.concatenate([self._packed(codes).reshape(self._lanes * self.bits, len(x)), scales]).T
 
-    def _codes(self, places: list[Float[Array, "lanes n"]], **options) -> list[Int32[Array, "lanes n"]]:
+    def _packed(self, codes: list[Int32[Array, "lanes n"]]) -> UInt8[Array, "lanes bits n"]:
+        """The codes of points, one point after the other.
+
+        By way of words of 32 bits: each of eight arrays would compute again what the eight codes share.
+        """
+        together = 8 if self.bits <= 4 else 4
+        shifted = [code << (self.bits * (k % together)) for k, code in enumerate(codes)]
+        words = [materialized(total(shifted[k : k + together])) for k in range(0, 8, together)]
+        size, octets = self.bits * together, []
+        for start in range(0, 8 * self.bits, 8):
+            word, shift = divmod(start, size)
+            octet = words[word] >> shift
+            octets.append(octet | words[word + 1] << (size - shift) if shift + 8 > size else octet)
+        return jnp.stack([octet.astype(jnp.uint8) for octet in octets], axis=1)
+
+    def _codes(self, places: list[Float[Array, "lanes n"]]) -> list[Int32[Array, "lanes n"]]:
         """The codes of the nearest points: their coordinates in a basis of E8, modulo 2^b."""
-        rest = residues(places, [jnp.floor(place + 0.5).astype(jnp.int32) for place in places], 1, **options)
+        rest = residues(places, [jnp.floor(place + 0.5).astype(jnp.int32) for place in places], 1)
         doubled = [jnp.round(2 * (place - r)).astype(jnp.int32) for place, r in zip(places, rest, strict=True)]
         last = doubled[7]
         *first, seventh = [(x - last) >> 1 for x in doubled[:7]]

@@ -178,8 +178,6 @@ _COLUMNS = of_streams(
 RULES[Columns] = lambda q: _COLUMNS if q.bits[0] and all(isinstance(levels, Whole) for levels in q.levels) else DECODED
 RULES[NestedE8] = of_streams(
     stream=lambda q, codes: jnp.swapaxes(codes, 2, 3),
-    parts=lambda q: [
-        Part(slice(0, q.dim), np.cumsum(q.widths), jnp.broadcast_to(q.unit, q.dim), q.levels, fine=q.fine)
-    ],
+    parts=lambda q: [Part(slice(0, q.dim), q.ends, jnp.broadcast_to(q.unit, q.dim), q.levels, fine=q.fine)],
     mean=lambda q: None,
-)
+)._replace(width=lambda q: 4)  # with what the points of a block are made of

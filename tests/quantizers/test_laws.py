@@ -214,6 +214,7 @@ def test_bits_are_those_of_indices_norms_scales_and_padding():
         **dict.fromkeys(("rtn", "affine", "affine_rotated"), grid),
         "affine_rotated_sign": grid + 96 + 16,
         "rotorquant_paper": paper,
+        "nested_e8": 8 * -(-(240 + 2 * 10) // 8) + 16,  # a scale for each point, whole bytes
     }
     for name in set(METHODS) - {"rotorquant_paper_prod"}:
         made = jax.eval_shape(functools.partial(METHODS[name], dim=80, bits=3), jax.random.key(0))

@@ -49,9 +49,10 @@ def test_error_on_the_sphere(bits, error):
     assert errors[0] <= (0.79 if bits == 2 else 0.72) * errors[1]
 
 
-def test_what_was_decoded_is_encoded_without_error():
-    q = rqjax.NestedE8.gaussian(dim=24, bits=3)
-    x = q.decode(q.encode(jax.random.normal(jax.random.key(0), (200, 24))))
+@pytest.mark.parametrize("bits", [3, 7])
+def test_what_was_decoded_is_encoded_without_error(bits):
+    q = rqjax.NestedE8.gaussian(24, bits)
+    x = q.decode(q.encode(jax.random.normal(jax.random.key(0), (5000, 24))))
     np.testing.assert_allclose(q.decode(q.encode(x)), x, atol=1e-5)
 
 
