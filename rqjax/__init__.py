@@ -21,7 +21,8 @@ Training
     fit parameters losses learning
 Parts, which nest
     Normalized Scaled Gain Centered Rotated Residual Split PerHead Local
-    Scalar lloyd_max Affine Uniform Columns Trellis trellis_coded TrellisColumns NestedE8 Product Exchange Exact Sign
+    Scalar lloyd_max Affine Uniform Blocks Columns Trellis trellis_coded TrellisColumns NestedE8 Product
+    Exchange Exact Sign
     rotations clifford codebooks packing
 New ones
     Quantizer Codes pytree static
@@ -67,6 +68,7 @@ from rqjax.learning import losses as losses
 from rqjax.learning.parameters import parameters as parameters
 from rqjax.learning.training import fit as fit
 from rqjax.quantizers.affine import Affine as Affine
+from rqjax.quantizers.block_formats import Blocks as Blocks
 from rqjax.quantizers.combinators import (
     Centered as Centered,
     Normalized as Normalized,

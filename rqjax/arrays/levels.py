@@ -68,3 +68,8 @@ def mirrored(
     sizes = of_upper(indices ^ flip)
     sign = lax.bitcast_convert_type(flip, jnp.int8).astype(sizes.dtype)
     return (sizes ^ sign) - sign
+
+
+def divide(a: Float[Array, "*n"], b: Float[Array, "..."] | int) -> Float[Array, "*n"]:
+    """a / b, correctly rounded: XLA divides by a broadcast b by multiplying with 1 / b, and ties would break."""
+    return a / (b + 0 * a)

@@ -84,4 +84,4 @@ def as_bits(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
 
 def as_float32(x: Shaped[Array, "*n"]) -> Float[Array, "*n"]:
     """Low-precision floats as float32; float32 and float64 as they are."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(jnp.float32 if x.dtype.itemsize < 4 else jnp.promote_types(x.dtype, jnp.float32))

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
 from rqjax.arrays import packing
+from rqjax.arrays.levels import divide
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Quantizer, Queries, Vectors, check_int, check_vectors, platforms, pytree, static
 
@@ -47,13 +48,13 @@ class Affine(Quantizer):
         groups = x.reshape(*x.shape[:-1], self.dim // self.group_size, self.group_size)
         low, high = groups.min(-1), groups.max(-1)
         steps = 2**self.bits - 1
-        scale = jnp.maximum(_divide(high - low, steps), 1e-7)
+        scale = jnp.maximum(divide(high - low, steps), 1e-7)
         low_is_wider = jnp.abs(low) > jnp.abs(high)
         scale, edge = jnp.where(low_is_wider, scale, -scale), jnp.where(low_is_wider, low, high)
         whole = jnp.round(edge / scale)
         scale = jnp.where(whole != 0, edge / jnp.where(whole != 0, whole, 1), scale)
         bias = jnp.where(whole != 0, edge, 0)
-        index = jnp.clip(jnp.round(_divide(groups - bias[..., None], scale[..., None])), 0, steps)
+        index = jnp.clip(jnp.round(divide(groups - bias[..., None], scale[..., None])), 0, steps)
         words = packing.pack_stream(index.astype(jnp.uint32).reshape(x.shape), self.bits)
         return words, scale.astype(self.dtype), bias.astype(self.dtype)
 
@@ -78,8 +79,3 @@ class Affine(Quantizer):
     def _grouped(self, codes: Codes) -> Float[Array, "*n g k"]:
         index = self.indices(codes).astype(jnp.float32)
         return index.reshape(*index.shape[:-1], self.dim // self.group_size, self.group_size)
-
-
-def _divide(a: Float[Array, "*n k"], b: Float[Array, "*#n #k"] | int) -> Float[Array, "*n k"]:
-    """a / b, correctly rounded: XLA divides by a broadcast b by multiplying with 1 / b, and ties would break."""
-    return a / (b + 0 * a)

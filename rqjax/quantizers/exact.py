@@ -1,5 +1,6 @@
 """The quantizer that does not quantize: full-precision layers, and the yardstick of every table."""
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rqjax.arrays.planes import as_float32
@@ -8,7 +9,7 @@ from rqjax.core import Quantizer, Vectors, check_vectors, pytree, static
 
 @pytree
 class Exact(Quantizer):
-    """Stores vectors as they are, rounded to `dtype`. Codes: (*n, d) of that dtype.
+    """Stores vectors as they are, rounded to `dtype`. Codes: (*n, d) of that dtype; of 8 bits within its range.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -20,7 +21,11 @@ class Exact(Quantizer):
     dtype: str = static(default="bfloat16")
 
     def encode(self, x: Vectors) -> Float[Array, "*n d"]:
-        return check_vectors(x, self.dim).astype(self.dtype)
+        x = check_vectors(x, self.dim)
+        if jnp.dtype(self.dtype).itemsize == 1:  # beyond which float8_e4m3fn has nothing but NaN
+            largest = float(jnp.finfo(self.dtype).max)
+            x = jnp.clip(x, -largest, largest)
+        return x.astype(self.dtype)
 
     def decode(self, codes: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
         return as_float32(codes)

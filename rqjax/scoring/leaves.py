@@ -15,6 +15,7 @@ from rqjax.arrays.levels import look_up
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes
 from rqjax.quantizers.affine import Affine
+from rqjax.quantizers.block_formats import FORMATS, Blocks
 from rqjax.quantizers.exact import Exact
 from rqjax.quantizers.product import Product
 from rqjax.quantizers.scalar import Scalar
@@ -30,7 +31,7 @@ class Grid(NamedTuple):
     arrays: Callable[[Any, Codes], tuple[Array, ...]]
     """Those of codes, (*n, groups) each."""
     numbers: Callable[..., tuple[Array, Array | None]]
-    """Scale and bias of levels, of the quantizer and the arrays in float32."""
+    """Scale and bias of levels, of the quantizer and the arrays."""
 
 
 def of_levels(
@@ -78,7 +79,7 @@ def of_levels(
     def numbers(quantizer: Any, codes: Codes) -> tuple[Float[Array, "b h g 1 t"], Float[Array, "b h g 1 t"] | None]:
         laid_out = isinstance(codes[0], tuple)
         arrays = codes[1:] if laid_out else [jnp.swapaxes(a, 2, 3) for a in grid.arrays(quantizer, codes)]
-        return grid.numbers(quantizer, *(as_float32(a)[:, :, :, None] for a in arrays))
+        return grid.numbers(quantizer, *(a[:, :, :, None] for a in arrays))
 
     def members(quantizer: Any) -> Float[Array, "groups 1 d"]:
         """1 where a coordinate belongs to a group. Groups are rows of one product: rows are cheap, slices are not."""
@@ -152,9 +153,17 @@ _AFFINE = of_levels(
     grid=Grid(
         groups=lambda q: q.dim // q.group_size,
         arrays=lambda q, codes: codes[1:],
-        numbers=lambda q, scale, bias: (scale, bias + 2 ** (q.bits - 1) * scale),
+        numbers=lambda q, scale, bias: (as_float32(scale), as_float32(bias) + 2 ** (q.bits - 1) * as_float32(scale)),
     ),
 )
 RULES[Affine] = lambda q: (
     _AFFINE._replace(lay_out=DECODED.lay_out, weigh=DECODED.weigh, width=DECODED.width) if q.keeps_words else _AFFINE
+)
+RULES[Blocks] = of_levels(
+    lambda q, indices: look_up(indices, jnp.asarray(FORMATS[q.format].levels)),
+    grid=Grid(
+        groups=lambda q: q.dim // q.size,
+        arrays=lambda q, codes: codes[1:],
+        numbers=lambda q, scale: (q.scales(scale), None),
+    ),
 )

@@ -1,0 +1,152 @@
+"""Number formats that share a scale among a block of coordinates: those of llama.cpp, of OCP and of NVIDIA.
+
+Sources: ggml-org/llama.cpp, `ggml-quants.c` (q4_0, q8_0); Rouhani et al., 2023, arXiv:2310.10537, and OCP Microscaling
+Formats v1.0 (MXFP4); NVIDIA, 2025, Pretraining large language models with NVFP4, arXiv:2509.25149.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Shaped, UInt8, UInt32
+
+from rqjax.arrays import packing
+from rqjax.arrays.levels import divide
+from rqjax.arrays.planes import as_float32
+from rqjax.core import Codes, Quantizer, Vectors, check_vectors, pytree, static, unknown_name
+
+E4M3 = jnp.float8_e4m3fn
+
+
+class Format(NamedTuple):
+    """How a block becomes a scale and an index of each coordinate."""
+
+    bits: int
+    size: int
+    levels: np.ndarray
+    """By index, whole numbers in int8."""
+    unit: float
+    """By which levels are multiplied."""
+    stored: Callable[[Float[Array, "*n"]], Shaped[Array, "*n"]]
+    """The scale of a block as it is stored, by the coordinate of largest magnitude."""
+    scale: Callable[[Shaped[Array, "*n"]], Float[Array, "*n"]]
+    """Of what is stored."""
+    divisor: Callable[[Float[Array, "*n"]], Float[Array, "*n"]]
+    """What coordinates are divided by, by the same coordinate: llama.cpp's before it is rounded."""
+    nearest: Callable[[Float[Array, "*n"]], Float[Array, "*n"]]
+    """The index of a coordinate over that."""
+
+
+def _e2m1(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """The sign, and two bits of exponent and one of mantissa: the nearest, of two the even one."""
+    size = jnp.minimum(jnp.abs(x), 6)
+    large = jnp.where(size < 4, jnp.round(size) + 2, jnp.round(size / 2) + 4)
+    return jnp.where(size < 2, jnp.round(2 * size), large) + jnp.where(jnp.signbit(x), 8, 0)
+
+
+def _e8m0(extreme: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
+    """The power of two that takes the largest magnitude into 4 to 8."""
+    exponent = jnp.frexp(jnp.abs(extreme))[1] - 1  # the logarithm, rounded down
+    return jnp.where(extreme == 0, 0, jnp.clip(exponent - 2 + 127, 0, 254)).astype(jnp.uint8)
+
+
+def _e4m3(extreme: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
+    size = jnp.minimum(divide(jnp.abs(extreme), 6), float(jnp.finfo(E4M3).max))
+    return lax.bitcast_convert_type(size.astype(E4M3), jnp.uint8)
+
+
+def _power(stored: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
+    return jnp.exp2(as_float32(stored) - 127)
+
+
+def _of_e4m3(stored: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
+    return lax.bitcast_convert_type(stored, E4M3).astype(jnp.float32)
+
+
+def _half(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    return jnp.clip(x, -65504, 65504).astype(jnp.float16)
+
+
+_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+FORMATS = {
+    "q4_0": Format(
+        bits=4,
+        size=32,
+        levels=np.arange(-8, 8, dtype=np.int8),
+        unit=1,
+        stored=lambda extreme: _half(extreme / -8),
+        scale=as_float32,
+        divisor=lambda extreme: extreme / -8,
+        nearest=lambda x: jnp.clip(jnp.floor(x + 8.5), 0, 15),
+    ),
+    "q8_0": Format(
+        bits=8,
+        size=32,
+        levels=np.arange(-128, 128, dtype=np.int8),
+        unit=1,
+        stored=lambda extreme: _half(divide(jnp.abs(extreme), 127)),
+        scale=as_float32,
+        divisor=lambda extreme: divide(jnp.abs(extreme), 127),
+        nearest=lambda x: jnp.sign(x) * jnp.floor(jnp.abs(x) + 0.5) + 128,
+    ),
+    "mxfp4": Format(4, 32, _E2M1, 0.5, _e8m0, _power, lambda extreme: _power(_e8m0(extreme)), _e2m1),
+    "nvfp4": Format(4, 16, _E2M1, 0.5, _e4m3, _of_e4m3, lambda extreme: _of_e4m3(_e4m3(extreme)), _e2m1),
+}
+
+
+@pytree
+class Blocks(Quantizer):
+    """Blocks of consecutive coordinates in one of `FORMATS`. Codes: (words (*n, d bits / 32), scales (*n, blocks)).
+
+    They decode to what llama.cpp, the specification of MXFP4 and MLX's NVFP4 decode theirs to. A tensor has no scale
+    of its own beside those of NVFP4's blocks, which reach from 2^-9 to 448.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> words, scales = rqjax.Blocks("nvfp4", dim=64).encode(jnp.ones((5, 64)))
+      >>> (words.shape, scales.shape)
+      ((5, 8), (5, 4))
+    """
+
+    format: str = static()
+    dim: int = static()
+
+    def __post_init__(self):
+        if self.format not in FORMATS:
+            raise unknown_name("format", self.format, FORMATS)
+        if self.dim < 1 or self.dim % self.size:
+            raise ValueError(f"expected dim to be a multiple of {self.format}'s blocks of {self.size}, got {self.dim}")
+
+    @property
+    def bits(self) -> int:
+        return FORMATS[self.format].bits
+
+    @property
+    def size(self) -> int:
+        """Coordinates in a block."""
+        return FORMATS[self.format].size
+
+    def encode(self, x: Vectors) -> Codes:
+        x, form = as_float32(check_vectors(x, self.dim)), FORMATS[self.format]
+        blocks = x.reshape(*x.shape[:-1], self.dim // self.size, self.size)
+        place = jnp.argmax(jnp.abs(blocks), axis=-1, keepdims=True)
+        extreme = jnp.take_along_axis(blocks, place, axis=-1)
+        divisor = form.divisor(extreme)
+        index = form.nearest(jnp.where(divisor == 0, 0, divide(blocks, jnp.where(divisor == 0, 1, divisor))))
+        words = packing.pack_stream(index.astype(jnp.uint32).reshape(x.shape), self.bits)
+        return words, form.stored(extreme[..., 0])
+
+    def indices(self, codes: Codes) -> UInt32[Array, "*n d"]:
+        """The index of each coordinate's level."""
+        return packing.unpack_stream(codes[0], self.bits, self.dim)
+
+    def scales(self, stored: Shaped[Array, "*n"]) -> Float[Array, "*n"]:
+        """What levels are multiplied by."""
+        form = FORMATS[self.format]
+        return form.scale(stored) * form.unit
+
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        levels = jnp.asarray(FORMATS[self.format].levels)[self.indices(codes)].astype(jnp.float32)
+        return levels * jnp.repeat(self.scales(codes[1]), self.size, axis=-1)
