@@ -96,15 +96,20 @@ class NestedE8(Quantizer):
 
     def _encode(self, x: Float[Array, "n d"]) -> UInt8[Array, "n bytes"]:
         y = list(materialized(pad_to(x / self.step, 8 * self._lanes).T).reshape(8, self._lanes, len(x)))
+        # the last try is sure to be in the cell, shrunk to as far from its boundary as a point may be
+        reach = 2 * float(SCALES[-1]) * (2**self.bits / math.sqrt(2) - 1)
+        shrunk = materialized(jnp.minimum(1, reach / jnp.sqrt(jnp.maximum(total([v * v for v in y]), 1e-20))))
         errors = []
-        for scale in SCALES.astype(np.float32):
-            points = self._points(self._codes(_places(y, scale)))
+        for scale, factor in [*((scale, 1) for scale in SCALES.astype(np.float32)), (np.float32(SCALES[-1]), shrunk)]:
+            points = self._points(self._codes(_places([v * factor for v in y], scale)))
             rest = [v - scale * point for v, point in zip(y, points, strict=True)]
             errors.append(total([r * r for r in rest]))
         best = functools.reduce(jnp.minimum, errors)
-        ranks = [jnp.where(error == best, i, 3) for i, error in enumerate(errors)]
-        chosen = materialized(functools.reduce(jnp.minimum, ranks))
-        codes = self._codes(_places(y, jnp.asarray(SCALES, jnp.float32)[chosen]))
+        ranks = [jnp.where(error == best, i, len(SCALES)) for i, error in enumerate(errors)]
+        tried = materialized(functools.reduce(jnp.minimum, ranks))
+        chosen = jnp.minimum(tried, len(SCALES) - 1)
+        factor = jnp.where(tried == len(SCALES), shrunk, 1)
+        codes = self._codes(_places([v * factor for v in y], jnp.asarray(SCALES, jnp.float32)[chosen]))
         scales = streams.pack(chosen, (2,) * self._lanes)
         return jnp.concatenate([self._packed(codes).reshape(self._lanes * self.bits, len(x)), scales]).T
 

@@ -234,6 +234,8 @@ def rotorquant_trellis(key: Array, dim: int, bits: float | int) -> Quantizer:
 def nested_e8(key: Array, dim: int, bits: int) -> Quantizer:
     """`eden` with points of a nested lattice E8 in the place of levels, and 0.25 bits a coordinate for their scales.
 
+    From 2 bits on; at 1 bit levels have less error.
+
     Sources: NestQuant (Savkin et al., 2025, arXiv:2502.09720); Conway & Sloane, 1983; EDEN (Vargaftik et al., 2022,
     arXiv:2108.08842).
     """

@@ -56,6 +56,18 @@ def test_what_was_decoded_is_encoded_without_error(bits):
     np.testing.assert_allclose(q.decode(q.encode(x)), x, atol=1e-5)
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_what_lies_beyond_every_cell_is_shrunk(bits):
+    """A point that is decoded on the far side of a cell would be twice as far away as 0."""
+    q = rqjax.NestedE8.gaussian(8, bits)
+    directions = jax.random.normal(jax.random.key(0), (1000, 8))
+    x = directions / jnp.linalg.norm(directions, axis=1, keepdims=True) * jnp.linspace(1, 60, 1000)[:, None]
+    decoded = q.decode(q.encode(x))
+    assert (jnp.linalg.norm(decoded - x, axis=1) < 0.98 * jnp.linalg.norm(x, axis=1)).all()
+    far = decoded[-100:]
+    assert (jnp.sum(far * x[-100:], axis=1) > 0.7 * jnp.linalg.norm(far, axis=1) * 54).all()
+
+
 def test_bits_that_no_cell_has():
     for bits in (0, 9):
         with pytest.raises(ValueError, match="bits"):

@@ -1,0 +1,35 @@
+"""All methods beside each other at equal stored bits: what language models lose through a cache that is all codes.
+
+Claims: at every level of stored bits from 1 to 4.5 the least divergence is that of a transform code of keys before
+rotary positions (`klt_trellis` and "+pre_rope", learned from text); of codes that learn nothing it is that of trellis
+codes, above all whole-number and floating-point formats of as many bits.
+
+    python -m experiments.run --config=configs/leaderboard.py
+    python -m experiments.run --config=configs/leaderboard.py --config.grid.model="('FOLDER_OF_A_CHECKPOINT',)"
+
+Stored bits are of real arrays, scales included, means of keys and values. No token is in full precision but the newest
+15 at most (`keep` 0+0); the windows are those of `configs/perplexity.py`. Two hours of one core.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import perplexity
+
+FORMATS = ("float8", "q8_0", "q4_0", "nvfp4", "mxfp4", "hadamard_int4")
+PEERS = ("v2_lean", "v2_rotated", "affine_rotated_3", "v3_4", "v3_3", "v3_2.5", "v3_2", "rotorquant_4", "rotorquant_3")
+WITHOUT_DATA = (
+    *("eden_4", "eden_3", "eden_2", "nested_e8_4", "nested_e8_3", "nested_e8_2"),
+    *("turboquant_trellis_4", "turboquant_trellis_3", "turboquant_trellis_2.5", "turboquant_trellis_2"),
+    *("turboquant_trellis_1.5", "turboquant_trellis_1"),
+    *("eden_3+turned", "eden_2+turned", "turboquant_trellis_2+turned"),
+)
+LEARNED = (
+    *("klt_trellis_3", "klt_trellis_2"),
+    *("klt_trellis_3+pre_rope", "klt_trellis_2+pre_rope", "klt_trellis_1+pre_rope"),
+)
+
+
+def get_config() -> ConfigDict:
+    config = perplexity.get_config()
+    config.update({"chunk": 64, "grid": {"strategy": (*FORMATS, *PEERS, *WITHOUT_DATA, *LEARNED)}})
+    return config
