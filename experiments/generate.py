@@ -12,10 +12,9 @@ from absl import app, flags
 
 import experiments
 import rqjax
-from experiments.caches import fitted
 from experiments.language import models
 from rqjax.core import check_int
-from rqjax.nn import Decoder, generate, load_calibration
+from rqjax.nn import generate
 
 MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
 STRATEGY = flags.DEFINE_string(
@@ -50,7 +49,7 @@ def _stream() -> None:
     count = check_int("tokens", TOKENS.value, 1, 2**20)
     keys = jax.random.split(jax.random.key(SEED.value))
     options = {"window": WINDOW.value, "sinks": SINKS.value, "boundary": BOUNDARY.value, "dtype": DTYPE.value}
-    strategy = _strategy(decoder)
+    strategy = models.strategies(decoder, MODEL.value, STRATEGY.value)
     caches = decoder.caches(strategy, keys[0], 1, len(prompt) + count, **options)
     made: list[int] = []
     shown, start = "", 0.0
@@ -73,18 +72,6 @@ def _stream() -> None:
         held = decoder.cache_nbytes(strategy, 1, tokens, **options)
         float16 = 2 * 2 * tokens * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
         print(f"  {tokens:6,} tokens {held / 1e6:8.2f} {float16 / 1e6:8.2f}")
-
-
-def _strategy(decoder: Decoder) -> str | list[rqjax.Strategy]:
-    """As `Decoder.caches` takes it."""
-    fitted.check(STRATEGY.value)
-    if not fitted.learns(STRATEGY.value):
-        return STRATEGY.value
-    try:
-        return load_calibration(decoder, models.folder(MODEL.value), STRATEGY.value)
-    except FileNotFoundError as error:
-        command = f"python -m experiments.calibrate --model={MODEL.value} --strategy={STRATEGY.value}"
-        raise FileNotFoundError(f"{error}; to make it: {command}") from None
 
 
 if __name__ == "__main__":

@@ -32,9 +32,10 @@ if LEVEL not in FLAGS:
 collect_ignore: list[str] = []
 if not hopper.has_kernels():
     collect_ignore += [f"backends/test_{name}.py" for name in ("lowering", "kernels", "decode_attention", "mps")]
-if importlib.util.find_spec("mlx") is None:  # with faiss and h5py in the environment of the full suite only
+if importlib.util.find_spec("mlx") is None:  # with faiss, gguf and lm_eval in the environment of the full suite only
     collect_ignore += ["quantizers/test_affine.py", "backends/test_mps.py"]
     collect_ignore += ["search/test_faiss.py", "experiments/test_vector_files.py"]
+    collect_ignore += ["quantizers/test_block_formats.py", "experiments/test_lm_eval.py"]
 if not hopper.wheels():
     collect_ignore.append("backends/test_compile.py")
 elif hopper.folder().exists():

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
+from experiments.caches import fitted
 from experiments.data import text
+from rqjax import Strategy
 from rqjax.core import Registry
-from rqjax.nn import Decoder, exact_attention, find_checkpoint, load_decoder
+from rqjax.nn import Decoder, exact_attention, find_checkpoint, load_calibration, load_decoder
 
 TRAINED = Path(__file__).parents[2] / "results" / "models"
 """The decoders that `configs/train_lm.py` has trained."""
@@ -95,6 +97,18 @@ def load(name: str, dtype: Any = "float32") -> Model:
 def folder(name: str) -> Path:
     """Where a decoder is."""
     return find_checkpoint(TRAINED / name if name in SHAPES else name)
+
+
+def strategies(decoder: Decoder, model: str, name: str) -> str | list[Strategy]:
+    """As `Decoder.caches` takes them: what learns is in the file beside a model that `experiments.calibrate` made."""
+    fitted.check(name)
+    if not fitted.learns(name):
+        return name
+    try:
+        return load_calibration(decoder, folder(model), name)
+    except FileNotFoundError as error:
+        command = f"python -m experiments.calibrate --model={model} --strategy={name}"
+        raise FileNotFoundError(f"{error}; to make it: {command}") from None
 
 
 @functools.lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ EXTRAS = {
     "experiments": ("absl", "ml_collections", "matplotlib", "tqdm"),
     "flax": ("flax", "huggingface_hub", "tokenizers"),
     "bench": ("faiss", "h5py", "turbovec"),
+    "eval": ("lm_eval",),
 }
 """What is imported of what each extra installs."""
 
