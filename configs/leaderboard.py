@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from configs import perplexity
 
-FORMATS = ("float8", "q8_0", "q4_0", "nvfp4", "mxfp4", "hadamard_int4")
+FORMATS = ("float8", "q8_0", "q4_0", "nvfp4", "mxfp4", "hadamard_int4", "kivi_4", "kivi_2")
 PEERS = ("v2_lean", "v2_rotated", "affine_rotated_3", "v3_4", "v3_3", "v3_2.5", "v3_2", "rotorquant_4", "rotorquant_3")
 WITHOUT_DATA = (
     *("eden_4", "eden_3", "eden_2", "nested_e8_4", "nested_e8_3", "nested_e8_2"),

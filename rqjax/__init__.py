@@ -20,8 +20,8 @@ Nearest neighbors
 Training
     fit parameters losses learning
 Parts, which nest
-    Normalized Scaled Gain Centered Rotated Residual Split PerHead Local
-    Scalar lloyd_max Affine Uniform Blocks Columns Trellis trellis_coded TrellisColumns NestedE8 Product
+    Normalized Scaled Gain Centered Rotated Residual Split PerHead PerChannel Local
+    Scalar lloyd_max Affine MinMax Uniform Blocks Columns Trellis trellis_coded TrellisColumns NestedE8 Product
     Exchange Exact Sign
     rotations clifford codebooks packing
 New ones
@@ -67,7 +67,7 @@ from rqjax.core.registry import UnknownName as UnknownName
 from rqjax.learning import losses as losses
 from rqjax.learning.parameters import parameters as parameters
 from rqjax.learning.training import fit as fit
-from rqjax.quantizers.affine import Affine as Affine
+from rqjax.quantizers.affine import Affine as Affine, MinMax as MinMax
 from rqjax.quantizers.block_formats import Blocks as Blocks
 from rqjax.quantizers.combinators import (
     Centered as Centered,
@@ -82,6 +82,7 @@ from rqjax.quantizers.exchange import Exchange as Exchange
 from rqjax.quantizers.gain import Gain as Gain
 from rqjax.quantizers.nested_e8 import NestedE8 as NestedE8
 from rqjax.quantizers.per_cell import Local as Local
+from rqjax.quantizers.per_channel import PerChannel as PerChannel
 from rqjax.quantizers.per_coordinate import Columns as Columns
 from rqjax.quantizers.per_head import PerHead as PerHead
 from rqjax.quantizers.product import Product as Product

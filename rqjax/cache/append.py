@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from rqjax.arrays.planes import as_float32
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
 from rqjax.core import check_int, is_traced, operation
-from rqjax.scoring import rules, tiles
+from rqjax.scoring import rules
 
 DOMINANT = 0.75
 """Share of the energy of a head's first keys that their mean must have to be subtracted from all keys.
@@ -72,7 +72,7 @@ def grow(cache: KVCache, max_len: int) -> KVCache:
       768
     """
     max_len = -(-check_int("max_len", max_len, cache.max_len, 2**30) // GROWTH) * GROWTH
-    more = capacity(max_len, cache.window, cache.sinks) - cache.capacity
+    more = capacity(max_len, cache.window, cache.sinks, cache.unit) - cache.capacity
     keys, values = (over(lambda leaf: leaf.extend(more), codes) for codes in (cache.keys, cache.values))
     return dataclasses.replace(cache, keys=keys, values=values, max_len=max_len)
 
@@ -107,8 +107,8 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
 
     def encode(i, stored):
         """Moves the i-th unit of each sequence that has one to codes."""
-        start = before + i * tiles.UNIT
-        key, value = tokens(cache.sinks + start, tiles.UNIT)
+        start = before + i * cache.unit
+        key, value = tokens(cache.sinks + start, cache.unit)
         key = _of_codes(cache, as_float32(key), mean, cache.sinks + start)
         units = (
             rules.lay_out(cache.key_quantizer, cache.key_quantizer.encode(key), False),
@@ -118,7 +118,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
 
     keys, values = cache.keys, cache.values
     if cache.capacity:
-        keys, values = lax.fori_loop(0, ((after - before) // tiles.UNIT).max(), encode, (keys, values))
+        keys, values = lax.fori_loop(0, ((after - before) // cache.unit).max(), encode, (keys, values))
 
     # Tokens that newer ones of the same chunk would overwrite, and padding, go nowhere.
     stays = (t >= cache.lengths[:, None]) & ((t < cache.sinks) | (t >= lengths[:, None] - cache.ring))
@@ -155,7 +155,7 @@ def _mean(cache: KVCache, mean: Array, before: Array, after: Array, tokens: Call
     begins = (before == 0) & (after > 0)
 
     def fresh() -> Array:
-        keys = as_float32(tokens(jnp.full_like(before, cache.sinks), cache.window + tiles.UNIT)[0])
+        keys = as_float32(tokens(jnp.full_like(before, cache.sinks), cache.window + cache.unit)[0])
         if cache.rope is not None:
             keys = cache.rope.inverse(keys, cache.sinks + jnp.arange(keys.shape[2]))
         first = keys.mean(axis=2)

@@ -278,7 +278,7 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
     sums = sums._replace(largest=jnp.full(shapes.largest.shape, NEVER))
     first, last = jnp.int32(0), coded.max()
     if options.sliding_window is not None:
-        first = jnp.maximum(rows.min() - options.sliding_window + 1 - cache.sinks, 0) // tiles.UNIT * tiles.UNIT
+        first = jnp.maximum(rows.min() - options.sliding_window + 1 - cache.sinks, 0) // cache.unit * cache.unit
     for size in dict.fromkeys((large, small)):  # as many large ones as are at least half full
         blocks = jnp.maximum(last - first + (size // 2 if size > small else size - 1), 0) // size
         at = lambda i, sums, first=first, size=size: _merged(sums, block(first + i * size, size, sums.total))  # noqa: E731

@@ -1,5 +1,6 @@
 """The compressed key-value cache: codes of the past, full precision for the newest and the first tokens."""
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -24,7 +25,7 @@ class KVCache:
     """Keys and values of a batch of sequences, of each its own length. `KVCache.init` makes an empty one.
 
     The first `sinks` and the newest `window` tokens or a few more are held in full precision, the others as codes.
-    Codes are made of `tiles.UNIT` tokens at a time and depend on the tokens alone, not on how they were appended.
+    Codes are made of `unit` tokens at a time and depend on the tokens alone, not on how they were appended.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -112,14 +113,15 @@ class KVCache:
         if mean is not None and (centered or mean.shape != (kv_heads, dim)):
             raise ValueError(f"expected a mean ({kv_heads}, {dim}) and centered=False, got {mean.shape} and {centered}")
         key_mean = jnp.zeros((kv_heads, dim)) if centered else mean
-        tokens = capacity(max_len, window, sinks)
+        unit = together(key_quantizer, value_quantizer)
+        tokens = capacity(max_len, window, sinks, unit)
 
         def empty(quantizer, transposed):
-            unit = jax.ShapeDtypeStruct((batch, kv_heads, tiles.UNIT, dim), jnp.float32)
+            some = jax.ShapeDtypeStruct((batch, kv_heads, unit, dim), jnp.float32)
             encode = lambda x: rules.lay_out(quantizer, quantizer.encode(x), transposed)  # noqa: E731
-            return over(lambda leaf: leaf.empty(tokens), jax.eval_shape(encode, unit))
+            return over(lambda leaf: leaf.empty(tokens), jax.eval_shape(encode, some))
 
-        exact = jnp.zeros((batch, kv_heads, sinks + window + tiles.UNIT, dim), dtype)
+        exact = jnp.zeros((batch, kv_heads, sinks + window + unit, dim), dtype)
         return cls(
             keys=empty(key_quantizer, False),
             values=empty(value_quantizer, True),
@@ -148,9 +150,14 @@ class KVCache:
         return nbytes(self)
 
     @property
+    def unit(self) -> int:
+        """Tokens that are encoded together."""
+        return together(self.key_quantizer, self.value_quantizer)
+
+    @property
     def capacity(self) -> int:
         """Tokens that there is room for in codes."""
-        return capacity(self.max_len, self.window, self.sinks)
+        return capacity(self.max_len, self.window, self.sinks, self.unit)
 
     @property
     def coded(self) -> Int[Array, "batch"]:
@@ -159,7 +166,7 @@ class KVCache:
 
     def coded_at(self, lengths: Int[Array, "batch"]) -> Int[Array, "batch"]:
         """Tokens in codes of sequences of these lengths."""
-        return jnp.maximum(lengths - self.sinks - self.window, 0) // tiles.UNIT * tiles.UNIT
+        return jnp.maximum(lengths - self.sinks - self.window, 0) // self.unit * self.unit
 
     @property
     def ring(self) -> int:
@@ -188,9 +195,17 @@ class KVCache:
             )
 
 
-def capacity(max_len: int, window: int, sinks: int) -> int:
+def together(keys: Quantizer, values: Quantizer) -> int:
+    """Tokens that a cache encodes together: whole tiles of its own layout, and of both quantizers."""
+    unit = math.lcm(tiles.UNIT, keys.tile, values.tile)
+    if tiles.CAPACITY_STEP % unit:
+        raise ValueError(f"expected tiles that divide {tiles.CAPACITY_STEP} tokens, got {keys.tile} and {values.tile}")
+    return unit
+
+
+def capacity(max_len: int, window: int, sinks: int, unit: int) -> int:
     """Tokens that there is room for in codes: a multiple of `tiles.CAPACITY_STEP`."""
-    coded = max(0, max_len - sinks - window) // tiles.UNIT * tiles.UNIT
+    coded = max(0, max_len - sinks - window) // unit * unit
     return -(-coded // tiles.CAPACITY_STEP) * tiles.CAPACITY_STEP
 
 

@@ -10,14 +10,18 @@ from jaxtyping import Array, Float
 
 from rqjax.cache.kv import KVCache
 from rqjax.core import Quantizer, nbytes, pytree, static, unknown_name
-from rqjax.quantizers.affine import Affine
+from rqjax.quantizers.affine import Affine, MinMax
 from rqjax.quantizers.block_formats import FORMATS, Blocks
 from rqjax.quantizers.combinators import Residual, Rotated
 from rqjax.quantizers.exact import Exact
+from rqjax.quantizers.per_channel import PerChannel
 from rqjax.recipes import methods
 from rqjax.recipes.fitted import FITTED
 from rqjax.recipes.sketches import Sign
 from rqjax.rotations import Hadamard, Rope
+
+KIVI_GROUP = 32
+"""Numbers that share a scale, as in its paper."""
 
 
 @pytree
@@ -81,6 +85,12 @@ def _v3(key: Array, dim: int, bits: float | int) -> Strategy:
     return _same(methods.turboquant_mixed(key, dim, bits))
 
 
+def _kivi(dim: int, bits: int) -> Strategy:
+    """Groups of 32: of a key's channel along time, of a value's channels."""
+    keys = PerChannel(MinMax(bits, KIVI_GROUP, KIVI_GROUP, "float16"), dim)
+    return Strategy(keys, MinMax(bits, KIVI_GROUP, dim, "float16"))
+
+
 def _same(quantizer: Quantizer) -> Strategy:
     return Strategy(quantizer, quantizer)
 
@@ -91,15 +101,16 @@ STRATEGIES: dict[str, Callable[[Array, int], Strategy]] = {
     "float8": lambda key, dim: _same(Exact(dim, "float8_e4m3fn")),
     **{name: (lambda key, dim, name=name: _same(Blocks(name, dim))) for name in FORMATS},
     "hadamard_int4": lambda key, dim: _same(Rotated(Hadamard.random(key, dim), Affine(4, dim, dim))),
+    **{f"kivi_{b}": (lambda key, dim, b=b: _kivi(dim, b)) for b in (2, 4)},
     "v2_lean": lambda key, dim: _same(methods.affine(key, dim, 4)),
     "v2_rotated": lambda key, dim: _same(methods.affine_rotated(key, dim, 4)),
     "v2_rotated_qjl": lambda key, dim: _v2_rotated_qjl(key, dim, Sign.gaussian),
     "v2_rotated_qjl_orthogonal": lambda key, dim: _v2_rotated_qjl(key, dim, Sign.orthogonal),
     **{f"v3_{b:g}": (lambda key, dim, b=b: _v3(key, dim, b)) for b in (2, 2.5, 2.75, 3, 3.25, 3.5, 4)},
 }
-"""No quantization; number formats (`Blocks`); whole numbers of 4 bits after a Hadamard rotation, one grid a token
-(SAW-INT4, arXiv:2604.19157); TurboQuant MLX's strategies by their names there (V2: affine groups of 64; V3: Lloyd-Max),
-and QJL with an orthogonal sketch in the place of the Gaussian one."""
+"""No quantization; number formats (`Blocks`); KIVI (Liu et al., 2024, arXiv:2402.02750); whole numbers of 4 bits after
+a Hadamard rotation, one grid a token (SAW-INT4, arXiv:2604.19157); TurboQuant MLX's strategies by their names there
+(V2: affine groups of 64; V3: Lloyd-Max), and QJL with an orthogonal sketch in the place of the Gaussian one."""
 
 
 OPTIONS = ("centered", "turned", "pre_rope")

@@ -35,6 +35,9 @@ class Quantizer:
 
     dim: int
     """The dimension d of the vectors."""
+    tile = 1
+    """Vectors that share numbers: `encode` takes a multiple of them along the axis before the last, and arrays of codes
+    have an entry for each tile in the place of each vector."""
 
     def encode(self, x: Vectors) -> Codes:
         """Codes of the vectors `x` (*n, d).
@@ -58,9 +61,11 @@ class Quantizer:
         return jnp.tensordot(check_vectors(y, self.dim), self.decode(codes), (-1, -1), precision="highest")
 
     @property
-    def bits_per_vector(self) -> int:
+    def bits_per_vector(self) -> float | int:
         """Bits that the codes of one vector take in memory: indices, norms, scales and padding, as they are stored."""
-        return 8 * nbytes(jax.eval_shape(lambda q: q.encode(jnp.zeros(q.dim)), self))
+        shape = (self.dim,) if self.tile == 1 else (self.tile, self.dim)
+        total = 8 * nbytes(jax.eval_shape(lambda q: q.encode(jnp.zeros(shape)), self))
+        return total / self.tile if total % self.tile else total // self.tile
 
 
 class Wrapper(Quantizer):
@@ -71,6 +76,10 @@ class Wrapper(Quantizer):
     @property
     def dim(self) -> int:
         return self.inner.dim
+
+    @property
+    def tile(self) -> int:
+        return self.inner.tile
 
 
 @operation

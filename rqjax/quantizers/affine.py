@@ -46,14 +46,8 @@ class Affine(Quantizer):
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))
         groups = x.reshape(*x.shape[:-1], self.dim // self.group_size, self.group_size)
-        low, high = groups.min(-1), groups.max(-1)
         steps = 2**self.bits - 1
-        scale = jnp.maximum(divide(high - low, steps), 1e-7)
-        low_is_wider = jnp.abs(low) > jnp.abs(high)
-        scale, edge = jnp.where(low_is_wider, scale, -scale), jnp.where(low_is_wider, low, high)
-        whole = jnp.round(edge / scale)
-        scale = jnp.where(whole != 0, edge / jnp.where(whole != 0, whole, 1), scale)
-        bias = jnp.where(whole != 0, edge, 0)
+        scale, bias = self._grid(groups.min(-1), groups.max(-1), steps)
         index = jnp.clip(jnp.round(divide(groups - bias[..., None], scale[..., None])), 0, steps)
         words = packing.pack_stream(index.astype(jnp.uint32).reshape(x.shape), self.bits)
         return words, scale.astype(self.dtype), bias.astype(self.dtype)
@@ -76,6 +70,31 @@ class Affine(Quantizer):
         shifts = jnp.einsum("mg,ng->mn", groups.sum(-1), bias, precision="highest")
         return (products + shifts).reshape(*y.shape[:-1], *lead)
 
+    def _grid(self, low: Float[Array, "*n"], high: Float[Array, "*n"], steps: int) -> tuple[Array, Array]:
+        """Scale and bias of groups."""
+        scale = jnp.maximum(divide(high - low, steps), 1e-7)
+        low_is_wider = jnp.abs(low) > jnp.abs(high)
+        scale, edge = jnp.where(low_is_wider, scale, -scale), jnp.where(low_is_wider, low, high)
+        whole = jnp.round(edge / scale)
+        scale = jnp.where(whole != 0, edge / jnp.where(whole != 0, whole, 1), scale)
+        return scale, jnp.where(whole != 0, edge, 0)
+
     def _grouped(self, codes: Codes) -> Float[Array, "*n g k"]:
         index = self.indices(codes).astype(jnp.float32)
         return index.reshape(*index.shape[:-1], self.dim // self.group_size, self.group_size)
+
+
+@pytree
+class MinMax(Affine):
+    """As `Affine`, with both the least and the largest coordinate of a group on its grid, zero or not: what KIVI and
+    others call asymmetric round-to-nearest.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> q = rqjax.MinMax(bits=1, group_size=4, dim=4)
+      >>> q.decode(q.encode(jnp.array([1.0, 3.0, 1.5, 2.5]))).tolist()
+      [1.0, 3.0, 1.0, 3.0]
+    """
+
+    def _grid(self, low: Float[Array, "*n"], high: Float[Array, "*n"], steps: int) -> tuple[Array, Array]:
+        return jnp.maximum(divide(high - low, steps), 1e-7), low

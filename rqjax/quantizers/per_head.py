@@ -30,7 +30,7 @@ class PerHead(Wrapper):
         return jax.tree.leaves(self.inner)[0].shape[0]
 
     @property
-    def bits_per_vector(self) -> int:
+    def bits_per_vector(self) -> float | int:
         return jax.tree.map(lambda leaf: leaf[0], self.inner).bits_per_vector
 
     def encode(self, x: Vectors) -> Codes:

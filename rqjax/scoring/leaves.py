@@ -14,7 +14,7 @@ from rqjax.arrays import packing
 from rqjax.arrays.levels import look_up
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes
-from rqjax.quantizers.affine import Affine
+from rqjax.quantizers.affine import Affine, MinMax
 from rqjax.quantizers.block_formats import FORMATS, Blocks
 from rqjax.quantizers.exact import Exact
 from rqjax.quantizers.product import Product
@@ -156,6 +156,7 @@ _AFFINE = of_levels(
         numbers=lambda q, scale, bias: (as_float32(scale), as_float32(bias) + 2 ** (q.bits - 1) * as_float32(scale)),
     ),
 )
+RULES[MinMax] = _AFFINE
 RULES[Affine] = lambda q: (
     _AFFINE._replace(lay_out=DECODED.lay_out, weigh=DECODED.weigh, width=DECODED.width) if q.keeps_words else _AFFINE
 )

@@ -31,7 +31,7 @@ from rqjax.scoring.tiles import TokenArray
 
 
 def _as_encoded(quantizer: Quantizer, codes: Codes, transposed: bool) -> Codes:
-    return jax.tree.map(lambda leaf: TokenArray.of(leaf, axis=2), codes)
+    return jax.tree.map(lambda leaf: TokenArray.of(leaf, axis=2, tokens_per_entry=quantizer.tile), codes)
 
 
 def _decoded_scores(quantizer: Quantizer, y: Float[Array, "b h r d"], codes: Codes) -> Float[Array, "b h r t"]:
@@ -99,7 +99,7 @@ def restore(quantizer: Quantizer, sums: Any) -> Float[Array, "b h r d"]:
 
 
 def lay_out(quantizer: Quantizer, codes: Codes, transposed: bool) -> Codes:
-    """Codes of (batch, heads, tokens) vectors, a multiple of `tiles.UNIT` tokens, in the layout of keys or of values.
+    """Codes of (batch, heads, tokens) vectors, a multiple of a cache's `unit`, in the layout of keys or of values.
 
     The nest stays that of the codes; each array becomes a `TokenArray`.
     """

@@ -103,6 +103,8 @@ class Index:
             raise ValueError(f"expected metric 'ip', 'l2' or 'cosine', got {metric!r}")
         if store is not None and store.dim != quantizer.dim:
             raise ValueError(f"expected a store of dimension {quantizer.dim}, got {store.dim}")
+        if tile := next((part.tile for part in (quantizer, store) if part is not None and part.tile > 1), None):
+            raise ValueError(f"expected codes of one vector each, got those of {tile} vectors together")
         return cls(quantizer, encode(quantizer, store, metric, x, ids, first=0), store, metric)
 
     def add(self, x: Vectors, *, ids: Any = None) -> "Index":

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from experiments.language import models
-from experiments.lm_eval import CachedLM
+from experiments.language.cached_lm import CachedLM
 
 pytestmark = pytest.mark.full
 

@@ -5,12 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from rqjax.cache.append import DOMINANT
-from rqjax.scoring import tiles
 
 
 @jax.jit
 def recoded(quantizer, x):
-    """What becomes of vectors (batch, heads, UNIT, dim) that are encoded and decoded."""
+    """What becomes of vectors (batch, heads, unit, dim) that are encoded and decoded."""
     return quantizer.decode(quantizer.encode(x))
 
 
@@ -33,17 +32,17 @@ class PlainCache:
         """Keys and values (time, heads, dim) of a sequence as attention sees them."""
         cache, result = self.cache, []
         first, length = cache.sinks, len(self.keys[b])
-        coded = max(length - cache.sinks - cache.window, 0) // tiles.UNIT * tiles.UNIT
+        coded = max(length - cache.sinks - cache.window, 0) // cache.unit * cache.unit
         for name, quantizer in (("keys", cache.key_quantizer), ("values", cache.value_quantizer)):
             x = getattr(self, name)[b].copy()
             if coded:
                 part = x[first : first + coded]
                 mean = np.zeros_like(x[0])
                 if name == "keys" and cache.key_mean is not None:
-                    begin = x[first : first + cache.window + tiles.UNIT]
+                    begin = x[first : first + cache.window + cache.unit]
                     mean = begin.mean(0)
                     mean *= ((mean**2).sum(-1) > DOMINANT * (begin**2).sum(-1).mean(0))[:, None]
-                units = (part - mean).reshape(-1, tiles.UNIT, *x.shape[1:]).swapaxes(1, 2)
+                units = (part - mean).reshape(-1, cache.unit, *x.shape[1:]).swapaxes(1, 2)
                 again = np.stack([np.asarray(recoded(quantizer, jnp.asarray(unit)[None]))[0] for unit in units])
                 x[first : first + coded] = again.swapaxes(1, 2).reshape(part.shape) + mean
             result.append(x)

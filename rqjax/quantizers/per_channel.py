@@ -1,0 +1,41 @@
+"""Scales along time: the numbers that a coordinate has in some tokens are quantized as a vector."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rqjax.core import Codes, Quantizer, Vectors, check_vectors, pytree, static
+
+
+@pytree
+class PerChannel(Quantizer):
+    """Quantizes tiles of `inner.dim` tokens, coordinate by coordinate. Codes: those of `inner`, (*n, tiles, d) of them.
+
+    Keys have channels that are loud in all tokens, whose scales are then their own (KIVI, Liu et al., 2024,
+    arXiv:2402.02750; KVQuant, Hooper et al., 2024, arXiv:2401.18079).
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> q = rqjax.PerChannel(rqjax.MinMax(bits=2, group_size=32, dim=32), dim=64)
+      >>> (q.decode(q.encode(jnp.ones((128, 64)))).shape, q.bits_per_vector)
+      ((128, 64), 192)
+    """
+
+    inner: Quantizer
+    dim: int = static()
+
+    @property
+    def tile(self) -> int:
+        return self.inner.dim
+
+    def encode(self, x: Vectors) -> Codes:
+        x = check_vectors(x, self.dim)
+        if x.ndim < 2 or x.shape[-2] % self.tile:
+            raise ValueError(
+                f"expected vectors (..., a multiple of {self.tile} tokens, {self.dim}), got shape {x.shape}"
+            )
+        tiles = x.reshape(*x.shape[:-2], x.shape[-2] // self.tile, self.tile, self.dim)
+        return self.inner.encode(jnp.swapaxes(tiles, -2, -1))
+
+    def decode(self, codes: Codes) -> Float[Array, "*n t d"]:
+        tiles = jnp.swapaxes(self.inner.decode(codes), -2, -1)
+        return tiles.reshape(*tiles.shape[:-3], tiles.shape[-3] * self.tile, self.dim)
