@@ -27,6 +27,7 @@ from experiments.harness.table import Table
 from experiments.language import models
 from rqjax import KVCache
 from rqjax.nn import Decoder
+from rqjax.quantizers.block_formats import FORMATS
 
 TABLES = (
     Table(
@@ -135,20 +136,29 @@ def _nats(log_probabilities: jax.Array, targets: jax.Array) -> jax.Array:
     return -jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
 
 
+NOT_SHOWN = ("/", "+centered", "calibrated", "affine", "rotor_chain", "orthogonal", "v2_rotated", "float8", "q8_0", "mxfp4")
+"""Parts of the names of strategies that the table has and a plot would be too full with."""
+
+
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     """The divergence by stored bits, a line for each family of strategies."""
     kept = [row for row in rows if row["point"]["keep"] == rows[0]["point"]["keep"]]
-    # Not those of fractional bits, of two recipes, and what the table has.
-    left_out = (".", "/", "+centered", "calibrated", "affine", "rotor_chain", "orthogonal")
-    plain = [row for row in kept if not any(mark in row["point"]["strategy"] for mark in left_out)]
     named = [
         {
-            "point": {**row["point"], "family": re.sub(r"_[\d.]+", "", row["point"]["strategy"])},
+            "point": {**row["point"], "family": family},
             "metrics": {**row["metrics"], "divergence": row["metrics"]["kl"], "stored_bits": row["metrics"]["bits"]},
         }
-        for row in plain
+        for row in kept
+        if (family := _family(row["point"]["strategy"]))
     ]
     if not named:
         return []
     path = folder / "kl.png"
     return [plots.curves(named, path, x="stored_bits", y="divergence", series="family", panel="model", log=True)]
+
+
+def _family(name: str) -> str:
+    """A strategy's name without its bits; "" if it is not shown: `v3` of fractional bits is two codes side by side."""
+    if any(mark in name for mark in NOT_SHOWN) or (name.startswith("v3") and "." in name):
+        return ""
+    return name if name in FORMATS else re.sub(r"_[\d.]+", "", name)
