@@ -20,7 +20,7 @@ Nearest neighbors
 Training
     fit parameters losses learning
 Parts, which nest
-    Normalized Scaled Gain Centered Rotated Residual Split PerHead PerChannel Local
+    Normalized Scaled Gain Centered Rotated Residual Split PerHead PerChannel Balanced Local
     Scalar lloyd_max Affine MinMax Uniform Blocks Columns Trellis trellis_coded TrellisColumns NestedE8 Product
     Exchange Exact Sign
     rotations clifford codebooks packing
@@ -68,6 +68,7 @@ from rqjax.learning import losses as losses
 from rqjax.learning.parameters import parameters as parameters
 from rqjax.learning.training import fit as fit
 from rqjax.quantizers.affine import Affine as Affine, MinMax as MinMax
+from rqjax.quantizers.balanced import Balanced as Balanced
 from rqjax.quantizers.block_formats import Blocks as Blocks
 from rqjax.quantizers.combinators import (
     Centered as Centered,
