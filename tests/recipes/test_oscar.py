@@ -21,7 +21,7 @@ def samples(seed, n, dim):
     rng = np.random.default_rng(seed)
     spectrum = np.exp(-2 * np.arange(dim) / dim)
     turns = [np.linalg.qr(rng.normal(size=(2, dim, dim)))[0] for _ in range(3)]
-    return [np.float32((rng.normal(size=(2, n, dim)) * spectrum) @ turn) for turn in turns]
+    return [np.asarray((rng.normal(size=(2, n, dim)) * spectrum) @ turn, np.float32) for turn in turns]
 
 
 def hadamard(dim):
@@ -50,7 +50,7 @@ def clipped(x, bits, share, group=128):
 
 
 def second_moments(queries):
-    return np.float32([q.T @ q / len(q) for q in queries.astype(np.float64)])
+    return np.array([q.T @ q / len(q) for q in queries.astype(np.float64)], np.float32)
 
 
 def covariance(moments, keys=(), values=()):
@@ -90,11 +90,11 @@ def test_oscar_is_its_formula(side, dim):
 
 def score_errors(keys, queries):
     """Of OSCAR and of a Hadamard rotation before the same grid: relative squared errors of scores."""
-    moment = second_moments(queries[None])[0]
+    keys, moment = jnp.asarray(keys, jnp.float32), second_moments(queries[None])[0]
     oscar = FIT(KEY, keys, 2, queries=moment)
     plain = rqjax.Rotated(rqjax.rotations.Hadamard(jnp.ones(keys.shape[1], jnp.int8)), oscar.inner)
     loss = rqjax.losses.ScoreError(jnp.asarray(moment))
-    return [float(loss.error(jnp.asarray(keys), q.decode(q.encode(keys)))) for q in (oscar, plain)]
+    return [float(loss.error(keys, q.decode(q.encode(keys)))) for q in (oscar, plain)]
 
 
 def test_the_rotation_follows_the_queries():
@@ -106,11 +106,11 @@ def test_the_rotation_follows_the_queries():
     few = np.where(np.arange(dim) < 4, 1, 0.01)
     normal = rng.normal(size=(2, 1500, dim))
     walsh = hadamard(dim)[rng.permutation(dim)]
-    oscar, plain = score_errors(*np.float32([normal[0] * loud @ walsh, normal[1] * few @ walsh]))
+    oscar, plain = score_errors(normal[0] * loud @ walsh, normal[1] * few @ walsh)
     assert oscar < 0.02 < 0.5 < plain
     for spectrum in (loud, np.ones(dim)):
         turn = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
-        oscar, plain = score_errors(*np.float32([normal[0] * spectrum @ turn, normal[1] * few @ turn]))
+        oscar, plain = score_errors(normal[0] * spectrum @ turn, normal[1] * few @ turn)
         assert 0.8 < oscar / plain < 1.3
 
 
