@@ -8,7 +8,8 @@ codes, above all whole-number and floating-point formats of as many bits.
     python -m experiments.run --config=configs/leaderboard.py --config.grid.model="('FOLDER_OF_A_CHECKPOINT',)"
 
 Stored bits are of real arrays, scales included, means of keys and values. No token is in full precision but the newest
-15 at most (`keep` 0+0); the windows are those of `configs/perplexity.py`. Two hours of one core.
+15 at most (`keep` 0+0), 31 of KIVI and 127 of KVarN, whose scales are shared by 32 and 128 tokens: on average half of
+that, which is not in their bits. The windows are those of `configs/perplexity.py`. Two hours and a half of one core.
 """
 
 from ml_collections import ConfigDict
@@ -16,6 +17,7 @@ from ml_collections import ConfigDict
 from configs import perplexity
 
 FORMATS = ("float8", "q8_0", "q4_0", "nvfp4", "mxfp4", "hadamard_int4", "kivi_4", "kivi_2")
+TILES = ("kvarn_4", "kvarn_3", "kvarn_4/kvarn_2", "kvarn_2")
 PEERS = ("v2_lean", "v2_rotated", "affine_rotated_3", "v3_4", "v3_3", "v3_2.5", "v3_2", "rotorquant_4", "rotorquant_3")
 WITHOUT_DATA = (
     *("eden_4", "eden_3", "eden_2", "nested_e8_4", "nested_e8_3", "nested_e8_2"),
@@ -24,6 +26,7 @@ WITHOUT_DATA = (
     *("eden_3+turned", "eden_2+turned", "turboquant_trellis_2+turned"),
 )
 LEARNED = (
+    *("oscar_4", "oscar_3", "oscar_2"),
     *("klt_trellis_3", "klt_trellis_2"),
     *("klt_trellis_3+pre_rope", "klt_trellis_2+pre_rope", "klt_trellis_1+pre_rope"),
 )
@@ -31,5 +34,5 @@ LEARNED = (
 
 def get_config() -> ConfigDict:
     config = perplexity.get_config()
-    config.update({"chunk": 64, "grid": {"strategy": (*FORMATS, *PEERS, *WITHOUT_DATA, *LEARNED)}})
+    config.update({"chunk": 64, "grid": {"strategy": (*FORMATS, *TILES, *PEERS, *WITHOUT_DATA, *LEARNED)}})
     return config

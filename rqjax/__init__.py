@@ -9,7 +9,7 @@ By what is known of the vectors
         identity rtn affine affine_rotated affine_rotated_sign
         turboquant_trellis turboquant_trellis_unbiased rotorquant_trellis nested_e8
     FITTED, of samples: klt_trellis rotorquant_learned rotor_chain_learned rotorquant_allocated
-        rotorquant_allocated_trellis pq opq lopq qet
+        rotorquant_allocated_trellis pq opq lopq qet oscar
     BUDGETED, of the very matrix: fit_under_budget
 Operations on any quantizer
     encode decode roundtrip straight_through nbytes save load
@@ -20,7 +20,7 @@ Nearest neighbors
 Training
     fit parameters losses learning
 Parts, which nest
-    Normalized Scaled Gain Centered Rotated Residual Split PerHead PerChannel Local
+    Normalized Scaled Gain Centered Rotated Residual Split PerHead PerChannel Balanced Clipped Local
     Scalar lloyd_max Affine MinMax Uniform Blocks Columns Trellis trellis_coded TrellisColumns NestedE8 Product
     Exchange Exact Sign
     rotations clifford codebooks packing
@@ -68,7 +68,9 @@ from rqjax.learning import losses as losses
 from rqjax.learning.parameters import parameters as parameters
 from rqjax.learning.training import fit as fit
 from rqjax.quantizers.affine import Affine as Affine, MinMax as MinMax
+from rqjax.quantizers.balanced import Balanced as Balanced
 from rqjax.quantizers.block_formats import Blocks as Blocks
+from rqjax.quantizers.clipped import Clipped as Clipped
 from rqjax.quantizers.combinators import (
     Centered as Centered,
     Normalized as Normalized,
@@ -125,6 +127,7 @@ from rqjax.recipes.methods import (
     turboquant_trellis as turboquant_trellis,
     turboquant_trellis_unbiased as turboquant_trellis_unbiased,
 )
+from rqjax.recipes.oscar import oscar as oscar
 from rqjax.recipes.product import lopq as lopq, opq as opq, pq as pq, qet as qet
 from rqjax.recipes.sketches import Sign as Sign
 from rqjax.rotations import Rope as Rope, clifford as clifford

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from rqjax.cache.kv import KVCache
 from rqjax.core import Quantizer, nbytes, pytree, static, unknown_name
 from rqjax.quantizers.affine import Affine, MinMax
+from rqjax.quantizers.balanced import Balanced
 from rqjax.quantizers.block_formats import FORMATS, Blocks
 from rqjax.quantizers.combinators import Residual, Rotated
 from rqjax.quantizers.exact import Exact
@@ -22,6 +23,8 @@ from rqjax.rotations import Hadamard, Rope
 
 KIVI_GROUP = 32
 """Numbers that share a scale, as in its paper."""
+KVARN_TILE = 128
+"""Tokens that share scales of channels, as in its paper."""
 
 
 @pytree
@@ -91,6 +94,17 @@ def _kivi(dim: int, bits: int) -> Strategy:
     return Strategy(keys, MinMax(bits, KIVI_GROUP, dim, "float16"))
 
 
+def _kvarn(dim: int, bits: int) -> Strategy:
+    """After a Hadamard rotation without signs: a grid for each channel in a tile of keys, for each token of values."""
+    rotation = Hadamard(jnp.ones(dim, jnp.int8))
+    keys = PerChannel(MinMax(bits, KVARN_TILE, KVARN_TILE, "float16"), dim)
+    values = MinMax(bits, dim, dim, "float16")
+    return Strategy(
+        Rotated(rotation, Balanced(keys, KVARN_TILE)),
+        Rotated(rotation, Balanced(values, KVARN_TILE)),
+    )
+
+
 def _same(quantizer: Quantizer) -> Strategy:
     return Strategy(quantizer, quantizer)
 
@@ -102,15 +116,18 @@ STRATEGIES: dict[str, Callable[[Array, int], Strategy]] = {
     **{name: (lambda key, dim, name=name: _same(Blocks(name, dim))) for name in FORMATS},
     "hadamard_int4": lambda key, dim: _same(Rotated(Hadamard.random(key, dim), Affine(4, dim, dim))),
     **{f"kivi_{b}": (lambda key, dim, b=b: _kivi(dim, b)) for b in (2, 4)},
+    **{f"kvarn_{b}": (lambda key, dim, b=b: _kvarn(dim, b)) for b in (2, 3, 4)},
     "v2_lean": lambda key, dim: _same(methods.affine(key, dim, 4)),
     "v2_rotated": lambda key, dim: _same(methods.affine_rotated(key, dim, 4)),
     "v2_rotated_qjl": lambda key, dim: _v2_rotated_qjl(key, dim, Sign.gaussian),
     "v2_rotated_qjl_orthogonal": lambda key, dim: _v2_rotated_qjl(key, dim, Sign.orthogonal),
     **{f"v3_{b:g}": (lambda key, dim, b=b: _v3(key, dim, b)) for b in (2, 2.5, 2.75, 3, 3.25, 3.5, 4)},
 }
-"""No quantization; number formats (`Blocks`); KIVI (Liu et al., 2024, arXiv:2402.02750); whole numbers of 4 bits after
-a Hadamard rotation, one grid a token (SAW-INT4, arXiv:2604.19157); TurboQuant MLX's strategies by their names there
-(V2: affine groups of 64; V3: Lloyd-Max), and QJL with an orthogonal sketch in the place of the Gaussian one."""
+"""No quantization; number formats (`Blocks`); KIVI (Liu et al., 2024, arXiv:2402.02750); KVarN (Muller et al., 2026,
+arXiv:2606.03458), whose k4v2_g128 is `kvarn_4/kvarn_2` and whose sinks and tail are the cache's; whole numbers of 4
+bits after a Hadamard rotation, one grid a token (SAW-INT4, arXiv:2604.19157); TurboQuant MLX's strategies by their
+names there (V2: affine groups of 64; V3: Lloyd-Max), and QJL with an orthogonal sketch in the place of the Gaussian
+one."""
 
 
 OPTIONS = ("centered", "turned", "pre_rope")

@@ -1,7 +1,7 @@
 """Scales along time: the numbers that a coordinate has in some tokens are quantized as a vector."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from rqjax.core import Codes, Quantizer, Vectors, check_vectors, pytree, static
 
@@ -28,14 +28,20 @@ class PerChannel(Quantizer):
         return self.inner.dim
 
     def encode(self, x: Vectors) -> Codes:
-        x = check_vectors(x, self.dim)
-        if x.ndim < 2 or x.shape[-2] % self.tile:
-            raise ValueError(
-                f"expected vectors (..., a multiple of {self.tile} tokens, {self.dim}), got shape {x.shape}"
-            )
-        tiles = x.reshape(*x.shape[:-2], x.shape[-2] // self.tile, self.tile, self.dim)
+        tiles = tiles_of(check_vectors(x, self.dim), self.tile)
         return self.inner.encode(jnp.swapaxes(tiles, -2, -1))
 
     def decode(self, codes: Codes) -> Float[Array, "*n t d"]:
         tiles = jnp.swapaxes(self.inner.decode(codes), -2, -1)
         return tiles.reshape(*tiles.shape[:-3], tiles.shape[-3] * self.tile, self.dim)
+
+
+def tiles_of(x: Shaped[Array, "*n t d"], tile: int) -> Shaped[Array, "*n tiles tile d"]:
+    """Vectors in tiles of so many tokens.
+
+    Raises:
+      ValueError: they are not whole tiles.
+    """
+    if x.ndim < 2 or x.shape[-2] % tile:
+        raise ValueError(f"expected vectors (..., a multiple of {tile} tokens, {x.shape[-1]}), got shape {x.shape}")
+    return x.reshape(*x.shape[:-2], x.shape[-2] // tile, tile, x.shape[-1])

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from rqjax.core import Quantizer, Registry, platforms
 
 FITTED = Registry("fitted method", {})
-"""Recipes that learn from data: `FITTED[name](key, x, bits)`."""
+"""Recipes that learn from data: `FITTED[name](key, x, bits)`. One with a parameter `queries` may also be given what
+`Decoder.calibrate` sees of attention: to keys the second moment of their queries, (heads, d, d), to values that and, as
+`keys`, their keys (heads, n, d)."""
 USAGE = """
 Args:
   key: random key.

@@ -40,7 +40,13 @@ class Dense:
     def klt(cls, x: Shaped[Array, "n d"]) -> "Dense":
         """The Karhunen-Loeve transform of vectors: their principal axes about zero, the loudest first."""
         x = as_float32(x)
-        return cls(_axes(jnp.matmul(x.T, x, precision=lax.Precision.HIGHEST)).T[::-1])
+        return cls.principal(jnp.matmul(x.T, x, precision=lax.Precision.HIGHEST))
+
+    @classmethod
+    @platforms.made_on_host
+    def principal(cls, moment: Float[Array, "d d"]) -> "Dense":
+        """As `klt`, of the second moment of vectors."""
+        return cls(_axes(moment).T[::-1])
 
     @classmethod
     @platforms.made_on_host

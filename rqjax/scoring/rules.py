@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 from rqjax.arrays import norms
 from rqjax.arrays.blocks import inner
 from rqjax.core import Codes, Quantizer, operation
+from rqjax.quantizers.clipped import Clipped
 from rqjax.quantizers.combinators import Centered, Normalized, Residual, Rotated, Scaled, Split
 from rqjax.quantizers.gain import Gain
 from rqjax.quantizers.per_head import PerHead, over_heads
@@ -132,6 +133,7 @@ RULES[Normalized] = RULES[Scaled] = RULES[Gain] = _AS_INNER._replace(
     weigh=lambda q, w, codes: weigh(q.inner, w * norms.restored(codes[0])[:, :, None], codes[1]),
     lay_out=lambda q, codes, transposed: (TokenArray.of(codes[0], axis=2), lay_out(q.inner, codes[1], transposed)),
 )
+RULES[Clipped] = _AS_INNER
 RULES[Rotated] = _AS_INNER._replace(
     prepare=lambda q, y: prepare(q.inner, q.rotation(y)),  # <y, R^T x> = <R y, x>
     restore=lambda q, sums: q.rotation.inverse(restore(q.inner, sums)),
