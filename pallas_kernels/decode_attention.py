@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import registers, tensor_cores
+from pallas_kernels.columns import Columns, Lookup
 from pallas_kernels.registers import COLUMN, SLICE, TILE
 from pallas_kernels.softmax_block import BLOCK, LARGEST, NEVER, accumulated, scores_of, seen
 from pallas_kernels.streams import Companded, Stream
@@ -36,14 +37,15 @@ class Packed(NamedTuple):
 
     sections: tuple[jax.Array, ...]
     """uint8, one for each of `unpacking.WIDTHS`: of keys (batch, heads, T / UNIT, UNIT w / 8, d), of values (batch,
-    heads, d w / 8, T). Of trellis codes one of either, (batch, heads, d bits / 8, T), see `streams`."""
+    heads, d w / 8, T). Of rings of bits one of either, (batch, heads, bytes, T), see `streams` and `columns`."""
     scales: jax.Array
     """(batch, heads, groups, T) in a float dtype: group g is of the dimensions from g d / groups on."""
     biases: jax.Array | None
     """As `scales`."""
-    levels: jax.Array | Companded | None
+    levels: jax.Array | Companded | Lookup | None
     """int8 (2**bits,); of 4 bits the lower half is negative, the upper is not. Of trellis codes what makes the levels
-    of states. None: index n is level n - 2**(bits - 1), and biases are those of index 0."""
+    of states; of columns with bits of their own what is looked up. None: index n is level n - 2**(bits - 1), and biases
+    are those of index 0."""
 
 
 class Sums(NamedTuple):
@@ -62,6 +64,7 @@ def decode_attention(
     stop: jax.Array,
     shift: jax.Array | None = None,
     *,
+    dim: int | None = None,
     softcap: float | None = None,
     splits: int | None = None,
     interpret: Any = False,
@@ -69,30 +72,39 @@ def decode_attention(
     """The softmax sums of queries over the tokens start[b] <= t < stop[b] of each sequence.
 
     Args:
-      y: queries float32 (batch, heads, rows, d), scaled as the scores shall be; d is 64, 128 or 256, rows <= 16.
+      y: queries float32 (batch, heads, rows, d), scaled as the scores shall be; d is 64, 128 or 256, rows <= 16. For
+        keys by `Lookup` (batch, heads, rows, columns + 1): the last column's level is always 1.
       keys, values: codes, each of 1 to 4 bits; groups are of a multiple of 64 dimensions.
       start, stop: int32 (batch,).
       shift: float32 (batch, heads, rows), added to the scores.
+      dim: of the values, unless they are by `Lookup`; d, if not given.
       softcap: scores s become softcap tanh(s / softcap).
       splits: blocks of threads that share the tokens of a head; enough to fill a GPU, if not given.
       interpret: False, or what `mosaic.interpreter` returns.
 
     Returns:
-      float32 (batch, heads, rows), (batch, heads, rows), (batch, heads, rows, d).
+      float32 (batch, heads, rows), (batch, heads, rows), (batch, heads, rows, dim); of values by `Lookup`
+      (batch, heads, rows, columns + 1), as for y.
     """
-    batch, heads, rows, dim = y.shape
+    batch, heads, rows, _ = y.shape
     blocks = keys.scales.shape[3] // BLOCK
     splits = max(1, min(blocks // 8, -(-3 * 132 // (batch * heads)))) if splits is None else splits
     padded = -(-rows // 8) * 8
     shift = jnp.zeros((batch, heads, rows)) if shift is None else shift
     y, shift = (jnp.pad(x, [(0, 0), (0, 0), (0, padded - rows)] + [(0, 0)] * (x.ndim - 3)) for x in (y, shift))
-    y, shift = (y * LOG2E).reshape(-1, padded, dim), (shift * LOG2E).reshape(-1, padded)
+    y, shift = ((x * LOG2E).reshape(-1, padded, *x.shape[3:]) for x in (y, shift))
     start, stop = (jnp.repeat(bound.astype(jnp.int32), heads) for bound in (start, stop))
 
-    sides = [_side(codes, period, dim) for codes, period in ((keys, UNIT), (values, dim))]
+    key_side = _side(keys, UNIT, y.shape[2])
+    if isinstance(key_side, Columns):
+        y, groups = y[..., :-1], y[..., -1:]
+    else:
+        groups = y.reshape(*y.shape[:2], key_side.groups, -1).sum(-1)
+    dim = y.shape[2] if dim is None else dim
+    sides = key_side, _side(values, dim, dim)
+    dim = sides[1].dim if isinstance(sides[1], Columns) else dim
     plan = _Plan(dim, padded, splits, None if softcap is None else softcap * LOG2E, *sides, interpret)
     limbs, unit = _limbs(y)
-    groups = y.reshape(*y.shape[:2], plan.keys.groups, -1).sum(-1)
     columns = jnp.stack([unit * plan.keys.unit, shift, *jnp.moveaxis(groups, -1, 0)], axis=1)
     tables = (side.table(codes.levels) for codes, side in zip((keys, values), sides, strict=True))
     sums, largest, total = _call(plan, limbs, columns, start, stop, *tables, _flat(keys), _flat(values))
@@ -105,11 +117,12 @@ def decode_attention(
 
 class _Plan(NamedTuple):
     dim: int
+    """Of the values."""
     rows: int
     splits: int
     softcap: float | None
-    keys: Side | Stream
-    values: Side | Stream
+    keys: Side | Stream | Columns
+    values: Side | Stream | Columns
     interpret: Any
 
 
@@ -121,7 +134,9 @@ class _Arrays(NamedTuple):
     biases: Any
 
 
-def _side(codes: Packed, period: int, dim: int) -> Side | Stream:
+def _side(codes: Packed, period: int, dim: int) -> Side | Stream | Columns:
+    if isinstance(codes.levels, Lookup):
+        return Columns(len(codes.levels.starts), codes.sections[0].shape[2])
     if isinstance(codes.levels, Companded):
         return Stream(dim, 8 * codes.sections[0].shape[2] // dim, codes.levels)
     bits = sum(8 * section.shape[-2] // period for section in codes.sections)
@@ -151,12 +166,20 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
     leaves, tree = jax.tree.flatten((keys, values))
 
     def kernel(y_ref, columns_ref, start_ref, stop_ref, key_table, value_table, *refs):
-        *blocks, sums_ref, largest_ref, total_ref, y_smem, weights_smem, barrier = refs
+        *blocks, sums_ref, largest_ref, total_ref, y_smem, weights_smem, tables_smem, barrier = refs
         n, split = lax.axis_index("n"), lax.axis_index("split")
-        plgpu.copy_gmem_to_smem(y_ref.at[n], y_smem, barrier)
-        plgpu.barrier_wait(barrier)
+
+        def copied(source, target):
+            plgpu.copy_gmem_to_smem(source, target, barrier)
+            plgpu.barrier_wait(barrier)
+            return target
+
+        def levels_of(table, smem):
+            return copied(table.at[lax.rem(n, table.shape[0])], *smem) if smem else [table[k] for k in range(4)]
+
+        copied(y_ref.at[n], y_smem)
         column = [registers.load(columns_ref.at[n, k], COLUMN, interpret=interpret) for k in range(columns.shape[1])]
-        key_levels, value_levels = ([table[k] for k in range(4)] for table in (key_table, value_table))
+        key_levels, value_levels = map(levels_of, (key_table, value_table), tables_smem)
         begin, end = start_ref[n], stop_ref[n]
         first, count = _share(begin, end, split, plan.splits)
 
@@ -175,7 +198,7 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
                 return plgpu.BlockSpec(
                     tuple(shape),
                     lambda i: (n, *((first + i) * (axis == token) for axis in (1, 2))),
-                    transforms=registers.tiling(shape[2]) if coded else (),
+                    transforms=registers.tiling(shape[2]) if coded and shape[1] % 8 == 0 else (),
                 )
 
             sections = [spec(x, by_token, coded=True) for x in arrays.sections]
@@ -192,21 +215,24 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
         pipeline = plgpu.emit_pipeline(
             step,
             grid=(count,),
-            in_specs=specs(keys, 2 if isinstance(plan.keys, Stream) else 1) + specs(values, 2),
+            in_specs=specs(keys, 1 if isinstance(plan.keys, Side) else 2) + specs(values, 2),
             max_concurrent_steps=STAGES,
             init_carry=carry,
         )
         largest, total, biases, sums = pipeline(*blocks)
+        if isinstance(plan.values, Columns):
+            registers.store(sums_ref.at[n, split, plan.dim], jnp.sum(biases[0], axis=0), interpret=interpret)
         for k, part in enumerate(sums):
-            if biases:
+            if isinstance(plan.values, Side) and biases:
                 bias = jnp.sum(biases[k * len(biases) * SLICE // plan.dim], axis=0)
                 part = part + lax.broadcast_in_dim(bias, part.shape, (1,))
             registers.store(sums_ref.at[n, split, pl.ds(SLICE * k, SLICE)], part, interpret=interpret)
         registers.store(largest_ref.at[n, split], largest, interpret=interpret)
         registers.store(total_ref.at[n, split], jnp.sum(total, axis=0), interpret=interpret)
 
-    shapes = [(plan.dim, rows), (rows,), (rows,)]
+    shapes = [(plan.dim + isinstance(plan.values, Columns), rows), (rows,), (rows,)]
     weights = plan.values.groups, 2 * rows, BLOCK
+    tables = (plan.keys, key_table), (plan.values, value_table)
     return plgpu.kernel(
         kernel,
         out_type=[jax.ShapeDtypeStruct((limbs.shape[0], plan.splits, *shape), jnp.float32) for shape in shapes],
@@ -215,6 +241,7 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
         scratch_types=[
             plgpu.SMEM(limbs.shape[1:], jnp.int8, transforms=tensor_cores.SLICES),
             [plgpu.SMEM(weights[1:], jnp.int8, transforms=tensor_cores.SLICES)] * weights[0],
+            [[plgpu.SMEM(table.shape[1:], jnp.int8)] * isinstance(side, Columns) for side, table in tables],
             plgpu.Barrier(),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True),

@@ -5,17 +5,20 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.columns import Lookup
 from pallas_kernels.decode_attention import Packed
 from pallas_kernels.streams import Companded
 from pallas_kernels.unpacking import UNIT, WIDTHS
 
 
 class Codes(NamedTuple):
-    bits: int
+    bits: float
     group: int | None = None
     """Dimensions that share a scale and a bias; None: levels, and one scale for the whole vector."""
     trellis: bool = False
     """Whether levels are of the states of a trellis."""
+    looked_up: int | None = None
+    """Bytes of levels, where columns have bits and levels of their own; `bits` are their mean."""
 
 
 class Shape(NamedTuple):
@@ -30,7 +33,8 @@ class Shape(NamedTuple):
     def arguments(self) -> tuple[jax.ShapeDtypeStruct | Packed, ...]:
         """Shapes and dtypes of queries, keys, values, start and stop."""
         bounds = [jax.ShapeDtypeStruct((self.batch,), jnp.int32)] * 2
-        queries = jax.ShapeDtypeStruct((self.batch, self.heads, self.rows, self.dim), jnp.float32)
+        dim = self.dim if self.keys.looked_up is None else self.dim + 1
+        queries = jax.ShapeDtypeStruct((self.batch, self.heads, self.rows, dim), jnp.float32)
         return queries, self._packed(self.keys, False), self._packed(self.values, True), *bounds
 
     def _packed(self, codes: Codes, transposed: bool) -> Packed:
@@ -45,11 +49,15 @@ class Shape(NamedTuple):
         groups = 1 if codes.group is None else self.dim // codes.group
         scales = jax.ShapeDtypeStruct((*lead, groups, self.tokens), jnp.bfloat16)
         levels = jax.ShapeDtypeStruct((2**codes.bits,), jnp.int8) if codes.group is None else None
-        if codes.trellis:
-            stream = jax.ShapeDtypeStruct((*lead, self.dim * codes.bits // 8, self.tokens), jnp.uint8)
-            return Packed((stream,), scales, None, LEVELS)
+        if codes.trellis or codes.looked_up is not None:
+            stream = jax.ShapeDtypeStruct((*lead, int(self.dim * codes.bits) // 8, self.tokens), jnp.uint8)
+            return Packed((stream,), scales, None, LEVELS if codes.trellis else self._lookup(codes))
         sections = tuple(map(section, WIDTHS[codes.bits]))
         return Packed(sections, scales, None if codes.group is None else scales, levels)
+
+    def _lookup(self, codes: Codes) -> Lookup:
+        columns = jax.ShapeDtypeStruct((self.dim,), jnp.int32)
+        return Lookup(*[columns] * 3, jax.ShapeDtypeStruct((self.heads, codes.looked_up), jnp.int8))
 
 
 LEVELS = Companded(97, ((0, 1), (84, 1), (107, 1), (117, 2), (122, 4), (124, 8)))
@@ -67,4 +75,12 @@ SHAPES = {
     "trellis, 3 bits": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True)),
     "trellis, 2 bits, heads of 64": Shape(64, 8, Codes(2, trellis=True), Codes(2, trellis=True)),
     "trellis, 4 bits, heads of 256": Shape(256, 8, Codes(4, trellis=True), Codes(4, trellis=True), heads=4),
+    "columns": Shape(128, 8, Codes(3, looked_up=1280), Codes(3, looked_up=1280)),
+    "columns, odd rows": Shape(128, 8, Codes(3.125, looked_up=2304), Codes(3.125, looked_up=2304)),
+    "columns, heads of 64": Shape(64, 8, Codes(2, looked_up=1280), Codes(2, looked_up=1280)),
+    "columns, heads of 256": Shape(256, 8, Codes(4, looked_up=1792), Codes(4, looked_up=1792), heads=4),
+    "columns, heads of 256, 16 query heads": Shape(
+        256, 16, Codes(4.125, looked_up=4096), Codes(4.125, looked_up=4096), heads=1
+    ),
+    "columns, plain values": Shape(256, 8, Codes(4, looked_up=1792), Codes(4), heads=4),
 }

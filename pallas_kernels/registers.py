@@ -113,21 +113,63 @@ def load_words(ref: Any, row: jax.Array, first: int, shift: jax.Array | None = N
     return read(ref, *of_threads)
 
 
-def load_word(ref: Any, row: jax.Array, column: jax.Array, *, interpret: Any) -> jax.Array:
-    """Four bytes of row row[t] from column column[t] on, a multiple of 4, of such a ref: a word (128,)."""
+def load_at(ref: Any, offsets: list[jax.Array], *, tiled: bool = False, interpret: Any) -> list[jax.Array]:
+    """Four bytes of a ref (rows, 128) in shared memory from offset[t] on for each thread t, as words (128,).
+
+    Args:
+      ref: int8; if `tiled` with the transforms of `tiling`, else without.
+      offsets: int32 or uint32 (128,), as `swizzled` returns them if tiled; multiples of 4.
+    """
     if interpret:
-        return lax.bitcast_convert_type(ref[...][row[:, None], column[:, None] + jnp.arange(4)], jnp.uint32)
-    columns = ref.shape[-1]
+        offset = jnp.stack(offsets).astype(jnp.int32)
+        at = offset ^ ((offset >> 7 & 7) << 4) if tiled else offset
+        return list(lax.bitcast_convert_type(ref[...].reshape(-1)[at[..., None] + jnp.arange(4)], jnp.uint32))
 
     @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(tiling(columns)), words_layout()),
-        return_type=plgpu.ShapeDtypeStruct((THREADS,), jnp.uint32, words_layout()),
+        arg_types=(plgpu.RefType(tiling(128) if tiled else ()), *[words_layout()] * len(offsets)),
+        return_type=(plgpu.ShapeDtypeStruct((THREADS,), jnp.uint32, words_layout()),) * len(offsets),
     )
-    def read(context, ref, offset):
-        at = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(ref), [_integer(offset.registers.flat[0])], int8())
-        return array([_one(llvm.load(int32(), at))], words_layout(), (THREADS,), is_signed=False)
+    def read(context, ref, *offsets):
+        base = mgpu.utils.memref_ptr(ref)
+        places = [mgpu.utils.getelementptr(base, [_integer(x.registers.flat[0])], int8()) for x in offsets]
+        loaded = [_one(llvm.load(int32(), place)) for place in places]
+        return tuple(array([word], words_layout(), (THREADS,), is_signed=False) for word in loaded)
 
-    return read(ref, swizzled(row, column, columns, swizzle_width(columns)))
+    return list(read(ref, *offsets))
+
+
+def look_up(ref: Any, indices: list[jax.Array], first: jax.Array, *, interpret: Any) -> list[list[jax.Array]]:
+    """Of a ref of bytes (rows, 128) in shared memory those at first[t] + the four bytes of index[t] for each thread t.
+
+    Args:
+      ref: int8, without transforms.
+      indices: words (128,) of four indices.
+      first: uint32 (128,), multiples of 256.
+
+    Returns:
+      For each word of indices four words, each a byte and zeros above it.
+    """
+    if interpret:
+        at = first[:, None] + lax.bitcast_convert_type(jnp.stack(indices), jnp.uint8)
+        found = lax.bitcast_convert_type(ref[...].reshape(-1)[at.astype(jnp.int32)], jnp.uint8).astype(jnp.uint32)
+        return [list(jnp.moveaxis(each, -1, 0)) for each in found]
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(()), *[words_layout()] * (1 + len(indices))),
+        return_type=(plgpu.ShapeDtypeStruct((THREADS,), jnp.uint32, words_layout()),) * (4 * len(indices)),
+    )
+    def read(context, ref, first, *indices):
+        # Addresses of 32 bits: such as LLVM has, of 64, would take two more instructions for each byte.
+        base = llvm.ptrtoint(int32(), mgpu.utils.memref_ptr(ref))  # a multiple of 1024, as Pallas places all
+        page, loaded = arith.addi(base, _integer(first.registers.flat[0])), []
+        for index in (_integer(x.registers.flat[0]) for x in indices):
+            for k in range(4):
+                text = f"{{\n\t.reg .b32 at;\n\tprmt.b32 at, $1, $2, 0x765{k};\n\tld.shared.u8 $0, [at];\n\t}}"
+                loaded.append(llvm.inline_asm(int32(), [index, page], text, "=r,r,r", has_side_effects=True))
+        return tuple(array([_one(x)], words_layout(), (THREADS,), is_signed=False) for x in loaded)
+
+    found = read(ref, first, *indices)
+    return [list(found[k : k + 4]) for k in range(0, len(found), 4)]
 
 
 def gather(ref: Any, index: jax.Array, *, interpret: Any) -> jax.Array:

@@ -6,6 +6,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import registers, tensor_cores
+from pallas_kernels.columns import Columns
 from pallas_kernels.registers import SLICE, TILE
 
 BLOCK = 128
@@ -24,19 +25,18 @@ def scores_of(plan, refs, table, y_smem, column):
     """The scores (64, rows) of two tiles of tokens, in base 2."""
     side, (unit, shift, *groups) = plan.keys, column
     wide = lambda x: lax.broadcast_in_dim(x, (SLICE, plan.rows), (1,))  # noqa: E731
-    each, result = plan.dim // SLICE // side.groups, []
+    each, scores = y_smem.shape[1] // SLICE // side.groups, [wide(shift)] * (BLOCK // SLICE)
     tiles = side.key_tiles(refs.sections, table, BLOCK, interpret=plan.interpret)
-    for k, tile in enumerate(tiles):
-        terms = [(x, y_smem.at[:, pl.ds(SLICE * i, SLICE)]) for i, x in enumerate(tile)]
+    for n, tile in enumerate(tiles):
+        part, k = divmod(n, len(scores))
+        terms = [(x, y_smem.at[:, pl.ds(SLICE * (part * len(tile) + i), SLICE)]) for i, x in enumerate(tile)]
         by_group = [terms[each * g : each * (g + 1)] for g in range(side.groups)]
-        scores = wide(shift)
         for g, product in enumerate(tensor_cores.products(by_group, interpret=plan.interpret)):
             scale, bias = _grid(plan, side, refs, g, k)
-            scores += _merged(product) * wide(unit) * _tall(scale, plan.rows)
-            if side.biased:
-                scores += wide(groups[g]) * _tall(bias, plan.rows)
-        result.append(scores if plan.softcap is None else plan.softcap * jnp.tanh(scores * (1 / plan.softcap)))
-    return result
+            scores[k] += _merged(product) * wide(unit) * _tall(scale, plan.rows)
+            if side.biased and part == 0:
+                scores[k] += wide(groups[g]) * _tall(bias, plan.rows)
+    return scores if plan.softcap is None else [plan.softcap * jnp.tanh(x * (1 / plan.softcap)) for x in scores]
 
 
 def accumulated(plan, refs, table, weights_smem, scores, carry):
@@ -61,7 +61,7 @@ def accumulated(plan, refs, table, weights_smem, scores, carry):
             whole = lax.bitcast_convert_type(weight * _tall(scale, plan.rows) * inverse + MAGIC, jnp.int32)
             for row, limb in ((0, whole >> 7), (plan.rows, whole & 127)):
                 tensor_cores.store_transposed(smem, limb, row, *tokens[k], interpret=plan.interpret)
-    # All is read before the fence: a copy may refill shared memory after it.
+    # All is read before the last fence: a copy may refill shared memory after it.
     indices = side.value_indices(refs.sections, interpret=plan.interpret)
     plgpu.commit_smem()
     unit, sums = wide(bound * (side.unit / LARGEST)), list(sums)
@@ -73,6 +73,8 @@ def accumulated(plan, refs, table, weights_smem, scores, carry):
             terms.append([(x, smem.at[:, pl.ds(SLICE * k, SLICE)]) for k, x in enumerate(tile)])
         for m, product in zip(tiles, tensor_cores.products(terms, interpret=plan.interpret), strict=True):
             sums[m] = sums[m] * kept + _merged(product) * unit
+    if isinstance(side, Columns):
+        plgpu.commit_smem()  # its codes have been read one tile after the other
     return largest, total, biases, tuple(sums)
 
 
@@ -83,7 +85,9 @@ def _grid(plan, side, refs, group, tile):
         return plan.keys.numbers(ref.at[group], tile, interpret=plan.interpret).astype(jnp.float32)
 
     scale = part(refs.scales)
-    return scale, part(refs.biases) + 2 ** (side.bits - 1) * scale if side.biased else None
+    if not side.biased:
+        return scale, None
+    return scale, scale if refs.biases is None else part(refs.biases) + 2 ** (side.bits - 1) * scale
 
 
 def seen(plan, scores, tile, begin, end):

@@ -110,7 +110,11 @@ class Stream(NamedTuple):
         """
         thread = registers.threads(interpret=interpret)
         column, quarter = thread & -4, thread & 3
-        load = lambda row: registers.load_word(ref, row, column, interpret=interpret)  # noqa: E731
+
+        def load(row):
+            at = registers.swizzled(row, column, TOKENS, TOKENS)
+            return registers.load_at(ref, [at], tiled=True, interpret=interpret)[0]
+
         found = []
         for group in range(-(-self.lanes // 16)):
             row = ((4 * quarter & self.lanes - 1) + 16 * group) * self.bits

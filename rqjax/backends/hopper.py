@@ -21,6 +21,7 @@ from rqjax.backends.hopper_stages import inverse_stages, kernel, listed, refusal
 from rqjax.core import Codes, Quantizer, nest, platforms
 from rqjax.core.dispatch import CONTEXT, Refusal, Unsupported, register
 from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled, Split
+from rqjax.quantizers.gain import Gain
 from rqjax.quantizers.scalar import Scalar
 from rqjax.rotations import Rotor
 
@@ -48,7 +49,7 @@ class RotatedScalar(NamedTuple):
 
     rotations: tuple[Any, ...]
     leaf: Any
-    outer: Normalized | Scaled | None
+    outer: Normalized | Scaled | Gain | None
     norms: Any
     """Of the outer one's codes."""
     codes: Codes
@@ -58,7 +59,7 @@ class RotatedScalar(NamedTuple):
     def of(cls, quantizer: Quantizer, codes: Codes = None) -> "RotatedScalar":
         """The record of a nest, and of its codes if they are given."""
         match quantizer:
-            case Normalized() | Scaled():
+            case Normalized() | Scaled() | Gain():
                 norms, inner_codes = (None, None) if codes is None else codes
                 inner = cls.of(quantizer.inner, inner_codes)
                 if inner.outer is None:

@@ -42,6 +42,9 @@ class Part(NamedTuple):
     levels: Callable[[UInt8[Array, "b h codes t"]], Shaped[Array, "b h n t"]]
     """Of the windows of the codes: in int8, or if they are `fine` in int16."""
     fine: bool
+    bits: int | None = None
+    """Of an index, the highest of a window, where each coordinate has levels of its own; None: all share those of the
+    states."""
 
     @property
     def units(self) -> list[Float[Array | np.ndarray, "n"]]:
@@ -53,6 +56,29 @@ class Part(NamedTuple):
             return [self.levels(windows)]
         levels = materialized(self.levels(windows))
         return [((levels + 128) >> 8).astype(jnp.int8), lax.bitcast_convert_type(levels.astype(jnp.uint8), jnp.int8)]
+
+    @property
+    def tables(self) -> list[Int8[Array, "n levels"]]:
+        """For each unit the levels of every index, of each coordinate or, n = 1, of all."""
+        bits = streams.WINDOW if self.bits is None else self.bits
+        windows = jnp.arange(2**bits, dtype=jnp.uint8) << (streams.WINDOW - bits)
+        rows = 1 if self.bits is None else len(self.ends)
+        return [x[0, 0] for x in self.limbs(jnp.broadcast_to(windows, (1, 1, rows, 2**bits)))]
+
+
+def scaled(several: Sequence[Part], y: Float[Array, "b h r d"]) -> Float[Array, "b h r columns"]:
+    """Queries as they are multiplied with the limbs of all parts."""
+    return jnp.concatenate([y[..., part.coordinates] * unit for part in several for unit in part.units], axis=-1)
+
+
+def placed(several: Sequence[Part], sums: Float[Array, "b h r columns"], dim: int) -> Float[Array, "b h r d"]:
+    """What sums of the limbs of all parts stand for."""
+    x, start = jnp.zeros((*sums.shape[:-1], dim)), 0
+    for part in several:
+        for unit in part.units:
+            x = x.at[..., part.coordinates].add(sums[..., start : start + len(unit)] * unit)
+            start += len(unit)
+    return x
 
 
 def of_streams(
@@ -77,9 +103,8 @@ def of_streams(
         return jnp.concatenate(list(itertools.chain(*found)), axis=2)
 
     def prepare(q: Any, y: Float[Array, "b h r d"]) -> Any:
-        scaled = jnp.concatenate([y[..., part.coordinates] * unit for part in parts(q) for unit in part.units], axis=-1)
         center = mean(q)
-        return integers.query_limbs(scaled), None if center is None else inner(y, center)[..., None]
+        return integers.query_limbs(scaled(parts(q), y)), None if center is None else inner(y, center)[..., None]
 
     def scores(q: Any, y: Any, codes: Codes) -> Float[Array, "b h r t"]:
         found = integers.row_products(y[0], rows(q, codes))
@@ -89,11 +114,7 @@ def of_streams(
         return integers.sums(w, rows(q, codes)), None if mean(q) is None else w.sum(-1, keepdims=True)
 
     def restore(q: Any, sums: Any) -> Float[Array, "b h r d"]:
-        x, start = jnp.zeros((*sums[0].shape[:-1], q.dim)), 0
-        for part in parts(q):
-            for unit in part.units:
-                x = x.at[..., part.coordinates].add(sums[0][..., start : start + len(unit)] * unit)
-                start += len(unit)
+        x = placed(parts(q), sums[0], q.dim)
         return x if sums[1] is None else x + sums[1] * mean(q)
 
     return Rule(
@@ -143,9 +164,21 @@ def _level_parts(q: Columns) -> list[Part]:
         some = slice(start, start + size)
         if bits:
             of = functools.partial(_of_rows, bits, levels.levels)
-            found.append(Part(some, ends[some], levels.step, of, fine=levels.levels.dtype == jnp.int16))
+            found.append(Part(some, ends[some], levels.step, of, levels.levels.dtype == jnp.int16, bits))
         start = some.stop
     return found
+
+
+def parts_of(q: TrellisColumns | Columns) -> list[Part]:
+    """Of a transform code."""
+    return _trellis_parts(q) if isinstance(q, TrellisColumns) else _level_parts(q)
+
+
+def mean_of(q: TrellisColumns | Columns) -> Float[Array, "d"]:
+    """Of a transform code, what is added to its levels."""
+    if isinstance(q, TrellisColumns):
+        return q.mean
+    return jnp.concatenate([levels.center for levels in q.levels if isinstance(levels, Whole)])
 
 
 def _of_rows(
@@ -166,14 +199,14 @@ _STATES = Rule(
 )
 _TRELLIS_COLUMNS = of_streams(
     stream=lambda q, codes: streams.closed(jnp.swapaxes(codes, 2, 3), int(q.widths.sum())),
-    parts=_trellis_parts,
-    mean=lambda q: q.mean,
+    parts=parts_of,
+    mean=mean_of,
 )
 RULES[TrellisColumns] = lambda q: _TRELLIS_COLUMNS if q.companded and q.streamed else DECODED
 _COLUMNS = of_streams(
     stream=lambda q, codes: jnp.swapaxes(codes, 2, 3),
-    parts=_level_parts,
-    mean=lambda q: jnp.concatenate([levels.center for levels in q.levels]),
+    parts=parts_of,
+    mean=mean_of,
 )
 RULES[Columns] = lambda q: _COLUMNS if q.bits[0] and all(isinstance(levels, Whole) for levels in q.levels) else DECODED
 RULES[NestedE8] = of_streams(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rqjax
-from pallas_kernels import mosaic, registers, streams
+from pallas_kernels import columns, mosaic, registers, streams
 from pallas_kernels.decode_attention import Packed, decode_attention
 from rqjax.backends import hopper
 from rqjax.core import Unsupported
@@ -43,14 +43,20 @@ CASES = {
     "trellis of 4 bits, 1 bit, heads of 256": (256, 2, "4 trellis", "1 trellis", (128, 40), 1),
     "trellis keys, plain values": (128, 8, "2 trellis", "4", (256, 130), 1),
     "affine keys, trellis values": (128, 2, "4 affine 64", "4 trellis", (256, 9), 1),
+    "columns": (64, 3, "16 columns", "13 columns", (256, 200), 2),
+    "columns, heads of 256": (256, 2, "50 columns", "128 columns", (128, 40), 1),
+    "columns, plain values": (128, 8, "48 columns", "4", (128, 100), 1),
 }
-"""Dimension, query heads a key-value head, kinds of keys and values, lengths, splits."""
+"""Dimension, query heads a key-value head, kinds of keys and values, lengths, splits. Kinds begin with bits, those of
+columns with the bytes of a ring."""
 
 
 def encoded(rng, kind, batch, tokens, dim, *, transposed):
     """Random codes (bits, with groups of so many dimensions if affine), and the vectors that they stand for."""
     if kind.endswith(" trellis"):
         return encoded_on_a_trellis(rng, int(kind.split()[0]), batch, tokens, dim)
+    if kind.endswith(" columns"):
+        return encoded_in_columns(rng, int(kind.split()[0]), batch, tokens, dim)
     bits, _, group = kind.partition(" affine ")
     bits, groups = int(bits), dim // int(group or dim)
     indices = rng.integers(0, 2**bits, (batch, 1, tokens, dim))
@@ -75,6 +81,20 @@ def encoded_on_a_trellis(rng, bits, batch, tokens, dim):
     levels = {name: getattr(leaf.table, name) for name in ("multiplier", "bends", "offset", "fold")}
     vectors *= np.asarray(scale, np.float64).swapaxes(2, 3)
     return Packed((stream.bits,), scale, None, streams.Companded(**levels)), vectors
+
+
+def encoded_in_columns(rng, rows, batch, tokens, dim):
+    """The same of columns with any bits of the ring, and levels anywhere; and as the last one the scale alone."""
+    ring = rng.integers(0, 256, (batch, 1, rows, tokens), np.uint8)
+    starts, widths = rng.integers(0, 8 * rows, dim), rng.integers(0, 9, dim)
+    places, levels = rng.integers(0, 1024, dim) >> widths << widths, rng.integers(-127, 128, (1, 1280), np.int8)
+    bits = np.unpackbits(ring, axis=2, bitorder="little")[:, :, (starts[:, None] + np.arange(8)) % (8 * rows)]
+    indices = (bits * (1 << np.arange(8) & (1 << widths[:, None]) - 1)[..., None]).sum(3)
+    vectors = np.swapaxes(levels[0][places[:, None] + indices], 2, 3).astype(np.float64)
+    scale = jnp.asarray(rng.lognormal(sigma=0.4, size=(batch, 1, 1, tokens)) / 60, jnp.bfloat16)
+    vectors = np.concatenate([vectors, np.ones((batch, 1, tokens, 1))], axis=3)
+    lookup = columns.Lookup(*(x.astype(np.int32) for x in (starts, widths, places)), levels)
+    return Packed((ring,), scale, None, lookup), vectors * np.asarray(scale, np.float64).swapaxes(2, 3)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -104,7 +124,7 @@ def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=Non
     rng, batch, tokens = np.random.default_rng(0), len(stop), -(-max(stop) // 128) * 128
     keys, k = encoded(rng, keys, batch, tokens, dim, transposed=False)
     values, v = encoded(rng, values, batch, tokens, dim, transposed=True)
-    y = rng.normal(size=(batch, 1, query_heads, dim)).astype(np.float32) * dim**-0.5
+    y = rng.normal(size=(batch, 1, query_heads, k.shape[3])).astype(np.float32) * dim**-0.5
     if vary is not None:
         y, keys, values, k, v = vary(y, keys, values, k, v)
     start = np.zeros(batch, np.int32) if start is None else np.asarray(start, np.int32)
@@ -164,6 +184,13 @@ def test_swizzled_addresses_are_those_of_the_hardware(width):
     np.testing.assert_array_equal(inside // width, rows % 8)
     chunk = columns % width // 16 ^ (rows % 8 if width == 128 else rows // 2 % 4)
     np.testing.assert_array_equal(inside % width, chunk * 16 + columns % 16)
+
+
+def test_columns_find_their_rows_where_the_hardware_has_them():
+    rows, tokens = np.meshgrid(np.arange(48), np.arange(0, 128, 4), indexing="ij")
+    swizzled, plain = (columns.Columns(64, count)._row(rows) ^ tokens for count in (48, 50))
+    np.testing.assert_array_equal(swizzled, registers.swizzled(rows, tokens, 128, 128))
+    np.testing.assert_array_equal(plain, 128 * rows + tokens)
 
 
 @functools.cache

@@ -1,0 +1,55 @@
+"""Transform codes as the decode attention kernel takes them: columns of whole numbers, looked up by bits of a ring.
+
+Each coordinate is a column for each unit of its part, and the mean is a column whose number is always 1.
+"""
+
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rqjax.arrays.blocks import inner
+from rqjax.backends.hopper_stages import kernel
+from rqjax.quantizers.per_coordinate import Columns
+from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
+from rqjax.scoring.streams import mean_of, parts_of, placed, scaled
+
+TransformCode: TypeAlias = TrellisColumns | Columns
+COLUMNS, BYTES = 64, 128
+"""What the numbers of columns, and of bytes of levels, are multiples of."""
+
+
+def lookup(code: Any, *, per_head: bool) -> Any:
+    """The kernel's `Lookup` of a transform code, whose arrays have the heads first if it is `per_head`."""
+    first = jax.tree.map(lambda x: x[0], code) if per_head else code
+    columns, at = [], 0
+    for part in parts_of(first):
+        for table in part.tables:
+            count, size = table.shape
+            width = size.bit_length() - 1
+            place = at + size * (np.arange(len(part.ends)) % count)
+            columns.append([part.ends - width, np.full(len(part.ends), width), place])
+            at += table.size
+    numbers = np.concatenate(columns, axis=1).astype(np.int32)
+    levels = jax.vmap(_levels)(code) if per_head else _levels(code)[None]
+    return kernel("columns").Lookup(*_padded(numbers, COLUMNS), _padded(levels, BYTES))
+
+
+def queries(code: TransformCode, y: Float[Array, "b h r d"]) -> Float[Array, "b h r columns"]:
+    """Queries as the kernel takes them."""
+    return jnp.concatenate([_padded(scaled(parts_of(code), y), COLUMNS), inner(y, mean_of(code))[..., None]], axis=-1)
+
+
+def restored(code: TransformCode, sums: Float[Array, "b h r columns"]) -> Float[Array, "b h r d"]:
+    """What the kernel's sums stand for."""
+    return placed(parts_of(code), sums[..., :-1], code.dim) + sums[..., -1:] * mean_of(code)
+
+
+def _levels(code: TransformCode) -> Array:
+    return jnp.concatenate([table.reshape(-1) for part in parts_of(code) for table in part.tables])
+
+
+def _padded(x: Any, multiple: int) -> Any:
+    return (np if isinstance(x, np.ndarray) else jnp).pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % multiple)])
