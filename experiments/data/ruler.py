@@ -22,7 +22,7 @@ NEEDLES = 4
 """Numbers of one name, or names, that are asked for where there are several."""
 CHAINS, LINKS = 2, 5
 """Chains of variables, one of which is asked for, and the variables of each."""
-COMMON, OFTEN, SELDOM = 5, 8, 2
+COMMON, OFTEN, SELDOM = 5, 6, 2
 """Common words, how often each is there, and how often each of the others."""
 FREQUENT = 3
 """Most frequent words that are asked for, of words whose frequency falls with the square of their rank."""
@@ -108,7 +108,7 @@ def _variables(rng: np.random.Generator, lines: Lines) -> tuple[Build, int]:
     numbers, needles, depths = _numbers(rng, CHAINS), [], []
     for chain, number in enumerate(numbers):
         own = names[chain::CHAINS]
-        needles += [f"Variable {name} is set to {value}." for name, value in zip(own, [number, *own], strict=False)]
+        needles += [f"{name} is set to {value}." for name, value in zip(own, [number, *own], strict=False)]
         depths += sorted(rng.random(LINKS))
 
     def build(n: int) -> tuple[Turn, ...]:
