@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.data import text
-from rqjax.core import Registry
+from rqjax.core import Registry, check_int
 
-SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
 WORDS = len(SYLLABLES) ** 3
 NEEDLES = 4
 """Numbers of one name, or names, that are asked for where there are several."""
@@ -61,8 +61,9 @@ def make(
 
     Raises:
       UnknownName: there is no such task; the nearest names are given.
-      ValueError: `tokens` are too few for the task.
+      ValueError: `tokens` are too few for the task, or more than 2^20.
     """
+    check_int("tokens", tokens, 1, 2**20)  # there are words for as many
     build, least = TASKS[task](rng, _lines(rng, corpus))
     room = 2 * max(len(encode(", ".join(turn.answers))) for turn in build(least))
 
@@ -85,7 +86,7 @@ def _niah(
     all that is around them are others."""
     words, seed = rng.permutation(WORDS), int(rng.integers(2**32))
     of = {_word(word): _numbers(rng, numbers) for word in words[:names]}
-    needles = rng.permutation([_needle(name, number) for name in of for number in of[name]])
+    needles = rng.permutation([_needle(name, number) for name in of for number in of[name]]).tolist()
     depths = rng.random(len(needles))
     number, verb = ("number", "is") if numbers == 1 else ("numbers", "are")
 
@@ -197,7 +198,7 @@ def _numbers(rng: np.random.Generator, count: int) -> list[str]:
     return [str(number) for number in 10**6 + rng.choice(9 * 10**6, count, replace=False)]
 
 
-def _hidden(needles: Sequence[str], depths: Sequence[float] | Any, lines: Sequence[str]) -> list[str]:
+def _hidden(needles: Sequence[str], depths: Any, lines: Sequence[str]) -> list[str]:
     """The lines, with each needle at its depth, 0 before the first line and 1 after the last one."""
     made = list(lines)
     for depth, needle in sorted(zip(depths, needles, strict=True), reverse=True):

@@ -55,11 +55,12 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     def one(seed: int) -> list[float]:
         key = jax.random.key(seed)
         strategy = fitted.strategies(decoder, point["strategy"], key, functools.partial(_learned_from, point, seed))
-        options = {"window": window, "sinks": sinks}
 
         def score(task: str) -> float:
             examples = _examples(point["model"], task, point["tokens"], point["corpus"], point["examples"], seed)
-            caches = decoder.caches(strategy, key, len(examples), point["tokens"], **options)
+            rooms = [example.room for example in examples]  # of all as much as of one
+            longest = point["tokens"] + len(examples[0].turns) * (max(rooms) - min(rooms))
+            caches = decoder.caches(strategy, key, len(examples), longest, window=window, sinks=sinks)
             return float(np.mean(_scores(decoder, tokenizer, caches, examples, point["chunk"])))
 
         return [score(task) for task in tasks]

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rqjax.nn import Decoder, DecoderConfig, save_decoder
 from tests.nn.test_decoder import fields
 
 PAIRS = text.make_tokenizer(["The secret number of bafuru is 1234567.\n"], 280)
-ENCODERS = {"bytes": str.encode, "byte pairs": lambda part: PAIRS.encode(part).ids, "words": str.split}
+ENCODERS: dict[str, Any] = {"bytes": str.encode, "byte pairs": lambda part: PAIRS.encode(part).ids, "words": str.split}
 POINT = {"corpus": "", "tasks": (), "examples": 1, "seeds": 2, "chunk": 16, "keep": "0+0"}
 
 
@@ -37,6 +38,7 @@ def solved(texts):
     said = r"^(\w+) lives in (\w+), works in (\w+) and is a friend of (\w+)\.$"
     people = {name: rest for name, *rest in re.findall(said, whole, re.M)}
     match = re.fullmatch(r"(The friend of )?(\w+) (lives|works) in", asked)
+    assert match
     home, office, friend = people[match[2]]
     home, office, _ = people[friend] if match[1] else (home, office, None)
     return [home if match[3] == "lives" else office]
@@ -69,7 +71,7 @@ def test_examples_are_drawn_anew_and_needles_are_at_any_depth():
 
 def test_text_of_an_own_corpus(tmp_path):
     (tmp_path / "one.txt").write_text("hay\n\nmore hay\n")
-    example = tasks.make("niah_multiquery", str.split, 200, np.random.default_rng(0), str(tmp_path))
+    example = tasks.make("niah_multiquery", ENCODERS["words"], 200, np.random.default_rng(0), str(tmp_path))
     lines = [line for line in example.turns[0].text.splitlines()[1:-1] if "secret" not in line]
     assert set(lines) == {"hay", "more hay"}
     assert len(example.turns) == 4
@@ -114,7 +116,7 @@ def test_pairs_of_the_model_trained_for_recall(tokens, told, asked):
         assert [(mark, pairs[key]) for mark, key in questions] == [("?", *turn.answers) for turn in example.turns]
         assert len({key for _, key in questions}) == asked[i]
         encoded = needle_model.tokenizer().encode(example.turns[0].text).ids
-        assert needle_model.words(encoded) == first
+        assert needle_model.words(np.array(encoded)) == first
 
 
 def test_scores_count_the_answers_in_the_replies(monkeypatch):
