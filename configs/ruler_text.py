@@ -1,4 +1,4 @@
-"""All RULER-style tasks of `configs/ruler.py` on the byte-level decoders of `results/models`, at 1,024 bytes.
+"""All RULER-style tasks of `configs/ruler.py` on the byte-level decoders of `results/models`, at 512 bytes.
 
     python -m experiments.run --config=configs/ruler_text.py
 
@@ -15,5 +15,5 @@ def get_config() -> ConfigDict:
     config = ruler.get_config()
     models, strategies = ("llama-d128", "qwen2-d64", "gemma3-d256"), ("float32", "eden_2")
     config.update({"examples": 4, "seeds": 2, "chunk": 64})
-    config.update({"grid": {"model": models, "tokens": (1024,), "strategy": strategies}})
+    config.update({"grid": {"model": models, "tokens": (512,), "strategy": strategies}})
     return config
