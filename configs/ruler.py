@@ -29,7 +29,7 @@ def get_config() -> ConfigDict:
             "grid": {
                 "model": ("recall",),
                 "keep": ("0+0",),
-                "tokens": (192, 384, 768),
+                "tokens": (384, 768),
                 "strategy": ("float32", "eden_4", "eden_3", *two_bits),
             },
         }

@@ -146,5 +146,7 @@ def _scores(
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    if len({row["point"]["tokens"] for row in rows}) == 1:
+        return []
     path = folder / "score.png"
     return [plots.curves(rows, path, x="tokens", y="score", series="strategy", panel="model")]

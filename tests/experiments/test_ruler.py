@@ -142,12 +142,19 @@ def test_scores_count_the_answers_in_the_replies(monkeypatch):
     assert read == [["ask", "you"], [".more", "ztoo"]]  # what the last token of a reply is has not been read before
 
 
+RECALL = {**POINT, "model": "recall", "tokens": 384, "tasks": ("niah_multiquery",)}
+
+
 def test_recall_is_exact_at_64_pairs():
-    """The rows of `configs/ruler.py`, smaller: exact in float, and less so through two bits."""
-    point = {**POINT, "model": "recall", "tokens": 384, "tasks": ("niah_multiquery",)}
-    exact, coded = (ruler.run({**point, "strategy": name}) for name in ("float32", "turboquant_2"))
+    exact = ruler.run({**RECALL, "strategy": "float32"})
     assert exact == {"score": 1, "score_sd": 0, "niah_multiquery": 1, "niah_multiquery_sd": 0}
-    assert 0.3 < coded["score"] < 0.9
+
+
+@pytest.mark.full
+def test_recall_by_bits():
+    four, two = (ruler.run({**RECALL, "examples": 4, "strategy": name})["score"] for name in ("eden_4", "eden_2"))
+    assert four > 0.97
+    assert two < 0.5
 
 
 @pytest.mark.full
