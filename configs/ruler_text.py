@@ -3,7 +3,7 @@
     python -m experiments.run --config=configs/ruler_text.py
 
 Trained on six million bytes of Python's library they have not learned to look anything up, in any precision: what they
-score is what a model scores that does not read. MINUTES.
+score is what a model scores that does not read.
 """
 
 from ml_collections import ConfigDict

@@ -93,7 +93,7 @@ def test_what_cannot_be_run_is_one_line(tmp_path):
     ruler.check(point)
     with pytest.raises(KeyError, match="unknown task of qwen2-d64 'niah_singel'; did you mean 'niah_single'"):
         ruler.check({**point, "tasks": ("niah_singel",)})
-    with pytest.raises(ValueError, match="expected at least 366 tokens for niah_multiquery, got 300"):
+    with pytest.raises(ValueError, match="expected at least 368 tokens for niah_multiquery, got 300"):
         ruler.check({**point, "tokens": 300})
     with pytest.raises(KeyError, match="unknown task of recall 'variable_tracking'; known: niah_multikey, niah_multi"):
         ruler.check({**point, "model": "recall", "tasks": ("variable_tracking",)})
