@@ -12,8 +12,9 @@ tokens T / 6 pairs of a key and a value are told, and all asked for one after th
 their own tokens, with hay from `corpus`. What learns is fitted to other pairs, or to training text. Nothing is kept in
 full precision but the newest 15 tokens at most.
 
-To see: a decoder makes a token at a time, and its newest tokens are exact. Codes of least error shrink keys, and beside
-exact ones a sharp head no longer finds them: `eden_2` loses nearly all, `eden_unbiased_2`, whose codes do not shrink, little.
+To see: a decoder makes a token at a time, and its newest tokens are exact. Codes of least error shrink keys, and
+beside exact ones a sharp head no longer finds them: `eden_2` loses nearly all, `eden_unbiased_2`, whose codes do not
+shrink, little.
 """
 
 from ml_collections import ConfigDict
