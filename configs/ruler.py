@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    two_bits = ("eden_2", "eden_unbiased_2", "turboquant_trellis_2", "kivi_2", "rotorquant_2")
+    two_bits = ("eden_2", "eden_unbiased_2", "turboquant_trellis_2")
     return ConfigDict(
         {
             "experiment": "ruler",
