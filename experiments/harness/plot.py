@@ -28,6 +28,7 @@ WORDS = {
     "divergence": "KL divergence of the next token, nats",
     "recalled": "share of values recalled exactly",
     "pairs": "pairs of key and value",
+    "score": "share of the answers in the replies",
     "ratio": "compression, times smaller",
     "quantize_s": "seconds to quantize",
     "dequantize_s": "seconds to get back",

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 import rqjax
+from experiments.language import reading
 from rqjax.core import check_int, extras
 from rqjax.nn import Decoder
 
@@ -63,7 +64,9 @@ class CachedLM(TemplateLM):
         texts = [[*context, *rest][-self.max_length - 1 :] for _, context, rest in requests]
         for some in self._batches(texts):
             rows, counts = [texts[i] for i in some], np.array([len(texts[i]) - 1 for i in some])
-            inputs, targets = (self._padded(part) for part in ([r[:-1] for r in rows], [r[1:] for r in rows]))
+            inputs, targets = (
+                reading.padded(part, self.chunk) for part in ([r[:-1] for r in rows], [r[1:] for r in rows])
+            )
             caches = self._caches(*inputs.shape)
             nats, likeliest = map(np.asarray, _scored(self.decoder, caches, inputs, targets, counts, self.chunk))
             for i, own, greedy in zip(some, nats, likeliest, strict=True):
@@ -101,9 +104,9 @@ class CachedLM(TemplateLM):
         return found
 
     def _made(self, contexts: list[list[int]], limits: list[int], stops: list[list[str]]) -> list[str]:
-        tokens, counts = self._padded(contexts), np.array([len(context) for context in contexts])
+        tokens, counts = reading.padded(contexts, self.chunk), np.array([len(context) for context in contexts])
         caches = self._caches(tokens.shape[0], tokens.shape[1] + max(limits))
-        token, caches = _read(self.decoder, caches, tokens, counts, self.chunk)
+        token, caches = reading.read(self.decoder, caches, tokens, counts, self.chunk)
         made: list[list[int]] = [[] for _ in contexts]
         texts, ended = [""] * len(contexts), [False] * len(contexts)
         while True:
@@ -118,30 +121,15 @@ class CachedLM(TemplateLM):
                     ended[row] |= place >= 0 or len(made[row]) == limits[row]
             if all(ended):
                 return texts
-            token, caches = _next(self.decoder, caches, token)
+            token, caches = reading.follow(self.decoder, caches, token)
 
     def _batches(self, texts: list[list[int]]) -> list[list[int]]:
         """The texts, by their places, so many at a time, of about one length."""
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         return [order[i : i + self.batch] for i in range(0, len(order), self.batch)]
 
-    def _padded(self, texts: list[list[int]]) -> Int[np.ndarray, "batch time"]:
-        """Padded on the left, to a power of two of chunks: shapes that few programs serve."""
-        chunks = -(-max(map(len, texts)) // self.chunk)
-        tokens = np.zeros((len(texts), self.chunk << (chunks - 1).bit_length()), np.int32)
-        for row, text in zip(tokens, texts, strict=True):
-            row[len(row) - len(text) :] = text
-        return tokens
-
     def _caches(self, batch: int, time: int) -> tuple[rqjax.KVCache, ...]:
         return self.decoder.caches(self.strategy, self.key, batch, time, **self.options)
-
-
-def _chunks(tokens: Array, counts: Array | np.ndarray, chunk: int) -> tuple[Array, Array]:
-    """Tokens (chunks, batch, chunk), and how many of them count: the last `counts` of each sequence."""
-    batch, time = tokens.shape
-    before = time - counts - jnp.arange(0, time, chunk)[:, None]  # padding from the beginning of each chunk on
-    return jnp.moveaxis(tokens.reshape(batch, -1, chunk), 1, 0), jnp.clip(chunk - before, 0, chunk)
 
 
 @functools.partial(jax.jit, static_argnames="chunk")
@@ -161,31 +149,8 @@ def _scored(
         nats = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
         return caches, (nats, logits.argmax(-1) == targets)
 
-    parts = (*_chunks(jnp.asarray(tokens), counts, chunk), _chunks(jnp.asarray(targets), counts, chunk)[0])
+    parts = (
+        *reading.chunked(jnp.asarray(tokens), counts, chunk),
+        reading.chunked(jnp.asarray(targets), counts, chunk)[0],
+    )
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(tokens.shape), jax.lax.scan(step, caches, parts)[1])
-
-
-@functools.partial(jax.jit, static_argnames="chunk")
-def _read(
-    decoder: Decoder,
-    caches: tuple[rqjax.KVCache, ...],
-    tokens: Int[Array | np.ndarray, "batch time"],
-    counts: Int[Array | np.ndarray, "batch"],
-    chunk: int,
-) -> tuple[Int[Array, "batch 1"], tuple[rqjax.KVCache, ...]]:
-    """The likeliest token after each text, and the caches that have read it."""
-
-    def step(caches: Any, inputs: Any) -> Any:
-        logits, caches = decoder(inputs[0], caches, valid=inputs[1], newest=1)
-        return caches, logits.argmax(-1)
-
-    caches, found = jax.lax.scan(step, caches, _chunks(jnp.asarray(tokens), counts, chunk))
-    return found[-1], caches
-
-
-@functools.partial(jax.jit, donate_argnums=1)
-def _next(
-    decoder: Decoder, caches: tuple[rqjax.KVCache, ...], tokens: Int[Array, "batch 1"]
-) -> tuple[Int[Array, "batch 1"], tuple[rqjax.KVCache, ...]]:
-    logits, caches = decoder(tokens, caches, newest=1)
-    return logits.argmax(-1), caches

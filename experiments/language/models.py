@@ -17,7 +17,7 @@ from rqjax.core import Registry
 from rqjax.nn import Decoder, exact_attention, find_checkpoint, load_calibration, load_decoder
 
 TRAINED = Path(__file__).parents[2] / "results" / "models"
-"""The decoders that `configs/train_lm.py` has trained."""
+"""The decoders that `configs/train_lm.py` has trained, and `recall`, that of `configs/needle_model.py`."""
 
 _COMMON = {"num_hidden_layers": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "max_position_embeddings": 8192}
 SHAPES: Registry = Registry(
@@ -96,7 +96,7 @@ def load(name: str, dtype: Any = "float32") -> Model:
 
 def folder(name: str) -> Path:
     """Where a decoder is."""
-    return find_checkpoint(TRAINED / name if name in SHAPES else name)
+    return find_checkpoint(TRAINED / name if (TRAINED / name).is_dir() else name)
 
 
 def strategies(decoder: Decoder, model: str, name: str) -> str | list[Strategy]:

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from tokenizers import Tokenizer, models as word_models
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from experiments.caches import fitted
 from experiments.caches.attention_error import keep
@@ -21,7 +23,7 @@ from experiments.harness import plot as plots
 from experiments.harness.table import Table
 from experiments.language.training import Plan, train
 from rqjax.core import check_int
-from rqjax.nn import Decoder, DecoderConfig
+from rqjax.nn import Decoder, DecoderConfig, save_decoder
 
 KEYS, VALUES = 128, 64
 ASK = KEYS + VALUES
@@ -89,6 +91,19 @@ def sequences(rng: np.random.Generator, count: int, pairs: int) -> np.ndarray:
     return tokens.reshape(count, -1).astype(np.int32)
 
 
+def words(tokens: np.ndarray) -> list[str]:
+    """As the tokenizer reads and writes them: "k007" is a key, "v07" a value, "?" `ASK`."""
+    names = [*(f"k{i:03}" for i in range(KEYS)), *(f"v{i:02}" for i in range(VALUES)), "?"]
+    return [names[token] for token in tokens]
+
+
+def tokenizer() -> Tokenizer:
+    """Of the words, with spaces between."""
+    made = Tokenizer(word_models.WordLevel({word: i for i, word in enumerate(words(np.arange(ASK + 1)))}, "?"))
+    made.pre_tokenizer = WhitespaceSplit()
+    return made
+
+
 @jax.jit
 def _recalled(decoder: Decoder, caches: Any, tokens: jax.Array) -> jax.Array:
     told = tokens.shape[1] // 2
@@ -99,7 +114,8 @@ def _recalled(decoder: Decoder, caches: Any, tokens: jax.Array) -> jax.Array:
 
 @functools.lru_cache(maxsize=1)
 def _decoder(folder: str, stages: tuple[int, ...], steps: int, batch_tokens: int) -> Decoder:
-    """The decoder, trained on so many pairs a sequence in one stage after the other; kept in `folder`, if not empty."""
+    """The decoder, trained on so many pairs a sequence in one stage after the other; `folder`, if not empty, keeps it,
+    as a checkpoint, too."""
     model = Decoder(DecoderConfig.parse(FIELDS), rngs=nnx.Rngs(0))
 
     def batches(step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +132,10 @@ def _decoder(folder: str, stages: tuple[int, ...], steps: int, batch_tokens: int
 
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(folder or temporary) / f"recall-{steps}"
-        return train(model, batches, evaluate, Plan(steps, 3e-3, max(1, steps // 20)), path)[0]
+        model = train(model, batches, evaluate, Plan(steps, 3e-3, max(1, steps // 20)), path)[0]
+        save_decoder(model, FIELDS, path)
+        tokenizer().save(str(path / "tokenizer.json"))
+        return model
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:

@@ -1,0 +1,19 @@
+"""All RULER-style tasks of `configs/ruler.py` on the byte-level decoders of `results/models`, at 512 bytes.
+
+    python -m experiments.run --config=configs/ruler_text.py
+
+Trained on six million bytes of Python's library they have not learned to look anything up, in any precision: what they
+score is what a model scores that does not read.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import ruler
+
+
+def get_config() -> ConfigDict:
+    config = ruler.get_config()
+    models, strategies = ("llama-d128", "qwen2-d64", "gemma3-d256"), ("float32", "eden_2")
+    config.update({"examples": 4, "seeds": 2, "chunk": 64})
+    config.update({"grid": {"model": models, "tokens": (512,), "strategy": strategies}})
+    return config
