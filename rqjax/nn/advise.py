@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from scipy.interpolate import make_interp_spline
 
 from rqjax.cache.strategies import Strategy, parsed
 from rqjax.core import Quantizer, operation, unknown_name
@@ -18,13 +17,10 @@ from rqjax.recipes.fitted import FITTED
 from rqjax.recipes.methods import METHODS
 
 SIDES = ("keys", "values")
-MEASURED = (1, 2, 3, 4)
-"""Bits whose loss is measured; its logarithm is nearly linear in between, and beyond."""
-MOST_BITS = 6
+WHOLE, HALVES = (1, 2, 3, 4, 5, 6), (1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6)
+"""Bits that are measured, of recipes that take whole numbers of them, and of those that take fractions."""
 TOKENS_AT_A_TIME = 256
 """Whose logits are in memory."""
-STEP = 0.25
-"""Between the bits of candidates, of recipes that take fractions."""
 
 
 class Advice(NamedTuple):
@@ -44,9 +40,9 @@ class Sensitivities(NamedTuple):
     """What a decoder loses if the keys, or the values, of one layer alone go through codes."""
 
     family: str
-    bits: Float[np.ndarray, "layers 2 measured"]
-    """Stored bits a number, scales included, at `MEASURED` bits of the recipe."""
-    kl: Float[np.ndarray, "layers 2 measured"]
+    bits: Float[np.ndarray, "layers 2 rates"]
+    """Stored bits a number, scales included, at each of `rates(family)`."""
+    kl: Float[np.ndarray, "layers 2 rates"]
     """Divergence of the next token's distribution from the exact one, nats."""
 
     def under(self, bits: float) -> Advice:
@@ -55,28 +51,26 @@ class Sensitivities(NamedTuple):
         Raises:
           ValueError: the least that the family stores is more.
         """
-        rates = candidates(self.family)
-
-        def at_rates(measured: Float[np.ndarray, "layers 2 measured"]) -> Float[np.ndarray, "layers 2 rates"]:
-            return np.moveaxis(make_interp_spline(MEASURED, np.moveaxis(measured, -1, 0), k=1)(rates), 0, -1)
-
-        costs, losses = at_rates(self.bits), np.exp(at_rates(np.log(np.maximum(self.kl, 1e-12))))
-        shape, count = costs.shape[:2], costs[..., 0].size
-        if costs[..., 0].mean() > bits:
+        count, least = self.bits[..., 0].size, self.bits[..., 0].mean()
+        if least > bits:
             raise ValueError(
-                f"expected a budget of at least {costs[..., 0].mean():.4g} bits a number, scales included, the least"
-                f" of {self.family}, got {bits:.4g}"
+                f"expected a budget of at least {least:.4g} bits a number, scales included, the least of"
+                f" {self.family}, got {bits:.4g}"
             )
-        chosen = least_loss(costs.reshape(count, -1), losses.reshape(count, -1), bits * count).reshape(*shape, 1)
-        picked, cost, kl = (
-            np.take_along_axis(np.broadcast_to(part, costs.shape), chosen, -1)[..., 0]
-            for part in (rates, costs, losses)
-        )
+        flat = (part.reshape(count, -1) for part in (self.bits, self.kl))
+        chosen = least_loss(*flat, bits * count).reshape(*self.bits.shape[:2])
+        cost, kl = (np.take_along_axis(part, chosen[..., None], -1)[..., 0] for part in (self.bits, self.kl))
+        picked = np.array(rates(self.family))[chosen]
         return Advice([named_at(self.family, *pair) for pair in picked], picked, float(cost.mean()), kl)
 
 
 def advise(
-    decoder: Any, tokens: Int[Array | np.ndarray, "n time"], key: Array, *, bits: float, family: str = "klt_trellis+pre_rope"
+    decoder: Any,
+    tokens: Int[Array | np.ndarray, "n time"],
+    key: Array,
+    *,
+    bits: float,
+    family: str = "klt_trellis+pre_rope",
 ) -> list[Strategy]:
     """The strategy of each layer, keys and values apart, that loses least at so many bits.
 
@@ -110,23 +104,21 @@ def advise(
     return calibrated(decoder, jnp.asarray(tokens), advice.names, key)
 
 
-def sensitivities(
-    decoder: Any, tokens: Int[Array | np.ndarray, "n time"], key: Array, *, family: str
-) -> Sensitivities:
-    """Measures each layer's keys and values at `MEASURED` bits, as in `advise`; one at a time, the rest is exact.
+def sensitivities(decoder: Any, tokens: Int[Array | np.ndarray, "n time"], key: Array, *, family: str) -> Sensitivities:
+    """Measures each layer's keys and values at all `rates`, as in `advise`; one at a time, the rest is exact.
 
     Only what comes after a layer is run again, and nothing is compiled but a layer, and codes.
     """
-    candidates(family)
+    measured = rates(family)
     tokens = jnp.asarray(tokens)
     check_tokens(decoder, tokens)
-    uniform = [calibrated(decoder, tokens, named_at(family, rate, rate), key) for rate in MEASURED]
+    uniform = [calibrated(decoder, tokens, named_at(family, rate, rate), key) for rate in measured]
     inputs, samples = [decoder.embedded(tokens)], []
     for layer in range(len(decoder.layers)):
         x, found, _ = through(decoder, layer, inputs[-1], **options(uniform[0][layer]))
         inputs.append(x)
         samples.append(found)
-    shape = len(samples), len(SIDES), len(MEASURED)
+    shape = len(samples), len(SIDES), len(measured)
     bits, kl = np.zeros(shape), np.zeros(shape)
     for layer, side, rate in np.ndindex(shape):
         strategy, own = uniform[rate][layer], samples[layer]
@@ -158,8 +150,8 @@ def divergence(
     return _divergence(decoder, exact, x)
 
 
-def candidates(family: str) -> list[float]:
-    """Bits from 1 to `MOST_BITS` that the recipes of a family take, for keys and for values alike.
+def rates(family: str) -> tuple[float | int, ...]:
+    """Bits that the recipes of a family take, for keys and for values alike.
 
     Raises:
       UnknownName: there is no such family.
@@ -169,8 +161,7 @@ def candidates(family: str) -> list[float]:
         if name not in METHODS and name not in FITTED:
             raise unknown_name("family", name, [*METHODS, *FITTED])
     made = [METHODS[name] if name in METHODS else FITTED[name] for name in recipes]
-    whole = any(inspect.signature(recipe).parameters["bits"].annotation is int for recipe in made)
-    return np.arange(1, MOST_BITS + STEP / 2, 1 if whole else STEP).tolist()
+    return WHOLE if any(inspect.signature(one).parameters["bits"].annotation is int for one in made) else HALVES
 
 
 def named_at(family: str, keys: float, values: float) -> str:

@@ -16,9 +16,7 @@ from rqjax.recipes.fitted import FITTED
 from rqjax.rotations import Rope
 
 
-def calibrated(
-    decoder: Any, tokens: Int[Array, "n time"], name: str | Sequence[str], key: Array
-) -> list[Strategy]:
+def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str | Sequence[str], key: Array) -> list[Strategy]:
     """`Decoder.calibrate`. One layer at a time is run and fitted, so that memory does not grow with their number."""
     layers = len(decoder.layers)
     if not isinstance(name, str) and len(name) != layers:
