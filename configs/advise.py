@@ -4,7 +4,7 @@ Claim: at most 0.7 of the divergence of the best uniform strategy of the family.
 
     python -m experiments.run --config=configs/advise.py
 
-What each layer's keys, and values, cost alone is measured on 2,048 tokens of training text; the divergence on eight
+What each layer's keys, and values, cost alone is measured on 2,048 tokens of training text; the divergence on four
 windows of held-out text, with all keys and values in codes, those of a window at once. `windows` of the calibration are
 read together.
 """
@@ -19,11 +19,11 @@ def get_config() -> ConfigDict:
             "corpus": "",
             "context": 1024,
             "windows": 2,
-            "held_out": 8,
-            "draws": 3,
+            "held_out": 4,
+            "draws": 2,
             "grid": {
-                "model": ("llama-d128", "qwen2-d64", "gemma3-d256"),
                 "family": ("turboquant_trellis", "klt_trellis+pre_rope"),
+                "model": ("llama-d128", "qwen2-d64", "gemma3-d256"),
                 "uniform_bits": (2, 2.5, 3, 4),
             },
         }

@@ -1,7 +1,7 @@
 """Bits for each layer's keys and values, against the same bits in all layers.
 
-Both are fitted to the same training text, take the same bytes, and are judged on the same windows of held-out text. Each
-draw is of other training text and other rotations; deviations are over draws.
+Both are fitted to the same training text, take the same bytes, and are judged on the same windows of held-out text.
+Each draw is of other training text and other rotations; deviations are over draws.
 """
 
 import functools

@@ -17,7 +17,7 @@ from rqjax.recipes.fitted import FITTED
 from rqjax.recipes.methods import METHODS
 
 SIDES = ("keys", "values")
-WHOLE, HALVES = (1, 2, 3, 4, 5, 6), (1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6)
+WHOLE, HALVES = (1, 2, 3, 4, 5, 6), (1, 1.5, 2, 2.5, 3, 3.5, 4, 5)
 """Bits that are measured, of recipes that take whole numbers of them, and of those that take fractions."""
 TOKENS_AT_A_TIME = 256
 """Whose logits are in memory."""
@@ -45,7 +45,7 @@ class Sensitivities(NamedTuple):
     kl: Float[np.ndarray, "layers 2 rates"]
     """Divergence of the next token's distribution from the exact one, nats."""
 
-    def under(self, bits: float) -> Advice:
+    def under(self, bits: float | int) -> Advice:
         """The least loss at so many stored bits a number: each step goes where it takes off most for a bit.
 
         Raises:
@@ -69,7 +69,7 @@ def advise(
     tokens: Int[Array | np.ndarray, "n time"],
     key: Array,
     *,
-    bits: float,
+    bits: float | int,
     family: str = "klt_trellis+pre_rope",
 ) -> list[Strategy]:
     """The strategy of each layer, keys and values apart, that loses least at so many bits.
@@ -164,7 +164,7 @@ def rates(family: str) -> tuple[float | int, ...]:
     return WHOLE if any(inspect.signature(one).parameters["bits"].annotation is int for one in made) else HALVES
 
 
-def named_at(family: str, keys: float, values: float) -> str:
+def named_at(family: str, keys: float | int, values: float | int) -> str:
     """The strategy of a family with these bits."""
     base, *options = family.split("+")
     recipes = base.split("/")

@@ -34,7 +34,7 @@ def allocate(variances: Float[Array | np.ndarray, "*heads d"], total: int) -> tu
 
 
 def least_loss(
-    costs: Float[np.ndarray, "items choices"], losses: Float[np.ndarray, "items choices"], budget: float
+    costs: Float[np.ndarray, "items choices"], losses: Float[np.ndarray, "items choices"], budget: float | int
 ) -> Int[np.ndarray, "items"]:
     """Which choice of each item, so that losses add up to little and costs to at most `budget`.
 

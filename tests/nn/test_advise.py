@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import rqjax
-from rqjax.nn import advise, load_decoder
-from rqjax.nn.advise import Sensitivities, divergence, named_at, rates, sensitivities
+from rqjax.nn import advise
+from rqjax.nn.advise import divergence, named_at, rates, sensitivities
 from rqjax.recipes.allocation import least_loss
-from tests.nn.test_calibration import CHECKPOINTS, KEY, checkpoint
+from tests.nn.test_calibration import KEY, checkpoint
 
 
 def stored_bits(strategies):
