@@ -58,7 +58,7 @@ class Sensitivities(NamedTuple):
                 f" {self.family}, got {bits:.4g}"
             )
         flat = (part.reshape(count, -1) for part in (self.bits, self.kl))
-        chosen = least_loss(*flat, bits * count).reshape(*self.bits.shape[:2])
+        chosen = least_loss(*flat, bits * count).reshape(*self.bits.shape[:2])  # pyright: ignore[reportCallIssue]
         cost, kl = (np.take_along_axis(part, chosen[..., None], -1)[..., 0] for part in (self.bits, self.kl))
         picked = np.array(rates(self.family))[chosen]
         return Advice([named_at(self.family, *pair) for pair in picked], picked, float(cost.mean()), kl)
@@ -95,7 +95,7 @@ def advise(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from rqjax.nn import advise, load_decoder
-      >>> decoder, text = load_decoder("results/models/qwen2-d64"), jnp.arange(128)[None]
+      >>> decoder, text = load_decoder("results/models/qwen2-d64"), jnp.arange(64)[None]
       >>> strategies = advise(decoder, text, jax.random.key(0), bits=3.25, family="eden")
       >>> len(decoder.caches(strategies, jax.random.key(0), batch=1, max_len=256))
       4
