@@ -1,7 +1,7 @@
 """Bits for each layer's keys and values by what they cost, against the same bits everywhere, in the same bytes.
 
-Claim: at most 0.7 of the divergence of the family's uniform strategy. On llama-d128 it holds at 4 bits (0.69) and not at
-2 to 3: 0.85 to 0.89, and on its calibration text no finer steps of bits would get below 0.8.
+Claim: at most 0.7 of the divergence of the family's uniform strategy. On llama-d128 it holds at 4 bits (0.69) and not
+at 2 to 3: 0.85 to 0.89, and on its calibration text no finer steps of bits would get below 0.8.
 
     python -m experiments.run --config=configs/advise.py
 
