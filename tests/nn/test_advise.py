@@ -34,7 +34,7 @@ def quiet():
 
 @pytest.fixture(scope="module")
 def found(quiet):
-    return sensitivities(*quiet, KEY, family="eden")
+    return sensitivities(quiet[0], quiet[1], KEY, family="eden")
 
 
 def test_a_layer_that_hardly_matters_gets_the_fewest_bits(found):
