@@ -22,7 +22,8 @@ STRATEGY = flags.DEFINE_string(
     "eden_4",
     f"Of the cache: {', '.join(rqjax.STRATEGIES)}; or, with _BITS behind it, {', '.join(rqjax.METHODS)}; KEYS/VALUES "
     "for one each; +centered subtracts the mean key, +turned the mean key turned with the positions; +pre_rope makes "
-    "codes of keys before rotary positions. What learns is made by experiments.calibrate.",
+    "codes of keys before rotary positions. What learns is made by experiments.calibrate; FAMILY@BUDGET, bits of each "
+    "layer's own, by experiments.advise.",
 )
 PROMPT = flags.DEFINE_string("prompt", "def main(", "Text to go on from.")
 TOKENS = flags.DEFINE_integer("tokens", 300, "How many tokens to make.")

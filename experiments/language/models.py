@@ -15,6 +15,7 @@ from experiments.data import text
 from rqjax import Strategy
 from rqjax.core import Registry
 from rqjax.nn import Decoder, exact_attention, find_checkpoint, load_calibration, load_decoder
+from rqjax.nn.advise import rates
 
 TRAINED = Path(__file__).parents[2] / "results" / "models"
 """The decoders that `configs/train_lm.py` has trained, and `recall`, that of `configs/needle_model.py`."""
@@ -100,14 +101,21 @@ def folder(name: str) -> Path:
 
 
 def strategies(decoder: Decoder, model: str, name: str) -> str | list[Strategy]:
-    """As `Decoder.caches` takes them: what learns is in the file beside a model that `experiments.calibrate` made."""
-    fitted.check(name)
-    if not fitted.learns(name):
+    """As `Decoder.caches` takes them: what learns is in the file beside a model that `experiments.calibrate` made, and
+    "family@budget" in the one of `experiments.advise`."""
+    family, _, budget = name.partition("@")
+    if budget:
+        rates(family)
+    else:
+        fitted.check(name)
+    if not budget and not fitted.learns(name):
         return name
     try:
         return load_calibration(decoder, folder(model), name)
     except FileNotFoundError as error:
         command = f"python -m experiments.calibrate --model={model} --strategy={name}"
+        if budget:
+            command = f"python -m experiments.advise --model={model} --family={family} --budget={budget}"
         raise FileNotFoundError(f"{error}; to make it: {command}") from None
 
 

@@ -5,6 +5,7 @@ from rqjax.core import extras
 with extras.explained():
     import flax as _flax  # noqa: F401
 
+from rqjax.nn.advise import advise as advise
 from rqjax.nn.attention import CachedAttention as CachedAttention, exact_attention as exact_attention
 from rqjax.nn.checkpoint import (
     find_checkpoint as find_checkpoint,

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,25 +17,52 @@ from rqjax.recipes.fitted import FITTED
 from rqjax.rotations import Rope
 
 
-def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str, key: Array) -> list[Strategy]:
+def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str | Sequence[str], key: Array) -> list[Strategy]:
     """`Decoder.calibrate`. One layer at a time is run and fitted, so that memory does not grow with their number."""
-    (names, options), config = checked(name), decoder.config
-    if tokens.ndim != 2 or tokens.size < config.head_dim:
-        wanted = f"at least {config.head_dim} tokens (n, time), the dimensions of a head"
-        raise ValueError(f"expected {wanted}, to calibrate with, got shape {tokens.shape}")
-    if not jnp.issubdtype(tokens.dtype, jnp.integer) or not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
-        raise ValueError(f"expected tokens to be whole numbers below {config.vocab_size}, got {tokens.dtype} {tokens}")
+    layers = len(decoder.layers)
+    if not isinstance(name, str) and len(name) != layers:
+        raise ValueError(f"expected {layers} names, one a layer, got {len(name)}")
+    parts = [checked(one) for one in ([name] * layers if isinstance(name, str) else name)]
+    check_tokens(decoder, tokens)
     x, found = decoder.embedded(tokens), []
-    for layer, block in enumerate(decoder.layers):
-        graph, state = nnx.split(block)
-        of_layer = config.ropes[layer], tuple(decoder.attention_options(layer).items())
-        x, samples, mean = _through(graph, state, x, *of_layer, **options)
+    for layer, (names, options) in enumerate(parts):
+        x, samples, mean = through(decoder, layer, x, **options)
         keys, values = (
             _quantizer(part, side, jax.random.fold_in(key, layer), samples, layer)
             for part, side in ((names[0], "keys"), (names[-1], "values"))
         )
         found.append(Strategy(keys, values, mean, **options))
     return found
+
+
+def check_tokens(decoder: Any, tokens: Int[Array, "n time"]) -> None:
+    """Raises a ValueError for what is no text to calibrate with."""
+    config = decoder.config
+    if tokens.ndim != 2 or tokens.size < config.head_dim:
+        wanted = f"at least {config.head_dim} tokens (n, time), the dimensions of a head"
+        raise ValueError(f"expected {wanted}, to calibrate with, got shape {tokens.shape}")
+    if not jnp.issubdtype(tokens.dtype, jnp.integer) or not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+        raise ValueError(f"expected tokens to be whole numbers below {config.vocab_size}, got {tokens.dtype} {tokens}")
+
+
+def through(
+    decoder: Any, layer: int, x: Float[Array, "n time size"], **given: Any
+) -> tuple[Float[Array, "n time size"], dict[str, Float[Array, "heads _ d"]], Float[Array, "heads d"] | None]:
+    """What a layer makes of x; samples; the mean that keys are less.
+
+    Samples are its keys, as they will be encoded, its values, and the second moments of the queries that meet the keys
+    of each head.
+
+    Args:
+      decoder: the decoder.
+      layer: which of its layers.
+      x: what the layer takes.
+      given: the options of a strategy; the `mean` of keys, if it is known; `errors` of samples, as they are returned,
+        with which the keys and values are to be attended to.
+    """
+    graph, state = nnx.split(decoder.layers[layer])
+    of_layer = decoder.config.ropes[layer], tuple(decoder.attention_options(layer).items())
+    return _through(graph, state, x, *of_layer, **given)
 
 
 def _quantizer(name: str, side: str, key: Array, samples: dict[str, Array], layer: int) -> Quantizer:
@@ -60,26 +88,36 @@ def _through(
     centered: bool = False,
     turned: bool = False,
     pre_rope: bool = False,
-) -> tuple[Float[Array, "n time size"], dict[str, Float[Array, "heads m d"]], Float[Array, "heads d"] | None]:
-    """What a layer makes of x, its keys, as they will be encoded, and values, the second moments of the queries that
-    meet the keys of each head, and the mean that keys are less."""
+    mean: Float[Array, "heads d"] | None = None,
+    errors: dict[str, Float[Array, "heads m d"]] | None = None,
+) -> Any:
+    """`through`."""
     block, positions = nnx.merge(graph, state), jnp.arange(x.shape[1])[:, None]
 
-    def one(x: Array) -> Any:
+    def one(inputs: Any) -> Any:
+        x, wrong = inputs
         seen = []
 
         def attend(q: Array, k: Array, v: Array) -> Array:
-            turned = rope(q, positions)
-            y = (q if pre_rope else turned)[0].astype(jnp.float32).reshape(len(positions), k.shape[2], -1, k.shape[3])
+            at_positions = rope(q, positions)
+            asked = (q if pre_rope else at_positions)[0].astype(jnp.float32)
+            y = asked.reshape(len(positions), k.shape[2], -1, k.shape[3])
             seen.append(jnp.einsum("tkgd,tkge->kde", y, y, precision="highest") / (y.shape[0] * y.shape[2]))
             seen.extend(part[0].astype(jnp.float32) for part in (k, v))
-            return exact_attention(turned, rope(k, positions), v, **dict(options))
+            k = rope(k, positions)
+            if wrong:
+                k = k + (rope(wrong["keys"], positions) if pre_rope else wrong["keys"]).astype(k.dtype)
+                v = v + wrong["values"].astype(v.dtype)
+            return exact_attention(at_positions, k, v, **dict(options))
 
         return block(x[None], attend)[0], seen
 
-    x, (moments, keys, values) = jax.lax.map(one, x)  # (n, heads, d, d), (n, time, heads, d)
+    by_sequence = {
+        side: jnp.moveaxis(part.reshape(part.shape[0], *x.shape[:2], -1), 0, 2) for side, part in (errors or {}).items()
+    }
+    x, (moments, keys, values) = jax.lax.map(one, (x, by_sequence))  # (n, heads, d, d), (n, time, heads, d)
     keys = keys if turned or pre_rope else rope(keys, positions)
-    mean = keys.mean(axis=(0, 1)) if centered or turned else None
+    mean = keys.mean(axis=(0, 1)) if mean is None and (centered or turned) else mean
     keys = keys if mean is None else keys - mean
     keys = rope(keys, positions) if turned and not pre_rope else keys
     heads_first = {"keys": jnp.moveaxis(keys, 2, 0), "values": jnp.moveaxis(values, 2, 0)}

@@ -201,13 +201,13 @@ class Decoder(nnx.Module):
         layers_of = zip(parts, config.ropes, strict=True)
         return tuple(part.cache(batch, heads, max_len, rope=rope, **options) for part, rope in layers_of)
 
-    def calibrate(self, tokens: Tokens, name: str, key: Array) -> list[Strategy]:
+    def calibrate(self, tokens: Tokens, name: str | Sequence[str], key: Array) -> list[Strategy]:
         """Strategies whose quantizers are fitted to this decoder's own keys and values, one for each layer.
 
         Args:
           tokens: text like that which is to come, (n, time).
           name: of the strategy as in `rqjax.strategy`, where recipes of `FITTED` count, too: the quantizers of
-            "klt_trellis_2+pre_rope" are fitted to keys before rotary positions.
+            "klt_trellis_2+pre_rope" are fitted to keys before rotary positions; or a name for each layer.
           key: random key.
 
         Returns:

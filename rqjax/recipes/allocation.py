@@ -1,7 +1,7 @@
 """Bits for coordinates."""
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from rqjax import codebooks
 from rqjax.codebooks import MAX_BITS
@@ -31,3 +31,34 @@ def allocate(variances: Float[Array | np.ndarray, "*heads d"], total: int) -> tu
     chosen = np.zeros(gains.size, int)
     chosen[np.argsort(-gains, axis=None, kind="stable")[:total]] = 1
     return tuple(sorted(chosen.reshape(gains.shape).sum(axis=1).tolist(), reverse=True))
+
+
+def least_loss(
+    costs: Float[np.ndarray, "items choices"], losses: Float[np.ndarray, "items choices"], budget: float | int
+) -> Int[np.ndarray, "items"]:
+    """Which choice of each item, so that losses add up to little and costs to at most `budget`.
+
+    Each step goes where it takes off most of the loss for its cost, along the convex hull of an item's choices: exact
+    but for what is left of the budget when the next step does not fit (Everett, 1963; Shoham & Gersho, 1988).
+
+    Args:
+      costs: ascending.
+      losses: of the choices.
+      budget: at least the sum of the first costs.
+    """
+    steps = []
+    for item, (cost, loss) in enumerate(zip(costs, losses, strict=True)):
+        at = 0
+        while at + 1 < len(cost):
+            gains = (loss[at] - loss[at + 1 :]) / (cost[at + 1 :] - cost[at])
+            to = at + 1 + int(np.argmax(gains))
+            if gains.max() <= 0:
+                break
+            steps.append((-gains.max(), item, at, to))
+            at = to
+    chosen, left = np.zeros(len(costs), int), budget - costs[:, 0].sum()
+    for _, item, at, to in sorted(steps):
+        extra = costs[item, to] - costs[item, at]
+        if chosen[item] == at and extra <= left + 1e-9:
+            chosen[item], left = to, left - extra
+    return chosen
