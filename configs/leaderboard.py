@@ -18,7 +18,7 @@ from configs import perplexity
 
 FORMATS = ("float8", "q8_0", "q4_0", "nvfp4", "mxfp4", "hadamard_int4", "kivi_4", "kivi_2")
 TILES = ("kvarn_4", "kvarn_3", "kvarn_4/kvarn_2", "kvarn_2")
-PEERS = ("v2_lean", "v2_rotated", "affine_rotated_3", "v3_4", "v3_3", "v3_2.5", "v3_2", "rotorquant_4", "rotorquant_3")
+PEERS = ("v2_lean", "v3_4", "v3_3", "v3_2", "rotorquant_4", "rotorquant_3")
 WITHOUT_DATA = (
     *("eden_4", "eden_3", "eden_2", "nested_e8_4", "nested_e8_3", "nested_e8_2"),
     *("turboquant_trellis_4", "turboquant_trellis_3", "turboquant_trellis_2.5", "turboquant_trellis_2"),
@@ -26,9 +26,8 @@ WITHOUT_DATA = (
     *("eden_3+turned", "eden_2+turned", "turboquant_trellis_2+turned"),
 )
 LEARNED = (
-    *("oscar_4", "oscar_3", "oscar_2"),
-    *("klt_trellis_3", "klt_trellis_2"),
-    *("klt_trellis_3+pre_rope", "klt_trellis_2+pre_rope", "klt_trellis_1+pre_rope"),
+    *("oscar_4", "oscar_2", "klt_trellis_2"),
+    *("klt_trellis_3+pre_rope", "klt_trellis_2+pre_rope", "klt_trellis_1/klt_trellis_2+pre_rope"),
 )
 
 

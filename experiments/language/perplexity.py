@@ -136,7 +136,10 @@ def _nats(log_probabilities: jax.Array, targets: jax.Array) -> jax.Array:
     return -jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
 
 
-NOT_SHOWN = ("/", "+centered", "calibrated", "affine", "rotor_chain", "orthogonal", "v2_rotated", "float8", "q8_0", "mxfp4")
+NOT_SHOWN = (
+    *("/", "+centered", "+turned", "calibrated", "orthogonal"),
+    *("affine", "v2_rotated", "rotor_chain", "float8", "q8_0", "mxfp4"),
+)
 """Parts of the names of strategies that the table has and a plot would be too full with."""
 
 
