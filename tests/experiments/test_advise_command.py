@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import advise as command
-from experiments.language import advise, models
+from experiments.language import advice, advise, models
 from rqjax import METHODS
 from rqjax.nn import load_decoder, save_calibration
 from rqjax.nn.advise import Sensitivities, rates
@@ -19,13 +18,13 @@ def made_up(dim):
 
 
 def test_budgets_in_bits_bytes_and_tokens():
-    assert command.parse("2.5", 8192) == (2.5, None)
-    assert command.parse("3bits", 8192) == (3, None)
-    assert command.parse("20MB", 8192) == (20e6, 8192)
-    assert command.parse("40000tokens/GB", 8192) == (1e9, 40_000)
+    assert advice.parse("2.5", 8192) == (2.5, None)
+    assert advice.parse("3bits", 8192) == (3, None)
+    assert advice.parse("20MB", 8192) == (20e6, 8192)
+    assert advice.parse("40000tokens/GB", 8192) == (1e9, 40_000)
     for wrong in ("2.5 bits", "0", "-3", "MB", "3TB"):
         with pytest.raises(ValueError, match=r"expected a budget like 2\.5, 20MB or 40000tokens/GB, got"):
-            command.parse(wrong, 8192)
+            advice.parse(wrong, 8192)
 
 
 def test_a_budget_in_bytes_holds_all_of_the_cache(tmp_path):
@@ -33,18 +32,18 @@ def test_a_budget_in_bytes_holds_all_of_the_cache(tmp_path):
     found, least = made_up(32), model.cache_nbytes("eden_1", 1, 4096)
 
     def under(amount):
-        return command.under(found, model, (amount, 4096), lambda names: model.calibrate(tokens, names, KEY))
+        return advice.under(found, model, (amount, 4096), lambda names: model.calibrate(tokens, names, KEY))
 
-    advice, strategies = under(1.8 * least)
+    chosen, strategies = under(1.8 * least)
     assert 1.5 * least < model.cache_nbytes(strategies, 1, 4096) <= 1.8 * least
-    assert advice.rates[0].min() > advice.rates[1].max()
+    assert chosen.rates[0].min() > chosen.rates[1].max()
     with pytest.raises(
         ValueError, match=r"expected a budget of at least 0\.\d+ MB for 4,096 tokens, the least of eden"
     ):
         under(0.5 * least)
-    lines = command.table(advice).splitlines()
+    lines = advice.table(chosen).splitlines()
     assert len(lines) == 3
-    assert command.frontier(found, advice, tmp_path / "made" / "frontier.png").stat().st_size > 0
+    assert advice.frontier(found, chosen, tmp_path / "made" / "frontier.png").stat().st_size > 0
 
 
 def test_generate_finds_what_was_advised(tmp_path):
