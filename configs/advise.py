@@ -1,7 +1,7 @@
 """Bits for each layer's keys and values by what they cost, against the same bits everywhere, in the same bytes.
 
-Claim: at most 0.7 of the divergence of the family's uniform strategy. It holds in three of the twelve rows; in the others
-it is 0.71 to 0.89.
+Claim: at most 0.7 of the divergence of the family's uniform strategy. It holds in three of the twelve rows; in the
+others it is 0.71 to 0.89.
 
     python -m experiments.run --config=configs/advise.py
 

@@ -13,6 +13,10 @@ from rqjax.nn import advise
 from rqjax.nn.advise import divergence, named_at, rates, sensitivities
 from rqjax.recipes.allocation import least_loss
 from tests.nn.test_calibration import KEY, checkpoint
+from tests.tools.suites import some
+
+BOTH = "eden_3/eden_2+pre_rope"
+"""Of different codes, of keys before they turn."""
 
 
 def stored_bits(strategies):
@@ -72,7 +76,7 @@ def test_marginal_gains_find_the_least_loss():
     assert least_loss(np.array([[1.0, 2]]), np.array([[1.0, 1]]), 9).tolist() == [0]  # nothing for nothing
 
 
-@pytest.mark.parametrize("name", ["eden_2", "eden_2+turned", "eden_3/eden_2+pre_rope"])
+@pytest.mark.parametrize("name", some(["eden_2", "eden_2+turned", BOTH], [BOTH]))
 def test_the_divergence_is_what_caches_lose(name):
     """A unit of tokens is in codes from the moment it is full; the last of them alone are exact."""
     model, tokens, logits = checkpoint("llama")
