@@ -31,7 +31,9 @@ if LEVEL not in FLAGS:
 
 collect_ignore: list[str] = []
 if not hopper.has_kernels():
-    collect_ignore += [f"backends/test_{name}.py" for name in ("lowering", "kernels", "decode_attention", "hopper_columns", "mps")]
+    collect_ignore += [
+        f"backends/test_{name}.py" for name in ("lowering", "kernels", "decode_attention", "hopper_columns", "mps")
+    ]
 if importlib.util.find_spec("mlx") is None:  # with faiss, gguf and lm_eval in the environment of the full suite only
     collect_ignore += ["quantizers/test_affine.py", "backends/test_mps.py"]
     collect_ignore += ["search/test_faiss.py", "experiments/test_vector_files.py"]
