@@ -14,7 +14,8 @@ By what is known of the vectors
 Operations on any quantizer
     encode decode roundtrip straight_through nbytes save load
 Keys and values
-    STRATEGIES strategy Strategy KVCache Rope append attend dot_product_attention grow; rqjax.nn for flax
+    STRATEGIES strategy Strategy KVCache Rope append attend dot_product_attention grow truncate PagedCache
+    rqjax.nn for flax
 Nearest neighbors
     Index
 Training
@@ -50,7 +51,9 @@ from rqjax.backends import hopper as kernels, hopper_attention as _hopper_attent
 from rqjax.cache.append import append as append, grow as grow
 from rqjax.cache.attention import attend as attend, dot_product_attention as dot_product_attention
 from rqjax.cache.kv import KVCache as KVCache
+from rqjax.cache.paged import PagedCache as PagedCache
 from rqjax.cache.strategies import STRATEGIES as STRATEGIES, Strategy as Strategy, strategy as strategy
+from rqjax.cache.truncate import truncate as truncate
 from rqjax.core import extras as extras
 from rqjax.core.dispatch import Unsupported as Unsupported
 from rqjax.core.pytree import pytree as pytree, static as static

@@ -50,6 +50,8 @@ def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: 
     rows = q_heads // kv_heads * time
     if cache.capacity == 0:
         return "the cache has room for no codes (capacity 0)"
+    if cache.tables is not None:
+        return "codes lie in pages"
     if dim not in DIMS:
         return f"head_dim is {dim}, not one of {DIMS}"
     if rows > MAX_ROWS:

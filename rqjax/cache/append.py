@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from rqjax.arrays.planes import as_float32
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
 from rqjax.core import check_int, is_traced, operation
 from rqjax.scoring import rules
+from rqjax.scoring.tiles import PAGE
 
 DOMINANT = 0.75
 """Share of the energy of a head's first keys that their mean must have to be subtracted from all keys.
@@ -20,7 +21,14 @@ DOMINANT = 0.75
 Below it the mean of keys with rotary positions is a local one: it turns away, and subtracting it would add energy."""
 
 
-def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarray, "..."] | None = None) -> KVCache:
+def append(
+    cache: KVCache,
+    k: Tokens,
+    v: Tokens,
+    *,
+    valid: Int[Array | np.ndarray, "..."] | None = None,
+    slots: Int[Array | np.ndarray, "..."] | None = None,
+) -> KVCache:
     """Appends keys and values of one token or of a chunk to every sequence.
 
     Under jit donate the cache (`jax.jit(rqjax.append, donate_argnums=0)`), so that it is written in place. There, where
@@ -31,10 +39,12 @@ def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarra
       k: keys (batch, time, heads, head_dim) of any float dtype; stored in the cache's.
       v: values, as `k`.
       valid: how many tokens of each sequence count, the last ones (padding is on the left); all, if not given.
+      slots: of a cache with pages, which of its sequences these are, each once; all, if not given.
 
     Raises:
       TypeError: k or v is not of floating-point numbers.
-      ValueError: their shapes do not fit the cache or each other, `valid` is out of range, or there is no room.
+      ValueError: their shapes do not fit the cache or each other, `valid` or `slots` is out of range, or there is no
+        room, or in a cache with pages no page for it.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -44,7 +54,9 @@ def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarra
       [300, 100]
     """
     k, v = jnp.asarray(k), jnp.asarray(v)
-    batch, heads, _, dim = cache.exact_keys.shape
+    slots = checked_slots(cache, slots)
+    heads, _, dim = cache.exact_keys.shape[1:]
+    batch = len(cache.lengths if slots is None else slots)
     for name, x in (("k", k), ("v", v)):
         if x.ndim != 4 or (x.shape[0], *x.shape[2:]) != (batch, heads, dim):
             raise ValueError(f"expected {name} of shape ({batch}, time, {heads}, {dim}), got {x.shape}")
@@ -58,12 +70,31 @@ def append(cache: KVCache, k: Tokens, v: Tokens, *, valid: Int[Array | np.ndarra
     count = jnp.full(batch, time, jnp.int32) if valid is None else jnp.asarray(valid).astype(jnp.int32)
     if count.shape != (batch,):
         raise ValueError(f"expected valid of shape ({batch},), got {count.shape}")
-    _check_room(cache, count, time)
-    return _append(cache, k, v, count)
+    _check_room(cache.of(slots), count, time)
+    return _append(cache, k, v, count, slots)
+
+
+def checked_slots(cache: KVCache, slots: Int[Array | np.ndarray, "..."] | None) -> Int[Array, "some"] | None:
+    """Which sequences of a cache are meant, None for all of them."""
+    if slots is None:
+        return None
+    if cache.tables is None:
+        raise ValueError("slots are of a cache with pages: expected one of KVCache.init(..., pages=)")
+    slots = jnp.asarray(slots)
+    if slots.ndim != 1 or not jnp.issubdtype(slots.dtype, jnp.integer):
+        raise ValueError(f"expected slots to be whole numbers (n,), got {slots.dtype} {slots.shape}")
+    if not is_traced(slots):
+        found, count = np.asarray(slots).tolist(), len(cache.lengths)
+        if len(set(found)) < len(found) or not all(0 <= slot < count for slot in found):
+            raise ValueError(f"expected slots from 0 to {count - 1}, each once, got {found}")
+    return slots
 
 
 def grow(cache: KVCache, max_len: int) -> KVCache:
     """The cache with room for at least `max_len` tokens, rounded up to a multiple of 256; not under jit.
+
+    Raises:
+      ValueError: `max_len` is less than the cache's, or its codes lie in pages.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -71,6 +102,8 @@ def grow(cache: KVCache, max_len: int) -> KVCache:
       >>> rqjax.grow(cache, 600).max_len
       768
     """
+    if cache.tables is not None:
+        raise ValueError("a cache with pages does not grow")
     max_len = -(-check_int("max_len", max_len, cache.max_len, 2**30) // GROWTH) * GROWTH
     more = capacity(max_len, cache.window, cache.sinks, cache.unit) - cache.capacity
     keys, values = (over(lambda leaf: leaf.extend(more), codes) for codes in (cache.keys, cache.values))
@@ -78,12 +111,12 @@ def grow(cache: KVCache, max_len: int) -> KVCache:
 
 
 @operation
-def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> KVCache:
-    time = k.shape[1]
-    fits = (count >= 0) & (count <= time) & (cache.lengths + count <= cache.max_len)
+def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots: Int[Array, "some"] | None) -> KVCache:
+    whole, cache, time = cache, cache.of(slots), k.shape[1]
+    fits = (count >= 0) & (count <= time) & has_room(cache, cache.lengths + count)
     count = jnp.where(fits, count, 0)
     lengths = cache.lengths + count
-    before, after = cache.coded, cache.coded_at(lengths)
+    before, after = cache.coded, jnp.maximum(cache.held, cache.coded_at(lengths))
     t = cache.lengths[:, None] + jnp.arange(time) - (time - count[:, None])
     k = k if cache.rope is None else cache.rope(k, t[:, :, None])
     k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
@@ -114,7 +147,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
             rules.lay_out(cache.key_quantizer, cache.key_quantizer.encode(key), False),
             rules.lay_out(cache.value_quantizer, cache.value_quantizer.encode(as_float32(value)), True),
         )
-        return over(lambda old, new: old.write(new, start, start < after), stored, units)
+        return over(lambda old, new: old.write(new, start, start < after, cache.tables), stored, units)
 
     keys, values = cache.keys, cache.values
     if cache.capacity:
@@ -122,18 +155,25 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "batch"]) -> K
 
     # Tokens that newer ones of the same chunk would overwrite, and padding, go nowhere.
     stays = (t >= cache.lengths[:, None]) & ((t < cache.sinks) | (t >= lengths[:, None] - cache.ring))
-    slots = jnp.where(stays, cache.slot(t), cache.sinks + cache.ring)
-    put = jax.vmap(lambda exact, slots, chunk: exact.at[:, slots].set(chunk, mode="drop"))
-    return dataclasses.replace(
+    places = jnp.where(stays, cache.slot(t), cache.sinks + cache.ring)
+    put = jax.vmap(lambda exact, places, chunk: exact.at[:, places].set(chunk, mode="drop"))
+    cache = dataclasses.replace(
         cache,
         keys=keys,
         values=values,
-        exact_keys=put(cache.exact_keys, slots, k),
-        exact_values=put(cache.exact_values, slots, v),
+        exact_keys=put(cache.exact_keys, places, k),
+        exact_values=put(cache.exact_values, places, v),
         key_mean=mean,
         lengths=lengths,
         overflow=cache.overflow | ~fits,
     )
+    return whole.with_sequences(slots, cache)
+
+
+def has_room(cache: KVCache, lengths: Int[Array, "batch"]) -> Bool[Array, "batch"]:
+    """Whether sequences of these lengths have the room, and their pages."""
+    fits = lengths <= cache.max_len
+    return fits if cache.tables is None else fits & (cache.coded_at(lengths) <= PAGE * (cache.tables >= 0).sum(1))
 
 
 def _of_codes(
@@ -177,5 +217,7 @@ def _check_room(cache: KVCache, count: Array, time: int) -> None:
     counts, lengths = np.asarray(count), np.asarray(cache.lengths)
     if (counts < 0).any() or (counts > time).any():
         raise ValueError(f"expected valid to be from 0 to {time}, the tokens of k, got {counts.tolist()}")
+    if not np.asarray(has_room(cache, cache.lengths + count)).all() and (lengths + counts <= cache.max_len).all():
+        raise ValueError(f"no pages for {(lengths + counts).tolist()} tokens: reserve them before (PagedCache.reserve)")
     if (lengths + counts > cache.max_len).any():
         raise ValueError(f"no room: lengths {lengths.tolist()} and {time} more tokens exceed max_len = {cache.max_len}")

@@ -11,8 +11,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from rqjax.arrays.planes import as_float32, materialized
-from rqjax.cache.append import append
-from rqjax.cache.kv import KVCache, Tokens
+from rqjax.cache.append import append, checked_slots
+from rqjax.cache.kv import KVCache, Tokens, over
 from rqjax.cache.scores import scorer
 from rqjax.core import Implementation, check_int, is_traced, operation
 from rqjax.scoring import integers, rules, tiles
@@ -33,6 +33,7 @@ def attend(
     cache: KVCache,
     q: Tokens,
     *,
+    slots: Int[Array | np.ndarray, "..."] | None = None,
     scale: float | int | None = None,
     mask: Shaped[Array | np.ndarray, "..."] | None = None,
     sliding_window: int | None = None,
@@ -48,6 +49,7 @@ def attend(
       cache: the cache, to which the tokens of the queries have been appended.
       q: queries (batch, time, q_heads, head_dim); query i belongs to token lengths - time + i. Consecutive groups of
         q_heads / kv_heads query heads share a head of keys and values.
+      slots: as in `append`.
       scale: of the scores; 1 / sqrt(head_dim), if not given.
       mask: True where a query may look, broadcastable to (batch, q_heads, time, max_len), the last axis by token.
       sliding_window: how many tokens up to itself a query sees; all, if not given.
@@ -72,6 +74,7 @@ def attend(
       (1, 1, 8, 64)
     """
     q = jnp.asarray(q)
+    cache = cache.of(checked_slots(cache, slots))
     batch, kv_heads, _, dim = cache.exact_keys.shape
     if q.ndim != 4 or (q.shape[0], q.shape[3]) != (batch, dim) or q.shape[2] % kv_heads or q.shape[2] == 0:
         raise ValueError(f"expected q of shape ({batch}, time, a multiple of {kv_heads}, {dim}), got {q.shape}")
@@ -98,14 +101,14 @@ def attend(
 
 
 def dot_product_attention(
-    query: Tokens, key: Tokens, value: Tokens, cache: KVCache, *, valid: Any = None, **options: Any
+    query: Tokens, key: Tokens, value: Tokens, cache: KVCache, *, valid: Any = None, slots: Any = None, **options: Any
 ) -> tuple[Shaped[Array, "batch time q_heads dim"], KVCache]:
     """Causal attention with a cache, for models that call `jax.nn.dot_product_attention`: `append`, then `attend`.
 
     Args:
       query, key, value: of the new tokens, (batch, time, heads, head_dim).
       cache: of the tokens before.
-      valid: as in `append`.
+      valid, slots: as in `append`.
       **options: as in `attend`.
 
     Returns:
@@ -119,8 +122,8 @@ def dot_product_attention(
       >>> (out.shape, cache.lengths.tolist())
       ((1, 300, 2, 64), [300])
     """
-    cache = append(cache, key, value, valid=valid)
-    return attend(cache, jnp.asarray(query), **options), cache
+    cache = append(cache, key, value, valid=valid, slots=slots)
+    return attend(cache, jnp.asarray(query), slots=slots, **options), cache
 
 
 class Sums(NamedTuple):
@@ -245,10 +248,10 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
     """
     batch, kv_heads, count, dim = y.shape
     widest = max(4 * cache.pre_rope, *map(rules.width, (cache.key_quantizer, cache.value_quantizer)))
-    large = max(BLOCK_BYTES // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.CAPACITY_STEP)
+    large = max(BLOCK_BYTES // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.PAGE)
     large = min(large, integers.TOKENS)
     large = min(cache.capacity, 1 << large.bit_length() - 1)
-    small = min(large, max(large // 8 // tiles.CAPACITY_STEP, 1) * tiles.CAPACITY_STEP)
+    small = min(large, max(large // 8 // tiles.PAGE, 1) * tiles.PAGE)
     score, coded = scorer(cache, y), cache.coded
     allowed = mask if mask is None else _padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
 
@@ -258,8 +261,8 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
         def read(codes, after):
             """A block of codes, after what has been computed of the block before: all are unpacked into one memory.
             Floats are copied only to be sliced."""
-            arrays = jax.tree.map(lambda leaf: leaf.read(start, size), codes, is_leaf=tiles.is_token_array)
-            whole = size == cache.capacity
+            arrays = over(lambda leaf: leaf.read(start, size, cache.tables), codes)
+            whole = size == cache.capacity and cache.tables is None
             return jax.tree.map(lambda x: x if whole and x.dtype != jnp.uint8 else materialized(x, after), arrays)
 
         def weigh(w):
@@ -278,7 +281,7 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
     sums = sums._replace(largest=jnp.full(shapes.largest.shape, NEVER))
     first, last = jnp.int32(0), coded.max()
     if options.sliding_window is not None:
-        first = jnp.maximum(rows.min() - options.sliding_window + 1 - cache.sinks, 0) // cache.unit * cache.unit
+        first = jnp.maximum(rows.min() - options.sliding_window + 1 - cache.sinks, 0) // tiles.PAGE * tiles.PAGE
     for size in dict.fromkeys((large, small)):  # as many large ones as are at least half full
         blocks = jnp.maximum(last - first + (size // 2 if size > small else size - 1), 0) // size
         at = lambda i, sums, first=first, size=size: _merged(sums, block(first + i * size, size, sums.total))  # noqa: E731

@@ -1,8 +1,9 @@
 """The compressed key-value cache: codes of the past, full precision for the newest and the first tokens."""
 
+import dataclasses
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ class KVCache:
     """
 
     keys: Codes
-    """Codes in the layout of `tiles`."""
+    """Codes in the layout of `tiles`: of each sequence, or in a cache with `tables` of each page."""
     values: Codes
     exact_keys: Float[Array, "batch heads slots dim"]
     """The sinks, then a ring of the newest tokens: token t is in slot sinks + (t - sinks) mod (slots - sinks)."""
@@ -46,8 +47,14 @@ class KVCache:
     where the mean dominates, else 0 (`append.DOMINANT`)."""
     lengths: Int[Array, "batch"]
     """Tokens of each sequence."""
+    held: Int[Array, "batch"]
+    """Tokens of each sequence that are in codes although they are in the window: of a prefix that others share, or from
+    before `truncate`."""
     overflow: Bool[Array, "batch"]
     """Sequences that an `append` under jit would have taken past `max_len`; it left them as they were."""
+    tables: Int[Array, "batch pages"] | None
+    """The pages in which the codes of each sequence (a slot) lie, `tiles.PAGE` tokens in each; -1 where there is none.
+    None: each sequence has room of its own."""
     rope: Rope | None
     """How keys and queries turn with their positions, if they come before they do."""
     key_quantizer: Quantizer
@@ -76,6 +83,7 @@ class KVCache:
         mean: Float[Array | np.ndarray, "heads dim"] | None = None,
         rope: Rope | None = None,
         pre_rope: bool = False,
+        pages: int | None = None,
         dtype: DTypeLike = jnp.bfloat16,
     ) -> "KVCache":
         """An empty cache.
@@ -95,6 +103,8 @@ class KVCache:
           rope: if it is given, the cache takes keys and queries before rotary positions: token t of a sequence turns
             by t. Else they have turned, or have no such positions.
           pre_rope: whether codes are of keys before they turn; needs a rope.
+          pages: how many pages of 128 tokens all sequences share; a `PagedCache` says who has which. If not given,
+            each sequence has room for `max_len` tokens of its own.
           dtype: of tokens in full precision.
         """
         batch, kv_heads = check_int("batch", batch, 1, 2**20), check_int("kv_heads", kv_heads, 1, 2**20)
@@ -114,10 +124,13 @@ class KVCache:
             raise ValueError(f"expected a mean ({kv_heads}, {dim}) and centered=False, got {mean.shape} and {centered}")
         key_mean = jnp.zeros((kv_heads, dim)) if centered else mean
         unit = together(key_quantizer, value_quantizer)
-        tokens = capacity(max_len, window, sinks, unit)
+        tokens, rooms, tables = capacity(max_len, window, sinks, unit), batch, None
+        if pages is not None:
+            tables = jnp.full((batch, tokens // tiles.PAGE), -1, jnp.int32)
+            tokens, rooms = tiles.PAGE, check_int("pages", pages, 1, 2**30)
 
         def empty(quantizer, transposed):
-            some = jax.ShapeDtypeStruct((batch, kv_heads, unit, dim), jnp.float32)
+            some = jax.ShapeDtypeStruct((rooms, kv_heads, unit, dim), jnp.float32)
             encode = lambda x: rules.lay_out(quantizer, quantizer.encode(x), transposed)  # noqa: E731
             return over(lambda leaf: leaf.empty(tokens), jax.eval_shape(encode, some))
 
@@ -129,6 +142,8 @@ class KVCache:
             exact_values=jnp.zeros_like(exact),
             key_mean=None if key_mean is None else jnp.tile(key_mean, (batch, 1, 1)),
             lengths=jnp.zeros(batch, jnp.int32),
+            held=jnp.zeros(batch, jnp.int32),
+            tables=tables,
             overflow=jnp.zeros(batch, bool),
             rope=rope,
             key_quantizer=jax.tree.map(jnp.array, key_quantizer),
@@ -162,10 +177,10 @@ class KVCache:
     @property
     def coded(self) -> Int[Array, "batch"]:
         """Tokens of each sequence that are in codes: those from `sinks` on."""
-        return self.coded_at(self.lengths)
+        return jnp.maximum(self.coded_at(self.lengths), self.held)
 
     def coded_at(self, lengths: Int[Array, "batch"]) -> Int[Array, "batch"]:
-        """Tokens in codes of sequences of these lengths."""
+        """Tokens of sequences of these lengths that the window has passed."""
         return jnp.maximum(lengths - self.sinks - self.window, 0) // self.unit * self.unit
 
     @property
@@ -184,6 +199,25 @@ class KVCache:
         ring = jnp.where((newest >= self.sinks + self.coded[:, None]) & (newest >= slots), newest, -1)
         return jnp.where(slots < self.sinks, jnp.where(slots < lengths, slots, -1), ring)
 
+    def of(self, slots: Int[Array, "some"] | None) -> "KVCache":
+        """The cache of some of the sequences that share its pages; of all, if None."""
+        if slots is None:
+            return self
+        return dataclasses.replace(self, **jax.tree.map(lambda x: x[slots], self._of_sequences))
+
+    def with_sequences(self, slots: Int[Array, "some"] | None, some: "KVCache") -> "KVCache":
+        """The whole cache again, of what `of` gave; slots that there are not are left out."""
+        if slots is None:
+            return some
+        slots = jnp.where(slots < 0, len(self.lengths), slots)
+        put = lambda x, new: x.at[slots].set(new, mode="drop")  # noqa: E731
+        return dataclasses.replace(some, **jax.tree.map(put, self._of_sequences, some._of_sequences))
+
+    @property
+    def _of_sequences(self) -> dict[str, Array | None]:
+        names = ("exact_keys", "exact_values", "key_mean", "lengths", "held", "tables", "overflow")
+        return {name: getattr(self, name) for name in names}
+
     def check(self) -> None:
         """Raises a ValueError if an `append` under jit went past `max_len`."""
         with jax.ensure_compile_time_eval():  # under jit too, of a cache that is a constant there
@@ -191,24 +225,24 @@ class KVCache:
         if full:
             which = np.flatnonzero(np.asarray(self.overflow)).tolist()
             raise ValueError(
-                f"sequences {which} were appended to past max_len = {self.max_len}; they kept what they had"
+                f"sequences {which} were appended to past max_len = {self.max_len} or their pages, and did not change"
             )
 
 
 def together(keys: Quantizer, values: Quantizer) -> int:
     """Tokens that a cache encodes together: whole tiles of its own layout, and of both quantizers."""
     unit = math.lcm(tiles.UNIT, keys.tile, values.tile)
-    if tiles.CAPACITY_STEP % unit:
-        raise ValueError(f"expected tiles that divide {tiles.CAPACITY_STEP} tokens, got {keys.tile} and {values.tile}")
+    if tiles.PAGE % unit:
+        raise ValueError(f"expected tiles that divide {tiles.PAGE} tokens, got {keys.tile} and {values.tile}")
     return unit
 
 
 def capacity(max_len: int, window: int, sinks: int, unit: int) -> int:
-    """Tokens that there is room for in codes: a multiple of `tiles.CAPACITY_STEP`."""
+    """Tokens that there is room for in codes: a multiple of `tiles.PAGE`."""
     coded = max(0, max_len - sinks - window) // unit * unit
-    return -(-coded // tiles.CAPACITY_STEP) * tiles.CAPACITY_STEP
+    return -(-coded // tiles.PAGE) * tiles.PAGE
 
 
-def over(function: Callable[..., tiles.TokenArray], *codes: Codes) -> Codes:
+def over(function: Callable[..., Any], *codes: Codes) -> Codes:
     """A function of token arrays, over the nest of codes."""
     return jax.tree.map(function, *codes, is_leaf=tiles.is_token_array)
