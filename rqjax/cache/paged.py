@@ -137,12 +137,16 @@ class PagedCache:
 
     def pieces(self, start: int, stop: int) -> list[int]:
         """Where pieces end of the text from token `start` to `stop`; those after the first begin with a page."""
-        ends = [end for end in range(self._end(1), stop, self.chunk) if end > start]
-        return [*ends, stop] if stop > start else []
+        return pieces(start, stop, self.chunk, self._sinks)
 
     def pages_for(self, tokens: int) -> int:
         """Pages that a sequence of so many tokens takes."""
         return self._pages_of(tokens)
+
+    def lacks(self, slot: int, length: int) -> bool:
+        """Whether too few pages are free for a slot to hold `length` tokens in all."""
+        s = self._slot(slot)
+        return self._pages_of(length, s.held) - len(s.pages) > self.free_pages
 
     def admit(self, tokens: Iterable[SupportsIndex]) -> tuple[int, int]:
         """A slot for a text, with the pages of what is known of its beginning.
@@ -251,6 +255,7 @@ class PagedCache:
           ValueError: the slot is not in use.
         """
         self._give(self._slot(slot).pages)
+        self._filled = [filled for filled in self._filled if filled[0] != slot]
         del self._slots[slot]
         self._place(slot, 0, 0, None)
 
@@ -280,7 +285,7 @@ class PagedCache:
 
     def _end(self, pieces: int) -> int:
         """Where a number of whole pieces end."""
-        return pieces and self.chunk - -self._sinks % PAGE + (pieces - 1) * self.chunk
+        return pieces and _first_end(self.chunk, self._sinks) + (pieces - 1) * self.chunk
 
     def _hashes(self, text: np.ndarray) -> list[bytes]:
         """Of the whole pieces of a text, each with all before it."""
@@ -333,6 +338,16 @@ class PagedCache:
         """What a function makes of each layer, with its tables as they are now."""
         _ = self.caches
         self._layers = tuple(function(layer, *map(np.int32, numbers)) for layer in self._layers)
+
+
+def pieces(start: int, stop: int, chunk: int, sinks: int) -> list[int]:
+    """Where pieces end of the text from token `start` to `stop`: those after the first begin with a page."""
+    ends = [end for end in range(_first_end(chunk, sinks), stop, chunk) if end > start]
+    return [*ends, stop] if stop > start else []
+
+
+def _first_end(chunk: int, sinks: int) -> int:
+    return chunk - -sinks % PAGE
 
 
 def _text(tokens: Iterable[SupportsIndex]) -> np.ndarray:

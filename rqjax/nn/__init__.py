@@ -16,4 +16,5 @@ from rqjax.nn.checkpoint import (
 )
 from rqjax.nn.config import DecoderConfig as DecoderConfig
 from rqjax.nn.decoder import Decoder as Decoder
+from rqjax.nn.engine import Engine as Engine, Event as Event
 from rqjax.nn.generate import generate as generate

@@ -99,6 +99,7 @@ class Decoder(nnx.Module):
         caches: Sequence[KVCache] | None = None,
         *,
         valid: Int[Array | np.ndarray, "batch"] | None = None,
+        slots: Int[Array | np.ndarray, "batch"] | None = None,
         newest: int | None = None,
     ) -> tuple[Float[Array, "batch newest vocab"], tuple[KVCache, ...]]:
         """Logits of the token after each, and the caches with the new tokens.
@@ -107,6 +108,7 @@ class Decoder(nnx.Module):
           tokens: (batch, time), after those that the caches hold.
           caches: one for each layer, of `caches`; without them attention is exact, over these tokens alone.
           valid: how many tokens of each sequence count, the last ones (padding is on the left); needs caches.
+          slots: of caches with pages, which of their sequences these are; all, if not given.
           newest: of how many of the last tokens logits are made; of all, if not given.
         """
         tokens = jnp.asarray(tokens)
@@ -119,7 +121,7 @@ class Decoder(nnx.Module):
                 q, k = self.turned(layer, positions, q, k)
             if caches is None:
                 return exact_attention(q, k, v, **options)
-            out, cache = dot_product_attention(q, k, v, caches[layer], valid=valid, **options)
+            out, cache = dot_product_attention(q, k, v, caches[layer], valid=valid, slots=slots, **options)
             kept.append(cache)
             return out
 
@@ -130,7 +132,8 @@ class Decoder(nnx.Module):
         elif len(caches) != self.config.num_hidden_layers:
             raise ValueError(f"expected {self.config.num_hidden_layers} caches, one a layer, got {len(caches)}")
         else:
-            before = (caches[0].lengths - (0 if valid is None else time - jnp.asarray(valid)))[:, None]
+            lengths = caches[0].lengths if slots is None else caches[0].lengths[jnp.asarray(slots)]
+            before = (lengths - (0 if valid is None else time - jnp.asarray(valid)))[:, None]
         positions = before + jnp.arange(time)
         x = self.hidden(tokens, attend)
         return self.logits(x if newest is None else x[:, time - newest :]), tuple(kept)

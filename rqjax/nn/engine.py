@@ -1,0 +1,255 @@
+"""Many texts from one decoder at a time: continuous batching over a paged cache."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from rqjax.cache.paged import CHUNK, NoRoom, PagedCache
+from rqjax.cache.strategies import Strategy
+from rqjax.core import check_int
+from rqjax.nn.decoder import Decoder
+from rqjax.nn.generate import next_tokens, padded
+from rqjax.scoring.tiles import PAGE
+
+class Event(NamedTuple):
+    """What a step has brought to a request."""
+
+    id: int
+    token: int | None
+    done: bool
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """A text that is being made."""
+
+    id: int
+    prompt: np.ndarray
+    max_tokens: int
+    temperature: float
+    top_p: float
+    stop: frozenset[int]
+    seed: int
+    made: list[int] = dataclasses.field(default_factory=list)
+    slot: int = -1
+    fed: int = 0
+    """Tokens in the cache, of the prompt and of what was made."""
+
+    @property
+    def after(self) -> int:
+        """Which of the made tokens comes after those in the cache."""
+        return self.fed - len(self.prompt)
+
+
+class Engine:
+    """Answers to many prompts, in as many slots at a time as there are pages for.
+
+    Each step computes a piece of one prompt and a token of every text that has begun (continuous batching; Yu et al.,
+    2022). Requests wait for a slot and for pages. If pages run out, the text that was admitted last gives its own back,
+    and is computed again later: its prompt by pieces, then token by token what was made, so that all is as it was. A
+    request's tokens are those of `generate` with `jax.random.key(seed)`, whatever else is computed beside it.
+
+    Example:
+      >>> import jax, rqjax.nn
+      >>> from flax import nnx
+      >>> config = rqjax.nn.DecoderConfig.tiny()
+      >>> decoder = rqjax.nn.Decoder(config, rngs=nnx.Rngs(0))
+      >>> engine = rqjax.nn.Engine(decoder, "eden_4", jax.random.key(0), pages=8, slots=2)
+      >>> ids = [engine.submit([1, 2, 3 + i], max_tokens=4) for i in range(3)]
+      >>> {id: len(tokens) for id, tokens in engine.run().items()}
+      {0: 4, 1: 4, 2: 4}
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        strategy: str | Sequence[Strategy],
+        key: Array,
+        *,
+        pages: int,
+        slots: int,
+        max_len: int | None = None,
+        chunk: int = CHUNK,
+        **options: Any,
+    ):
+        """An engine without requests.
+
+        Args:
+          decoder: the decoder.
+          strategy: of the caches, as in `Decoder.caches`.
+          key: random key of the caches.
+          pages: of 128 tokens, which the texts share, in each layer.
+          slots: texts at a time.
+          max_len: tokens of a text at most; as many as the pages hold, if not given.
+          chunk: as in `PagedCache`.
+          **options: as in `Decoder.caches`.
+        """
+        room = PAGE * check_int("pages", pages, 1, 2**20) if max_len is None else max_len
+        caches = decoder.caches(strategy, key, slots, room, pages=pages, **options)
+        self.decoder, self.paged, self.max_len = decoder, PagedCache(caches, chunk=chunk), room
+        self._total, self._count = slots, 0
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+
+    def submit(
+        self,
+        prompt: Iterable[SupportsIndex],
+        *,
+        max_tokens: int,
+        temperature: float | int = 1.0,
+        top_p: float | int = 1.0,
+        stop: Iterable[int] = (),
+        seed: int = 0,
+    ) -> int:
+        """Asks for the tokens after a prompt.
+
+        Args:
+          prompt: at least one token.
+          max_tokens: how many tokens to make at most.
+          temperature, top_p: as in `generate`.
+          stop: tokens that end the text, beside those of the decoder's config; the one that does is its last.
+          seed: of the sampling.
+
+        Returns:
+          The number of the request.
+
+        Raises:
+          ValueError: the prompt is empty, or with its answer longer than what a slot or all pages hold.
+        """
+        text = np.asarray(list(prompt), np.int32)
+        size = len(text) + check_int("max_tokens", max_tokens, 1, 2**30)
+        if not len(text):
+            raise ValueError("expected a prompt of at least one token, got none")
+        if size > self.max_len or self.paged.pages_for(size) > self.paged.pages:
+            held = f"{self.max_len} tokens of a slot or the {self.paged.pages} pages"
+            raise ValueError(f"a prompt of {len(text)} tokens and {max_tokens} more do not fit in the {held}")
+        ends = frozenset(stop) | frozenset(self.decoder.config.eos_token_ids)
+        request = Request(self._count, text, max_tokens, float(temperature), float(top_p), ends, seed)
+        self._waiting.append(request)
+        self._count += 1
+        return request.id
+
+    def cancel(self, id: int) -> None:
+        """Forgets a request.
+
+        Raises:
+          ValueError: there is no such request, or it is done.
+        """
+        for request in (*self._waiting, *self._running):
+            if request.id == id:
+                self._dropped(request)
+                return
+        raise ValueError(f"request {id} is not waiting or running")
+
+    def step(self) -> list[Event]:
+        """Computes a piece of a prompt and a token of each text that has begun; no events if there is nothing to do."""
+        self._admit()
+        events = []
+        reading = next((r for r in self._running if r.fed < len(r.prompt)), None)
+        if reading is not None:
+            events += self._read(reading)
+        return events + self._write([r for r in self._running if r.fed >= len(r.prompt) and r is not reading])
+
+    def run(self) -> dict[int, list[int]]:
+        """Steps until nothing waits or runs; the tokens of each request that has ended."""
+        made: dict[int, list[int]] = {}
+        while self._waiting or self._running:
+            for event in self.step():
+                made.setdefault(event.id, []).extend([] if event.token is None else [event.token])
+        return made
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._total:
+            request = self._waiting[0]
+            slot, found = self.paged.admit(request.prompt)
+            if self._running and self.paged.lacks(slot, len(request.prompt) + len(request.made)):
+                self.paged.release(slot)
+                return
+            request.slot, request.fed = slot, found
+            self._running.append(self._waiting.pop(0))
+
+    def _read(self, request: Request) -> list[Event]:
+        """A piece of a prompt."""
+        stop = self.paged.pieces(request.fed, len(request.prompt))[0]
+        piece = request.prompt[request.fed : stop]
+        if not self._reserved(request, piece):
+            return []
+        tokens, valid = padded(piece, self.paged.chunk)
+        request.fed = stop
+        found = self._called([request], tokens, valid, np.array([request.slot]))
+        return self._events({request: int(found[0])} if stop == len(request.prompt) else {})
+
+    def _write(self, requests: list[Request]) -> list[Event]:
+        """A token of each text."""
+        requests = [r for r in requests if self._reserved(r, 1)]
+        requests = [r for r in requests if r in self._running]  # those that others have not taken pages from
+        if not requests:
+            return []
+        tokens, valid = np.zeros((2, self._total), np.int32)
+        rows: list[Request | None] = [None] * self._total
+        for r in requests:
+            tokens[r.slot], valid[r.slot], rows[r.slot] = r.made[r.after], 1, r
+            r.fed += 1
+        found = self._called(rows, tokens[:, None], valid, None)
+        return self._events({r: int(found[r.slot]) for r in requests})
+
+    def _reserved(self, request: Request, tokens: Any) -> bool:
+        """Whether there are pages for tokens, if need be of the texts that were admitted last."""
+        while request in self._running:
+            try:
+                self.paged.reserve(request.slot, tokens)
+                return True
+            except NoRoom:
+                last = self._running[-1]
+                self._dropped(last)
+                self._waiting.insert(0, last)
+        return False
+
+    def _dropped(self, request: Request) -> None:
+        if request in self._running:
+            self.paged.release(request.slot)
+            self._running.remove(request)
+        else:
+            self._waiting.remove(request)
+
+    def _called(
+        self, rows: Sequence[Request | None], tokens: np.ndarray, valid: np.ndarray, slots: np.ndarray | None
+    ) -> np.ndarray:
+        """The token after each row, whose slots have the tokens appended."""
+        sampling = [(r.temperature, r.top_p, r.seed, max(r.after, 0)) if r else (0, 1, 0, 0) for r in rows]
+        temperature, top_p, seeds, counts = map(np.asarray, zip(*sampling, strict=True))
+        found, caches = next_tokens(
+            self.decoder,
+            tokens,
+            self.paged.caches,
+            temperature.astype(np.float32),
+            top_p.astype(np.float32),
+            _keys(seeds, counts),
+            valid,
+            slots,
+        )
+        self.paged.update(caches)
+        return np.asarray(found)
+
+    def _events(self, found: dict[Request, int]) -> list[Event]:
+        """What the tokens that were found mean to their requests; those that had them before only go on."""
+        events = []
+        for request, token in found.items():
+            if request.after < len(request.made):
+                continue
+            request.made.append(token)
+            done = token in request.stop or len(request.made) == request.max_tokens
+            events.append(Event(request.id, token, done))
+            if done:
+                self._dropped(request)
+        return events
+
+
+@jax.jit
+def _keys(seeds: Array, counts: Array) -> Array:
+    return jax.vmap(lambda seed, count: jax.random.fold_in(jax.random.key(seed), count))(seeds, counts)

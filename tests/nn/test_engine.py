@@ -1,0 +1,114 @@
+"""The engine against the tokens of `generate`, whatever runs beside a request."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import rqjax
+from rqjax.nn import Engine, generate, load_decoder
+from rqjax.nn.generate import next_tokens, sampled
+from tests.cache.test_paged import checked
+from tests.tools.suites import some
+
+CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
+KEY = jax.random.key(7)
+OPTIONS = {"window": 16, "sinks": 4}
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return load_decoder(CHECKPOINTS / "llama")
+
+
+def text(seed, length):
+    return np.random.default_rng(seed).integers(3, 60, length)
+
+
+def alone(decoder, strategy, prompt, count, seed=0, stop=(), **sampling):
+    """The tokens of `generate`."""
+    caches = decoder.caches(strategy, KEY, 1, 1024, **OPTIONS)
+    tokens = []
+    for token, _ in generate(decoder, caches, prompt, key=jax.random.key(seed), chunk=128, **sampling):
+        tokens.append(token)
+        if len(tokens) == count or token in stop:
+            return tokens
+    return tokens
+
+
+def requests(shared):
+    """Prompts, of which some begin alike, with what is asked for."""
+    prompts = [text(0, 300), text(1, 40), [*text(0, 290), *text(2, 30)], text(3, 1), [*text(0, 290), *text(4, 5)]]
+    return [
+        (np.asarray(prompt), {"max_tokens": 6 + i, "temperature": 0.5 * i, "top_p": 0.8 if i == 2 else 1.0, "seed": i})
+        for i, prompt in enumerate(prompts if shared else [p for p in prompts if len(p) < 300])
+    ]
+
+
+@pytest.mark.parametrize("strategy", some(("float32", "turboquant_trellis_3", "eden_2+pre_rope"), ["float32"]))
+def test_tokens_are_those_of_each_alone(decoder, strategy):
+    """With more requests than slots, prefixes that are shared, and pages for less than all: some are begun again."""
+    engine = Engine(decoder, strategy, KEY, pages=6, slots=3, chunk=128, **OPTIONS)
+    asked = requests(True)
+    before = next_tokens._cache_size()
+    ids = [engine.submit(prompt, **options) for prompt, options in asked]
+    made = engine.run()
+    assert next_tokens._cache_size() - before <= 4  # a chunk, a part of one, a token, a token of all slots
+    checked(engine.paged)
+    assert engine.paged.free_pages == 6
+    for id, (prompt, options) in zip(ids, asked, strict=True):
+        options = dict(options)
+        assert made[id] == alone(decoder, strategy, prompt, options.pop("max_tokens"), **options), id
+
+
+@pytest.mark.full
+def test_pages_run_out(decoder):
+    """Three texts need three pages, of which there are two: the youngest gives its own back and is made again."""
+    engine = Engine(decoder, "eden_4", KEY, pages=2, slots=3, max_len=256, chunk=128, **OPTIONS)
+    ids = [engine.submit(text(i, 30), max_tokens=40, seed=i) for i in range(3)]
+    steps = [[event.id for event in engine.step()] for _ in range(20)]
+    assert any(len(step) > 1 for step in steps)
+    made = engine.run()
+    for i, id in enumerate(ids):
+        expected = alone(decoder, "eden_4", text(i, 30), 40, seed=i)
+        seen = sum(step.count(id) for step in steps)
+        assert made.get(id, []) == expected[seen:]
+
+
+def test_stops_and_cancels(decoder):
+    engine = Engine(decoder, "float32", KEY, pages=4, slots=2, chunk=128, **OPTIONS)
+    expected = alone(decoder, "float32", text(0, 20), 12)
+    ids = [engine.submit(text(0, 20), max_tokens=12, stop=[expected[3]]), engine.submit(text(1, 20), max_tokens=9)]
+    waiting = engine.submit(text(2, 20), max_tokens=9)
+    engine.step()
+    engine.cancel(ids[1])
+    engine.cancel(waiting)
+    assert engine.run() == {ids[0]: expected[: expected.index(expected[3]) + 1]}
+    assert (engine.paged.slots, engine.paged.free_pages) == ({}, 4)
+    with pytest.raises(ValueError, match=f"request {waiting} is not waiting or running"):
+        engine.cancel(waiting)
+
+
+def test_only_the_likeliest_tokens_are_sampled():
+    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32)).repeat(4000, 0)
+    keys = jax.random.split(jax.random.key(0), 4000)
+    ones = np.ones(4000, np.float32)
+    found = np.bincount(sampled(logits, ones, 0.7 * ones, keys), minlength=4) / 4000
+    np.testing.assert_allclose(found, [0.625, 0.375, 0, 0], atol=0.03)  # three deviations
+    assert (sampled(logits, 0 * ones, ones, keys) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], {"max_tokens": 1}), "expected a prompt of at least one token, got none"),
+        (([1] * 400, {"max_tokens": 200}), "a prompt of 400 tokens and 200 more do not fit in the 512 tokens of a slot"),
+        (([1], {"max_tokens": 0}), "expected max_tokens to be a whole number from 1"),
+    ],
+)
+def test_wrong_requests(decoder, arguments, message):
+    engine = Engine(decoder, "float32", KEY, pages=4, slots=1, chunk=128, **OPTIONS)
+    with pytest.raises(ValueError, match=message):
+        engine.submit(arguments[0], **arguments[1])
+    assert engine.step() == []
