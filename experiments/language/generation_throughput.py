@@ -55,7 +55,7 @@ def check(point: dict[str, Any]) -> None:
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """One strategy on one model, after `tokens` tokens."""
-    decoder, tokens, baseline = _decoder(point["model"], point["weights"]), point["tokens"], point["baseline"]
+    decoder, tokens, baseline = decoder_of(point["model"], point["weights"]), point["tokens"], point["baseline"]
     max_len = -(-(tokens + UNIT * (point["rounds"] + 2)) // GROWTH) * GROWTH
     config = decoder.config
     shape = (1, tokens, config.num_key_value_heads, config.head_dim)
@@ -76,7 +76,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 @platforms.made_on_host
-def _decoder(name: str, dtype: str) -> Decoder:
+def decoder_of(name: str, dtype: str) -> Decoder:
     if layers := _layers(name):
         config = DecoderConfig.parse({**WIDE_FIELDS, "num_hidden_layers": layers})
         return jax.jit(lambda: Decoder(config, rngs=nnx.Rngs(0), dtype=jnp.dtype(dtype)))()

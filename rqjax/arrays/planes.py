@@ -7,6 +7,7 @@ transposed or gathered, so neither makes a copy of the vectors.
 import functools
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -80,6 +81,19 @@ def as_bits(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     """The bits of numbers, as unsigned integers of their size."""
     kinds = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
     return lax.bitcast_convert_type(x, kinds[x.dtype.itemsize])
+
+
+def put(x: Shaped[Array, "..."], at: Any, new: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+    """x with `new` in places; without those that are not there. Numbers of 16 bits are moved as bits: XLA's CPU backend
+    writes a bfloat16 by way of a float32 copy of the whole."""
+    if x.dtype.itemsize != 2:
+        return x.at[at].set(new, mode="drop")
+    return lax.bitcast_convert_type(as_bits(x).at[at].set(as_bits(new.astype(x.dtype)), mode="drop"), x.dtype)
+
+
+def pick(x: Shaped[Array, "..."], at: Any) -> Shaped[Array, "..."]:
+    """What of x is in places, moved as `put` moves it."""
+    return x[at] if x.dtype.itemsize != 2 else lax.bitcast_convert_type(as_bits(x)[at], x.dtype)
 
 
 def as_float32(x: Shaped[Array, "*n"]) -> Float[Array, "*n"]:

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from rqjax.arrays.planes import as_float32
+from rqjax.arrays.planes import as_float32, pick, put
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
 from rqjax.core import check_int, is_traced, operation
 from rqjax.scoring import rules
@@ -126,13 +126,14 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
         t = start[:, None] + jnp.arange(size)
         new = t - cache.lengths[:, None] + (time - count[:, None])
 
-        def pick(exact, chunk):
+        def of(exact, chunk):
             def one(exact, chunk, t, new, length):
-                return jnp.where((t < length)[:, None], exact[:, cache.slot(t)], chunk[:, jnp.clip(new, 0, time - 1)])
+                before = pick(exact, (slice(None), cache.slot(t)))
+                return jnp.where((t < length)[:, None], before, chunk[:, jnp.clip(new, 0, time - 1)])
 
             return jax.vmap(one)(exact, chunk, t, new, cache.lengths)
 
-        return pick(cache.exact_keys, k), pick(cache.exact_values, v)
+        return of(cache.exact_keys, k), of(cache.exact_values, v)
 
     mean = cache.key_mean
     if mean is not None and cache.centered:
@@ -156,13 +157,13 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     # Tokens that newer ones of the same chunk would overwrite, and padding, go nowhere.
     stays = (t >= cache.lengths[:, None]) & ((t < cache.sinks) | (t >= lengths[:, None] - cache.ring))
     places = jnp.where(stays, cache.slot(t), cache.sinks + cache.ring)
-    put = jax.vmap(lambda exact, places, chunk: exact.at[:, places].set(chunk, mode="drop"))
+    stored = jax.vmap(lambda exact, places, chunk: put(exact, (slice(None), places), chunk))
     cache = dataclasses.replace(
         cache,
         keys=keys,
         values=values,
-        exact_keys=put(cache.exact_keys, places, k),
-        exact_values=put(cache.exact_values, places, v),
+        exact_keys=stored(cache.exact_keys, places, k),
+        exact_values=stored(cache.exact_values, places, v),
         key_mean=mean,
         lengths=lengths,
         overflow=cache.overflow | ~fits,

@@ -136,7 +136,14 @@ class Sums(NamedTuple):
 
 @operation
 def _attend(cache: KVCache, q: Array, mask: Array | None, **options: Any) -> Array:
-    return attend_with(cache, q, mask, **options)
+    if cache.tables is None or len(q) == 1:
+        return attend_with(cache, q, mask, **options)
+
+    def one(b: Array) -> Array:
+        here = mask if mask is None or len(mask) == 1 else mask[b][None]
+        return attend_with(cache.of(b[None]), q[b][None], here, **options)[0]
+
+    return lax.map(one, jnp.arange(len(q)))  # each takes its own time, not that of the longest
 
 
 def attend_with(

@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from rqjax.arrays.planes import pick, put
 from rqjax.core import Codes, Quantizer, check_int, nbytes, pytree, static
 from rqjax.rotations import Rope
 from rqjax.scoring import rules, tiles
@@ -203,15 +204,15 @@ class KVCache:
         """The cache of some of the sequences that share its pages; of all, if None."""
         if slots is None:
             return self
-        return dataclasses.replace(self, **jax.tree.map(lambda x: x[slots], self._of_sequences))
+        return dataclasses.replace(self, **jax.tree.map(lambda x: pick(x, slots), self._of_sequences))
 
     def with_sequences(self, slots: Int[Array, "some"] | None, some: "KVCache") -> "KVCache":
         """The whole cache again, of what `of` gave; slots that there are not are left out."""
         if slots is None:
             return some
         slots = jnp.where(slots < 0, len(self.lengths), slots)
-        put = lambda x, new: x.at[slots].set(new, mode="drop")  # noqa: E731
-        return dataclasses.replace(some, **jax.tree.map(put, self._of_sequences, some._of_sequences))
+        back = lambda x, new: put(x, slots, new)  # noqa: E731
+        return dataclasses.replace(some, **jax.tree.map(back, self._of_sequences, some._of_sequences))
 
     @property
     def _of_sequences(self) -> dict[str, Array | None]:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from rqjax.arrays.planes import put
 from rqjax.cache.kv import KVCache, over
 from rqjax.cache.truncate import truncate
 from rqjax.core import check_int
@@ -378,7 +379,10 @@ in_place = functools.partial(jax.jit, donate_argnums=0)
 @in_place
 def _placed(cache: KVCache, root: Root, slot: Array, length: Array, held: Array) -> KVCache:
     exact = cache.exact_keys, cache.exact_values
-    exact = [x.at[slot, :, : cache.sinks].set(new) for x, new in zip(exact, root[:2], strict=True)]
+    exact = [
+        put(x, (slot, slice(None), slice(cache.sinks)), jnp.asarray(new))
+        for x, new in zip(exact, root[:2], strict=True)
+    ]
     mean = cache.key_mean if cache.key_mean is None or not cache.centered else cache.key_mean.at[slot].set(root[2])
     return dataclasses.replace(
         cache,

@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from rqjax.arrays.planes import put
 from rqjax.cache.append import checked_slots
 from rqjax.cache.kv import KVCache
 from rqjax.cache.scores import scorer
@@ -65,8 +66,8 @@ def _truncate(cache: KVCache, lengths: Int[Array, "some"], slots: Int[Array, "so
         places = jnp.where(back, cache.slot(t), cache.sinks + cache.ring)
 
         def restored() -> tuple[Array, Array]:
-            put = jax.vmap(lambda exact, places, x: exact.at[:, places].set(x.astype(exact.dtype), mode="drop"))
-            return tuple(map(put, (keys, values), (places, places), _units(cache, held)))  # pyright: ignore
+            stored = jax.vmap(lambda exact, places, x: put(exact, (slice(None), places), x.astype(exact.dtype)))
+            return tuple(map(stored, (keys, values), (places, places), _units(cache, held)))  # pyright: ignore
 
         keys, values = lax.cond(back.any(), restored, lambda: (keys, values))
     cut = {"lengths": lengths, "held": held, "exact_keys": keys, "exact_values": values}

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -15,6 +14,7 @@ from rqjax.core import check_int
 from rqjax.nn.decoder import Decoder
 from rqjax.nn.generate import next_tokens, padded
 from rqjax.scoring.tiles import PAGE
+
 
 class Event(NamedTuple):
     """What a step has brought to a request."""
@@ -93,6 +93,8 @@ class Engine:
         caches = decoder.caches(strategy, key, slots, room, pages=pages, **options)
         self.decoder, self.paged, self.max_len = decoder, PagedCache(caches, chunk=chunk), room
         self._total, self._count = slots, 0
+        self.begun = 0
+        """Requests that were given a slot, those that were begun again included."""
         self._waiting: list[Request] = []
         self._running: list[Request] = []
 
@@ -134,6 +136,16 @@ class Engine:
         self._count += 1
         return request.id
 
+    @property
+    def waiting(self) -> int:
+        """How many requests have no slot."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """How many requests have a slot."""
+        return len(self._running)
+
     def cancel(self, id: int) -> None:
         """Forgets a request.
 
@@ -171,6 +183,7 @@ class Engine:
                 self.paged.release(slot)
                 return
             request.slot, request.fed = slot, found
+            self.begun += 1
             self._running.append(self._waiting.pop(0))
 
     def _read(self, request: Request) -> list[Event]:

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import rqjax
 from rqjax.nn import Engine, generate, load_decoder
 from rqjax.nn.generate import next_tokens, sampled
 from tests.cache.test_paged import checked
@@ -91,9 +91,9 @@ def test_stops_and_cancels(decoder):
 
 
 def test_only_the_likeliest_tokens_are_sampled():
-    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32)).repeat(4000, 0)
+    logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]])).repeat(4000, 0)
     keys = jax.random.split(jax.random.key(0), 4000)
-    ones = np.ones(4000, np.float32)
+    ones = jnp.ones(4000)
     found = np.bincount(sampled(logits, ones, 0.7 * ones, keys), minlength=4) / 4000
     np.testing.assert_allclose(found, [0.625, 0.375, 0, 0], atol=0.03)  # three deviations
     assert (sampled(logits, 0 * ones, ones, keys) == 0).all()
@@ -103,7 +103,10 @@ def test_only_the_likeliest_tokens_are_sampled():
     ("arguments", "message"),
     [
         (([], {"max_tokens": 1}), "expected a prompt of at least one token, got none"),
-        (([1] * 400, {"max_tokens": 200}), "a prompt of 400 tokens and 200 more do not fit in the 512 tokens of a slot"),
+        (
+            ([1] * 400, {"max_tokens": 200}),
+            "a prompt of 400 tokens and 200 more do not fit in the 512 tokens of a slot",
+        ),
         (([1], {"max_tokens": 0}), "expected max_tokens to be a whole number from 1"),
     ],
 )
