@@ -16,4 +16,5 @@ from rqjax.nn.checkpoint import (
 )
 from rqjax.nn.config import DecoderConfig as DecoderConfig
 from rqjax.nn.decoder import Decoder as Decoder
+from rqjax.nn.engines import compress as compress
 from rqjax.nn.generate import generate as generate
