@@ -233,9 +233,9 @@ def _gemma(model: Any, name: str | Sequence[Strategy], key: Array, options: dict
                 return super().__call__(*args, **kwargs)
 
         def init_cache(self, *, batch_size: int, dtype: Any, cache_length: int, sharding: Any = None) -> Any:
-            end, whole = jnp.zeros(batch_size, jnp.int32), Opaque(())
+            nothing = Opaque(())
             caches = {
-                layer: {"k": opaque, "v": whole, "positions": whole, "end_index": end}
+                layer: {"k": opaque, "v": nothing, "positions": nothing, "end_index": jnp.zeros(batch_size, jnp.int32)}
                 for layer, opaque in layers.empty(batch_size, cache_length).items()
             }
             return kd.sharding.with_sharding_constraint(caches, sharding)
