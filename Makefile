@@ -10,9 +10,12 @@ PIP := PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --disable-pip-version
 WORKDIR ?= runs
 # As in the extra `metal` of pyproject.toml, which is for macOS only.
 METAL := jax==0.5.0 jaxlib==0.5.0 'numpy<2.3' 'optax<0.2.6' 'flax<0.11'
+# google-tunix and gemma, and of all that they name what is imported: the whole would be gigabytes.
+ENGINES := google-tunix==0.1.7 gemma==4.0.1 kauldron==1.4.4 google-metrax==0.2.4 clu==0.0.12 dialog==1.1.0 \
+	chex==0.1.92 toolz lark typeguard immutabledict wrapt perfetto pandas python-dateutil six
 MODEL_TABLES := perplexity attention_fidelity needle_model qet_theory
 
-.PHONY: help env gpu-compile-env tables models test test-full test-newest test-metal goldens lint bench clean
+.PHONY: help env gpu-compile-env tables models test test-full test-newest test-metal test-engines goldens lint bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/\([a-z-]*\):.*## /make \1: /'
@@ -83,6 +86,17 @@ test-metal: ## the core on jax 0.5.0, the last for jax-metal
 	$(VENV)-metal/bin/python -m pip install --quiet --editable '.[test-full]' $(METAL)
 	$(VENV)-metal/bin/python $(PYTEST) -m "not full" tests
 
+# Caches under the samplers of google-tunix and gemma; nothing to do where there is no Python for them.
+test-engines: ## compressed caches under google-tunix and gemma
+	@if [ -z "$(NEWEST)" ]; then echo "no Python 3.12 or newer for gemma"; else \
+		$(NEWEST) -m venv $(VENV)-engines && \
+		$(VENV)-engines/bin/python -m pip install --quiet 'jax<0.13' 'flax<0.13' optax scipy jaxtyping safetensors \
+			beartype pytest pytest-xdist absl-py ml_collections einops sentencepiece huggingface_hub pillow requests \
+			tensorboardX tqdm && \
+		$(VENV)-engines/bin/python -m pip install --quiet --no-deps $(ENGINES) && \
+		$(VENV)-engines/bin/python -m pytest -n 2 -W ignore::DeprecationWarning tests/nn/test_compress.py; \
+	fi
+
 goldens: env gpu-compile-env ## renews what the kernels compile to
 	$(RUN) -m tests.tools.hopper --goldens
 
@@ -97,4 +111,4 @@ bench: env ## the tables of speed
 	done
 
 clean: ## removes environments and runs/
-	rm -rf $(VENV) $(VENV)-newest $(VENV)-metal $(WORKDIR)
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-metal $(VENV)-engines $(WORKDIR)

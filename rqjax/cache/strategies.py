@@ -1,7 +1,7 @@
 """Caches by name: which quantizers hold keys and values."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -153,6 +153,18 @@ def strategy(name: str, key: Array, dim: int) -> Strategy:
     names, options = parsed(name)
     parts = [named(part, key, dim) for part in names]
     return Strategy(parts[0].keys, parts[-1].values, **options)
+
+
+def for_layers(names: str | Sequence[str | Strategy], key: Array, layers: int, dim: int) -> list[Strategy]:
+    """A strategy for each layer of a model: of a name, each with a random rotation of its own, or as they are given.
+
+    Raises:
+      ValueError: there are not as many as layers.
+    """
+    if not isinstance(names, str) and len(names) != layers:
+        raise ValueError(f"expected {layers} strategies, one a layer, got {len(names)}")
+    each = [names] * layers if isinstance(names, str) else names
+    return [strategy(n, jax.random.fold_in(key, i), dim) if isinstance(n, str) else n for i, n in enumerate(each)]
 
 
 def parsed(name: str) -> tuple[list[str], dict[str, Any]]:

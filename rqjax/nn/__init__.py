@@ -14,6 +14,7 @@ from rqjax.nn.checkpoint import (
     save_calibration as save_calibration,
     save_decoder as save_decoder,
 )
+from rqjax.nn.compress import compress as compress
 from rqjax.nn.config import DecoderConfig as DecoderConfig
 from rqjax.nn.decoder import Decoder as Decoder
 from rqjax.nn.engine import Engine as Engine, Event as Event

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from rqjax.cache.attention import dot_product_attention
 from rqjax.cache.kv import KVCache
-from rqjax.cache.strategies import Strategy, strategy
+from rqjax.cache.strategies import Strategy, for_layers
 from rqjax.core import check_int, nbytes
 from rqjax.nn.attention import exact_attention
 from rqjax.nn.calibration import calibrated
@@ -192,14 +192,9 @@ class Decoder(nnx.Module):
         config = self.config
         layers, edge = config.num_hidden_layers, check_int("boundary", boundary, 0, config.num_hidden_layers)
         dtype = jnp.dtype(options.get("dtype", jnp.float32 if name == "float32" else jnp.bfloat16)).name
-        if not isinstance(name, str) and len(name) != layers:
-            raise ValueError(f"expected {layers} strategies, one a layer, got {len(name)}")
         names = [name] * layers if isinstance(name, str) else name
         names = [n if edge <= layer < layers - edge else dtype for layer, n in enumerate(names)]
-        parts = [
-            strategy(n, jax.random.fold_in(key, i), config.head_dim) if isinstance(n, str) else n
-            for i, n in enumerate(names)
-        ]
+        parts = for_layers(names, key, layers, config.head_dim)
         heads = config.num_key_value_heads
         layers_of = zip(parts, config.ropes, strict=True)
         return tuple(part.cache(batch, heads, max_len, rope=rope, **options) for part, rope in layers_of)

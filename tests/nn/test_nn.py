@@ -1,12 +1,14 @@
 """The nnx module in the place of an attention function."""
 
+import doctest
+
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
 
 import rqjax
-from rqjax.nn import CachedAttention, compat
+from rqjax.nn import CachedAttention, compat, compress
 from tests.tools.plain import error
 
 
@@ -35,3 +37,8 @@ def test_no_bias_and_no_dropout():
     with pytest.raises(ValueError, match="neither bias nor dropout"):
         CachedAttention(cache)(x, x, x, dropout_rate=0.1, deterministic=False)
     CachedAttention(cache, softcap=3.0)(x, x, x, dropout_rate=0.1, deterministic=True)
+
+
+def test_a_model_of_no_known_engine_is_refused_in_one_line():
+    test = doctest.DocTestParser().get_doctest(compress.__doc__, {}, "compress", None, 0)
+    assert doctest.DocTestRunner().run(test) == (0, 2)

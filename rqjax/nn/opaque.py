@@ -1,0 +1,74 @@
+"""A cache as other engines see it: a pytree whose leaves have the batch in front."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rqjax.cache.kv import KVCache
+from rqjax.cache.strategies import Strategy
+from rqjax.core import pytree, static
+from rqjax.rotations import Rope
+
+
+class Held:
+    """Arrays that functions under jit take in as constants. Two are equal if they are one."""
+
+    def __init__(self, arrays: list[Array]):
+        self.arrays = arrays
+
+
+@pytree
+class Opaque:
+    """A cache as an engine sees it: every leaf has the batch in front, so that a search through beams may repeat and
+    pick sequences. The quantizers, of which there is one whatever the batch, are constants.
+
+    gemma's sampler slices its caches and writes into them; what it takes and gives is the whole.
+    """
+
+    arrays: tuple[Array, ...]
+    structure: Any = static(default=None)
+    quantizers: Held = static(default=Held([]))
+
+    @classmethod
+    def of(cls, cache: KVCache, quantizers: Held) -> "Opaque":
+        arrays, structure = jax.tree.flatten(cache)
+        return cls(tuple(arrays[: len(arrays) - len(quantizers.arrays)]), structure, quantizers)
+
+    @property
+    def cache(self) -> KVCache:
+        return jax.tree.unflatten(self.structure, [*self.arrays, *self.quantizers.arrays])
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the array in whose place it is: (batch, max_len, heads, head_dim)."""
+        batch, heads, _, dim = self.cache.exact_keys.shape
+        return batch, self.cache.max_len, heads, dim
+
+    @property
+    def at(self) -> "Opaque":
+        return self
+
+    def __getitem__(self, _: Any) -> "Opaque":
+        return self
+
+    def set(self, new: "Opaque") -> "Opaque":
+        return new
+
+
+class Layers:
+    """What makes the caches of a model's layers."""
+
+    def __init__(self, strategies: list[Strategy], ropes: list[Rope], kv_heads: list[int], options: dict[str, Any]):
+        self.strategies, self.ropes, self.kv_heads, self.options = strategies, ropes, kv_heads, options
+        one = [(s.keys, None if s.keys is s.values else s.values) for s in strategies]
+        self.held = [Held([jnp.asarray(x) for x in jax.tree.leaves(pair)]) for pair in one]
+        self.empty(1, 1)  # what is wrong with the options is said at once
+
+    def empty(self, batch: int, max_len: int) -> dict[str, Opaque]:
+        parts = zip(self.strategies, self.ropes, self.kv_heads, self.held, strict=True)
+        return {
+            f"layer_{i}": Opaque.of(part.cache(batch, heads, max_len, rope=rope, **self.options), held)
+            for i, (part, rope, heads, held) in enumerate(parts)
+        }
