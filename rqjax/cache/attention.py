@@ -14,6 +14,7 @@ from rqjax.arrays.planes import as_float32, materialized
 from rqjax.cache.append import append, checked_slots
 from rqjax.cache.kv import KVCache, Tokens, over
 from rqjax.cache.scores import scorer
+from rqjax.cache.sums import NEVER, Sums, merged
 from rqjax.core import Implementation, check_int, is_traced, operation
 from rqjax.scoring import integers, rules, tiles
 from rqjax.scoring.integers import full_precision_einsum
@@ -23,8 +24,6 @@ BLOCK_BYTES = 2**23
 history that does not fill half a block is taken in blocks of an eighth."""
 QUERY_ROWS = 128
 """Queries of one key-value head that are processed together."""
-NEVER = -1e30
-"""The score of a token that a query does not see."""
 
 Mask = Bool[Array, "#b #h #r t"]
 
@@ -124,14 +123,6 @@ def dot_product_attention(
     """
     cache = append(cache, key, value, valid=valid, slots=slots)
     return attend(cache, jnp.asarray(query), slots=slots, **options), cache
-
-
-class Sums(NamedTuple):
-    """Of some tokens: the largest score, the sum of exp(score - largest), and that of the values so weighted."""
-
-    largest: Float[Array, "b h r"]
-    total: Float[Array, "b h r"]
-    values: PyTree
 
 
 @operation
@@ -238,11 +229,11 @@ def _attend_at(
     exact = part(full_precision_einsum("bhrd,bhtd->bhrt", y, cache.exact_keys), seen, weigh_exact)
     result = exact
     if options.past is not None:
-        result = _merged(exact, options.past(cache, y, positions[:, 0], options.sliding_window, options.softcap))
+        result = merged(exact, options.past(cache, y, positions[:, 0], options.sliding_window, options.softcap))
     elif cache.capacity:
         past = _past(cache, y, rows, mask, options, visible, part, time <= cache.window + 1)
         past = past._replace(values=rules.restore(cache.value_quantizer, past.values))
-        result = _merged(exact, past)
+        result = merged(exact, past)
     out = result.values / jnp.where(result.total > 0, result.total, 1)[..., None]
     out = out.reshape(batch, kv_heads, groups, time, dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, time, q_heads, dim).astype(q.dtype)
@@ -291,17 +282,10 @@ def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
         first = jnp.maximum(rows.min() - options.sliding_window + 1 - cache.sinks, 0) // tiles.PAGE * tiles.PAGE
     for size in dict.fromkeys((large, small)):  # as many large ones as are at least half full
         blocks = jnp.maximum(last - first + (size // 2 if size > small else size - 1), 0) // size
-        at = lambda i, sums, first=first, size=size: _merged(sums, block(first + i * size, size, sums.total))  # noqa: E731
+        at = lambda i, sums, first=first, size=size: merged(sums, block(first + i * size, size, sums.total))  # noqa: E731
         sums = lax.fori_loop(0, blocks, at, sums)
         first = first + blocks * size
     return sums
-
-
-def _merged(a: Sums, b: Sums) -> Sums:
-    largest = jnp.maximum(a.largest, b.largest)
-    of_a, of_b = jnp.exp(a.largest - largest), jnp.exp(b.largest - largest)
-    values = jax.tree.map(lambda x, y: x * of_a[..., None] + y * of_b[..., None], a.values, b.values)
-    return Sums(largest, a.total * of_a + b.total * of_b, values)
 
 
 def _padded(x: Array, count: int, axis: int = 1) -> Array:

@@ -5,40 +5,24 @@ a function of the tokens up to it, and is found again by their hash (as in Kwon 
 pages hold keys and values as they are).
 """
 
-import collections
 import dataclasses
-import functools
-import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
-from rqjax.arrays.planes import put
-from rqjax.cache.kv import KVCache, over
-from rqjax.cache.truncate import truncate
+from rqjax.cache.kv import KVCache
+from rqjax.cache.pages import CHUNK, Grid, Root, copied_page, copied_slot, cut_slot, placed, root, size, with_codes
+from rqjax.cache.prefixes import Block, Prefixes
 from rqjax.core import check_int
 from rqjax.scoring.tiles import PAGE
-
-CHUNK = 256
-"""Tokens of a piece of text that may be shared."""
-Root: TypeAlias = tuple[Array | np.ndarray, ...]
-"""What slots, not pages, hold of the beginning of a text: keys and values of the sinks, the mean key if it is made."""
 
 
 class NoRoom(ValueError):
     """All slots are in use, or too few pages are free."""
-
-
-class Block(NamedTuple):
-    """Pages that hold the codes of a piece of text."""
-
-    pages: tuple[int, ...]
-    roots: tuple[Root, ...] | None
-    """Of a first piece, one for each layer."""
 
 
 @dataclasses.dataclass
@@ -82,20 +66,29 @@ class PagedCache:
       (0, 0, 32, [132, 0, 0, 0])
     """
 
-    def __init__(self, caches: KVCache | Sequence[KVCache], *, chunk: int = CHUNK, seed: bytes = b""):
+    def __init__(
+        self,
+        caches: KVCache | Sequence[KVCache],
+        *,
+        chunk: int = CHUNK,
+        folder: str | os.PathLike[str] | None = None,
+        seed: bytes = b"",
+    ):
         """The book of empty caches.
 
         Args:
           caches: of `KVCache.init(..., pages=)`; or one for each layer, alike but for their quantizers.
           chunk: tokens of a piece: a multiple of 128, no less than the window and what is encoded together.
-          seed: what pages are a function of beside tokens, as the weights of a model.
+          folder: where prefixes are kept that are forgotten or that `save` writes, a file for each piece, for any
+            number of processes at once; nowhere, if not given.
+          seed: what pages are a function of beside tokens and quantizers, such as a digest of a model's weights.
 
         Raises:
           ValueError: a cache has no pages, layers differ in slots, pages, windows or sinks, or the chunk is too short.
         """
         self._single, self._stale = isinstance(caches, KVCache), False
         self._layers = layers = (caches,) if isinstance(caches, KVCache) else tuple(caches)
-        shapes = [(*_size(layer), layer.window, layer.sinks, layer.max_len) for layer in layers]
+        shapes = [(*size(layer), layer.window, layer.sinks, layer.max_len) for layer in layers]
         if len(set(shapes)) > 1:
             raise ValueError(f"expected layers alike in pages, window, sinks and max_len, got {sorted(set(shapes))}")
         self._total, self._width, count, self._window, self._sinks, self._room = shapes[0]
@@ -103,11 +96,10 @@ class PagedCache:
         self.chunk, least = check_int("chunk", chunk, 1, 2**20), self._window + self._units.max()
         if chunk % PAGE or chunk < least:
             raise ValueError(f"expected a chunk that is a multiple of {PAGE} and at least {least}, got {chunk}")
-        self._seed = hashlib.blake2b(seed).digest()
+        self._prefixes = Prefixes(layers, Grid(chunk, self._sinks), folder, seed)
         self._unused = list(range(count))[::-1]
         self._uses = np.zeros(count, np.int64)
         self._slots: dict[int, Slot] = {}
-        self._blocks: collections.OrderedDict[bytes, Block] = collections.OrderedDict()
         self._filled: list[tuple[int, bytes, tuple[int, ...], bool]] = []
 
     @property
@@ -134,11 +126,12 @@ class PagedCache:
     @property
     def free_pages(self) -> int:
         """Pages that can be had: unused ones, and those that only wait for a text with their prefix."""
-        return len(self._unused) + sum(len(block.pages) for block in self._blocks.values() if self._waits(block))
+        blocks = self._prefixes.blocks.values()
+        return len(self._unused) + sum(len(block.pages) for block in blocks if self._waits(block))
 
     def pieces(self, start: int, stop: int) -> list[int]:
         """Where pieces end of the text from token `start` to `stop`; those after the first begin with a page."""
-        return pieces(start, stop, self.chunk, self._sinks)
+        return self._prefixes.grid.pieces(start, stop)
 
     def pages_for(self, tokens: int) -> int:
         """Pages that a sequence of so many tokens takes."""
@@ -165,17 +158,17 @@ class PagedCache:
         text = _text(tokens)
         if len(text) > self._room or self._pages_of(len(text)) > self.pages:
             raise ValueError(f"{len(text)} tokens take more than the {self._room} of a slot or all {self.pages} pages")
-        i, chain, found = self._free_slot(), self._hashes(text), []
+        i, chain, found = self._free_slot(), self._prefixes.hashes(text), []
         for key in chain[1:]:  # a piece is in codes once the next one has been appended
-            if key not in self._blocks:
+            block = self._known(key, len(found))
+            if block is None:
                 break
-            found.append(self._blocks[key])
-        for key in chain[len(found) : 0 : -1]:  # the longest prefixes are the first to be forgotten
-            self._blocks.move_to_end(key)
+            self._uses[list(block.pages)] += 1
+            found.append(block)
+        self._prefixes.touch(chain[1 : len(found) + 1])
         pages = [page for block in found for page in block.pages]
         held = PAGE * len(pages)
         length = self._sinks + held if found else 0
-        self._uses[pages] += 1
         self._slots[i] = Slot(pages, length, np.full_like(self._units, held), chain[: len(found)])
         self._place(i, length, held, found[0].roots if found else None)
         return i, length
@@ -196,20 +189,22 @@ class PagedCache:
         if length > self._room:
             raise ValueError(f"slot {slot} has room for {self._room} tokens, not for {length}")
         s.pages += self._taken(self._pages_of(length, s.held) - len(s.pages))
-        known = len(s.chain)
-        if text is not None and (s.length, length) == (self._end(known), self._end(known + 1)):
-            s.chain.append(_hash(s.chain[-1] if known else self._seed, text))
+        known, grid = len(s.chain), self._prefixes.grid
+        if text is not None and (s.length, length) == (grid.end(known), grid.end(known + 1)):
+            s.chain.append(self._prefixes.hashed(s.chain, text))
             if known:
-                low, high = ((self._end(n) - self._sinks) // PAGE if n else 0 for n in (known - 1, known))
-                self._filled.append((slot, s.chain[-1], tuple(s.pages[low:high]), known == 1))
+                pages = s.pages[grid.pages(known - 1) : grid.pages(known)]
+                self._filled.append((slot, s.chain[-1], tuple(pages), known == 1))
         s.length = length
 
     def update(self, caches: Any) -> None:
         """Takes back the caches to which what was reserved has been appended."""
         self._layers = (caches,) if self._single else tuple(caches)
         for slot, key, pages, first in self._filled:
-            if key not in self._blocks:
-                self._blocks[key] = Block(pages, tuple(_root(layer, slot) for layer in self._layers) if first else None)
+            if key not in self._prefixes.blocks:
+                self._prefixes.blocks[key] = Block(
+                    pages, tuple(root(layer, slot) for layer in self._layers) if first else None
+                )
                 self._uses[list(pages)] += 1
         self._filled = []
 
@@ -225,7 +220,7 @@ class PagedCache:
         copies = self._taken(len(s.pages) - shared)
         self._uses[s.pages[:shared]] += 1
         self._slots[i] = Slot(s.pages[:shared] + copies, s.length, s.held.copy(), [*s.chain])
-        self._each(_copied_slot, slot, i)
+        self._each(copied_slot, slot, i)
         self._stale = True  # the table was copied, too
         self._copy(s.pages[shared:], copies)
         return i
@@ -243,11 +238,11 @@ class PagedCache:
         count, partial = -(-int(held.max()) // PAGE), bool((held % PAGE).any())
         copied = count - 1 if partial and self._uses[s.pages[count - 1]] > 1 else count
         copies = self._taken(count - copied)
-        self._each(_cut, slot, length)
+        self._each(cut_slot, slot, length)
         self._copy(s.pages[copied:count], copies)
         self._give(s.pages[copied:])
         s.pages, s.length, s.held = s.pages[:copied] + copies, length, held
-        s.chain = [key for n, key in enumerate(s.chain, 1) if self._end(n) <= length]
+        s.chain = [key for n, key in enumerate(s.chain, 1) if self._prefixes.grid.end(n) <= length]
 
     def release(self, slot: int) -> None:
         """Gives a slot back, and the pages that nobody else needs.
@@ -268,10 +263,36 @@ class PagedCache:
         """
         if pages > self.free_pages:
             raise NoRoom(f"{self.free_pages} of {self.pages} pages are free, not {pages}")
-        for key in [key for key, block in self._blocks.items() if self._waits(block)]:
+        for key in [key for key, block in self._prefixes.blocks.items() if self._waits(block)]:
             if len(self._unused) >= pages:
                 break
-            self._give(self._blocks.pop(key).pages)
+            self._prefixes.save(key, self._layers)
+            self._give(self._prefixes.blocks.pop(key).pages)
+
+    def save(self) -> None:
+        """Writes all prefixes that are known to the folder.
+
+        Raises:
+          ValueError: there is no folder.
+        """
+        if self._prefixes.folder is None:
+            raise ValueError("expected PagedCache(..., folder=) to save to, got none")
+        for key in self._prefixes.blocks:
+            self._prefixes.save(key, self._layers)
+
+    def _known(self, key: bytes, before: int) -> Block | None:
+        """The pages of a piece, after a number of others; from its file if need be and if there are pages for it."""
+        prefixes = self._prefixes
+        if key not in prefixes.blocks:
+            count = prefixes.grid.pages(before + 1) - prefixes.grid.pages(before)
+            loaded = None if count > self.free_pages else prefixes.load(key, self._layers, count, before == 0)
+            if loaded is None:
+                return None
+            pages = self._taken(count)
+            at, parts = np.asarray(pages, np.int32), zip(self._layers, loaded[0], strict=True)
+            self._layers = tuple(with_codes(layer, at, codes) for layer, codes in parts)
+            prefixes.blocks[key] = Block(tuple(pages), loaded[1])
+        return prefixes.blocks[key]
 
     def _slot(self, slot: int) -> Slot:
         if slot not in self._slots:
@@ -283,18 +304,6 @@ class PagedCache:
             if i not in self._slots:
                 return i
         raise NoRoom(f"all {self._total} slots are in use")
-
-    def _end(self, pieces: int) -> int:
-        """Where a number of whole pieces end."""
-        return pieces and _first_end(self.chunk, self._sinks) + (pieces - 1) * self.chunk
-
-    def _hashes(self, text: np.ndarray) -> list[bytes]:
-        """Of the whole pieces of a text, each with all before it."""
-        chain = []
-        while self._end(len(chain) + 1) <= len(text):
-            piece = text[self._end(len(chain)) : self._end(len(chain) + 1)]
-            chain.append(_hash(chain[-1] if chain else self._seed, piece))
-        return chain
 
     def _coded(self, length: int, held: Any) -> np.ndarray:
         """Tokens of a sequence that each layer has in codes."""
@@ -327,13 +336,13 @@ class PagedCache:
     def _place(self, slot: int, length: int, held: int, roots: tuple[Root, ...] | None) -> None:
         """Begins a slot, with what is known of its beginning."""
         self._stale = True
-        roots = roots or tuple(jax.tree.map(np.zeros_like, _root(layer, slot)) for layer in self._layers)
+        roots = roots or tuple(jax.tree.map(np.zeros_like, root(layer, slot)) for layer in self._layers)
         parts = zip(self._layers, roots, strict=True)
-        self._layers = tuple(_placed(layer, root, *map(np.int32, (slot, length, held))) for layer, root in parts)
+        self._layers = tuple(placed(layer, root, *map(np.int32, (slot, length, held))) for layer, root in parts)
 
     def _copy(self, pages: Sequence[int], to: Sequence[int]) -> None:
         for page, copy in zip(pages, to, strict=True):
-            self._each(_copied_page, page, copy)
+            self._each(copied_page, page, copy)
 
     def _each(self, function: Callable[..., KVCache], *numbers: int) -> None:
         """What a function makes of each layer, with its tables as they are now."""
@@ -341,73 +350,5 @@ class PagedCache:
         self._layers = tuple(function(layer, *map(np.int32, numbers)) for layer in self._layers)
 
 
-def pieces(start: int, stop: int, chunk: int, sinks: int) -> list[int]:
-    """Where pieces end of the text from token `start` to `stop`: those after the first begin with a page."""
-    ends = [end for end in range(_first_end(chunk, sinks), stop, chunk) if end > start]
-    return [*ends, stop] if stop > start else []
-
-
-def _first_end(chunk: int, sinks: int) -> int:
-    return chunk - -sinks % PAGE
-
-
 def _text(tokens: Iterable[SupportsIndex]) -> np.ndarray:
     return np.asarray(tokens if isinstance(tokens, np.ndarray | jax.Array) else list(tokens), np.int64)
-
-
-def _hash(before: bytes, tokens: np.ndarray) -> bytes:
-    return hashlib.blake2b(before + tokens.tobytes()).digest()
-
-
-def _size(cache: KVCache) -> tuple[int, int, int]:
-    """Slots, pages that one may have, and pages in all."""
-    if cache.tables is None:
-        raise ValueError("expected caches with pages: KVCache.init(..., pages=)")
-    slots, width = cache.tables.shape
-    return slots, width, jax.tree.leaves(cache.keys)[0].shape[0]
-
-
-def _root(cache: KVCache, slot: int) -> Root:
-    exact = (np.asarray(x[slot, :, : cache.sinks]) for x in (cache.exact_keys, cache.exact_values))
-    mean = cache.key_mean if cache.centered else None
-    return (*exact, *([] if mean is None else [np.asarray(mean[slot])]))
-
-
-in_place = functools.partial(jax.jit, donate_argnums=0)
-
-
-@in_place
-def _placed(cache: KVCache, root: Root, slot: Array, length: Array, held: Array) -> KVCache:
-    exact = cache.exact_keys, cache.exact_values
-    exact = [
-        put(x, (slot, slice(None), slice(cache.sinks)), jnp.asarray(new))
-        for x, new in zip(exact, root[:2], strict=True)
-    ]
-    mean = cache.key_mean if cache.key_mean is None or not cache.centered else cache.key_mean.at[slot].set(root[2])
-    return dataclasses.replace(
-        cache,
-        exact_keys=exact[0],
-        exact_values=exact[1],
-        key_mean=mean,
-        lengths=cache.lengths.at[slot].set(length),
-        held=cache.held.at[slot].set(held),
-        overflow=cache.overflow.at[slot].set(False),
-    )
-
-
-@in_place
-def _copied_slot(cache: KVCache, slot: Array, to: Array) -> KVCache:
-    return cache.with_sequences(to[None], cache.of(slot[None]))
-
-
-@in_place
-def _cut(cache: KVCache, slot: Array, length: Array) -> KVCache:
-    return truncate(cache, length[None], slots=slot[None])
-
-
-@in_place
-def _copied_page(cache: KVCache, page: Array, to: Array) -> KVCache:
-    copied = lambda codes: over(  # noqa: E731
-        lambda leaf: dataclasses.replace(leaf, bits=leaf.bits.at[to].set(leaf.bits[page])), codes
-    )
-    return dataclasses.replace(cache, keys=copied(cache.keys), values=copied(cache.values))

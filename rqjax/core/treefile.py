@@ -34,6 +34,12 @@ def save(tree: PyTree, path: str | os.PathLike[str], **metadata: str) -> None:
         save_file(arrays, temporary, metadata | {"sha256": _checksum(metadata, arrays)})
 
 
+def digest(tree: PyTree) -> str:
+    """The same of two nests if `save` writes the same of them."""
+    arrays = {name: _plain(leaf) for name, leaf in _walk(tree) if _is_array(leaf)}
+    return _checksum(_fields(tree), arrays)
+
+
 def load(path: str | os.PathLike[str], like: PyTree = None) -> tuple[PyTree, dict[str, str]]:
     """What was saved, which must have the fields of `like` if it is given, and the texts beside it. Raises as
     `rqjax.load`."""

@@ -1,6 +1,8 @@
 """Many texts from one decoder at a time: continuous batching over a paged cache."""
 
 import dataclasses
+import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -8,12 +10,16 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from rqjax.cache.paged import CHUNK, NoRoom, PagedCache
+from rqjax.cache.paged import NoRoom, PagedCache
+from rqjax.cache.pages import CHUNK
 from rqjax.cache.strategies import Strategy
 from rqjax.core import check_int
 from rqjax.nn.decoder import Decoder
-from rqjax.nn.generate import next_tokens, padded
+from rqjax.nn.sampling import next_tokens, padded
 from rqjax.scoring.tiles import PAGE
+
+SAMPLED = 1024
+"""Numbers of each weight by which decoders are told apart."""
 
 
 class Event(NamedTuple):
@@ -75,6 +81,7 @@ class Engine:
         slots: int,
         max_len: int | None = None,
         chunk: int = CHUNK,
+        folder: str | os.PathLike[str] | None = None,
         **options: Any,
     ):
         """An engine without requests.
@@ -87,11 +94,14 @@ class Engine:
           slots: texts at a time.
           max_len: tokens of a text at most; as many as the pages hold, if not given.
           chunk: as in `PagedCache`.
+          folder: where prefixes are kept for other engines of this decoder, strategy and key; see `PagedCache`.
           **options: as in `Decoder.caches`.
         """
         room = PAGE * check_int("pages", pages, 1, 2**20) if max_len is None else max_len
         caches = decoder.caches(strategy, key, slots, room, pages=pages, **options)
-        self.decoder, self.paged, self.max_len = decoder, PagedCache(caches, chunk=chunk), room
+        seed = b"" if folder is None else _digest(decoder)
+        self.paged = PagedCache(caches, chunk=chunk, folder=folder, seed=seed)
+        self.decoder, self.max_len = decoder, room
         self._total, self._count = slots, 0
         self.begun = 0
         """Requests that were given a slot, those that were begun again included."""
@@ -261,6 +271,15 @@ class Engine:
             if done:
                 self._dropped(request)
         return events
+
+
+def _digest(decoder: Decoder) -> bytes:
+    """Of a sample of each of the weights: all of them would take a minute for some billions."""
+    found = hashlib.blake2b(repr(decoder.config).encode())
+    for weight in jax.tree.leaves(decoder):
+        x = weight.ravel()
+        found.update(np.asarray(x[:: max(1, len(x) // SAMPLED)]).tobytes())
+    return found.digest()
 
 
 @jax.jit

@@ -73,7 +73,7 @@ def read(cache, slot):
 def checked(paged):
     """Every page is in use as often as slots and prefixes name it, or it is unused, once."""
     uses = collections.Counter(page for slot in paged._slots.values() for page in slot.pages)
-    uses.update(page for block in paged._blocks.values() for page in block.pages)
+    uses.update(page for block in paged._prefixes.blocks.values() for page in block.pages)
     assert [uses[page] for page in range(paged.pages)] == paged._uses.tolist()
     assert sorted(paged._unused) == [page for page in range(paged.pages) if not uses[page]]
     cache = paged.caches

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rqjax.nn import Engine, generate, load_decoder
-from rqjax.nn.generate import next_tokens, sampled
+from rqjax.nn.sampling import next_tokens, sampled
 from tests.cache.test_paged import checked
 from tests.tools.suites import some
 

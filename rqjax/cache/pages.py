@@ -1,0 +1,118 @@
+"""What a paged cache does to its slots and pages on the device, and how texts are cut so that pages may be shared."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from rqjax.arrays.planes import put
+from rqjax.cache.kv import KVCache, over
+from rqjax.cache.truncate import truncate
+from rqjax.core import treefile
+from rqjax.scoring.tiles import PAGE
+
+CHUNK = 256
+"""Tokens of a piece of text that may be shared."""
+Root: TypeAlias = tuple[Array | np.ndarray, ...]
+"""What slots, not pages, hold of the beginning of a text: keys and values of the sinks, the mean key if it is made."""
+
+
+class Grid(NamedTuple):
+    """Where texts are cut: a piece of `chunk` tokens begins with a page, the first piece ends with one."""
+
+    chunk: int
+    sinks: int
+
+    def end(self, pieces: int) -> int:
+        """Where a number of whole pieces end."""
+        return pieces and self.chunk - -self.sinks % PAGE + (pieces - 1) * self.chunk
+
+    def pages(self, pieces: int) -> int:
+        """Pages that hold the codes of a number of whole pieces."""
+        return pieces and (self.end(pieces) - self.sinks) // PAGE
+
+    def pieces(self, start: int, stop: int) -> list[int]:
+        """Where pieces end of the text from token `start` to `stop`."""
+        ends = [end for end in range(self.end(1), stop, self.chunk) if end > start]
+        return [*ends, stop] if stop > start else []
+
+
+def size(cache: KVCache) -> tuple[int, int, int]:
+    """Slots, pages that one may have, and pages in all."""
+    if cache.tables is None:
+        raise ValueError("expected caches with pages: KVCache.init(..., pages=)")
+    slots, width = cache.tables.shape
+    return slots, width, jax.tree.leaves(cache.keys)[0].shape[0]
+
+
+def root(cache: KVCache, slot: int) -> Root:
+    exact = (np.asarray(x[slot, :, : cache.sinks]) for x in (cache.exact_keys, cache.exact_values))
+    mean = cache.key_mean if cache.centered else None
+    return (*exact, *([] if mean is None else [np.asarray(mean[slot])]))
+
+
+_OF_TEXTS = ("keys", "values", "exact_keys", "exact_values", "lengths", "held", "tables", "overflow", "max_len")
+"""Fields of a cache that say nothing of what its codes mean."""
+
+
+def digest(layers: Iterable[KVCache]) -> str:
+    """The same of caches whose codes mean the same."""
+    return treefile.digest([dataclasses.replace(layer, **dict.fromkeys(_OF_TEXTS, 0)) for layer in layers])
+
+
+def codes_in(cache: KVCache, pages: Iterable[int]) -> Any:
+    """Codes of keys and of values in some pages."""
+    at = np.asarray(list(pages), np.int32)
+    return over(lambda leaf: dataclasses.replace(leaf, bits=leaf.bits[at]), (cache.keys, cache.values))
+
+
+in_place = functools.partial(jax.jit, donate_argnums=0)
+
+
+@in_place
+def placed(cache: KVCache, root: Root, slot: Array, length: Array, held: Array) -> KVCache:
+    exact = cache.exact_keys, cache.exact_values
+    exact = [
+        put(x, (slot, slice(None), slice(cache.sinks)), jnp.asarray(new))
+        for x, new in zip(exact, root[:2], strict=True)
+    ]
+    mean = cache.key_mean if cache.key_mean is None or not cache.centered else cache.key_mean.at[slot].set(root[2])
+    return dataclasses.replace(
+        cache,
+        exact_keys=exact[0],
+        exact_values=exact[1],
+        key_mean=mean,
+        lengths=cache.lengths.at[slot].set(length),
+        held=cache.held.at[slot].set(held),
+        overflow=cache.overflow.at[slot].set(False),
+    )
+
+
+@in_place
+def copied_slot(cache: KVCache, slot: Array, to: Array) -> KVCache:
+    return cache.with_sequences(to[None], cache.of(slot[None]))
+
+
+@in_place
+def cut_slot(cache: KVCache, slot: Array, length: Array) -> KVCache:
+    return truncate(cache, length[None], slots=slot[None])
+
+
+@in_place
+def with_codes(cache: KVCache, pages: Array, codes: Any) -> KVCache:
+    put = lambda old, new: dataclasses.replace(old, bits=old.bits.at[pages].set(new.bits))  # noqa: E731
+    keys, values = over(put, (cache.keys, cache.values), codes)
+    return dataclasses.replace(cache, keys=keys, values=values)
+
+
+@in_place
+def copied_page(cache: KVCache, page: Array, to: Array) -> KVCache:
+    copied = lambda codes: over(  # noqa: E731
+        lambda leaf: dataclasses.replace(leaf, bits=leaf.bits.at[to].set(leaf.bits[page])), codes
+    )
+    return dataclasses.replace(cache, keys=copied(cache.keys), values=copied(cache.values))

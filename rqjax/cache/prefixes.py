@@ -1,0 +1,71 @@
+"""Pages of prefixes: found by a hash of all tokens up to them, in memory and in files."""
+
+import collections
+import hashlib
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rqjax.cache.kv import KVCache
+from rqjax.cache.pages import Grid, Root, codes_in, digest, root
+from rqjax.core import treefile
+
+
+class Block(NamedTuple):
+    """Pages that hold the codes of a piece of text."""
+
+    pages: tuple[int, ...]
+    roots: tuple[Root, ...] | None
+    """Of a first piece, one for each layer."""
+
+
+class Prefixes:
+    """Blocks by the hash of the tokens up to the end of the next piece, with which they are whole; the least recently
+    used first."""
+
+    def __init__(self, layers: Sequence[KVCache], grid: Grid, folder: str | os.PathLike[str] | None, seed: bytes):
+        self.grid, self.folder = grid, None if folder is None else Path(folder)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            seed += f"{grid} {digest(layers)}".encode()
+        self.seed = hashlib.blake2b(seed).digest()
+        self.blocks: collections.OrderedDict[bytes, Block] = collections.OrderedDict()
+
+    def hashed(self, chain: list[bytes], piece: np.ndarray) -> bytes:
+        """Of a piece after those of `chain`."""
+        return hashlib.blake2b((chain[-1] if chain else self.seed) + piece.tobytes()).digest()
+
+    def hashes(self, text: np.ndarray) -> list[bytes]:
+        """Of the whole pieces of a text."""
+        chain: list[bytes] = []
+        while self.grid.end(len(chain) + 1) <= len(text):
+            piece = text[self.grid.end(len(chain)) : self.grid.end(len(chain) + 1)]
+            chain.append(self.hashed(chain, piece))
+        return chain
+
+    def touch(self, keys: list[bytes]) -> None:
+        """Marks what has been used of a text, so that the longest prefixes are the first to be forgotten."""
+        for key in reversed(keys):
+            self.blocks.move_to_end(key)
+
+    def save(self, key: bytes, layers: Sequence[KVCache]) -> None:
+        """A block to its file, if there is a folder and the file is not there."""
+        if self.folder is not None and not (path := self.folder / key.hex()).exists():
+            block = self.blocks[key]
+            treefile.save((tuple(codes_in(layer, block.pages) for layer in layers), block.roots), path)
+
+    def load(self, key: bytes, layers: Sequence[KVCache], pages: int, first: bool) -> tuple[Any, Any] | None:
+        """Codes and roots of a block from its file, if it is there and whole."""
+        if self.folder is None or not (path := self.folder / key.hex()).exists():
+            return None
+        codes = tuple(jax.eval_shape(lambda layer=layer: codes_in(layer, range(pages))) for layer in layers)
+        try:
+            return treefile.load(path, (codes, tuple(root(layer, 0) for layer in layers) if first else None))[0]
+        except (ValueError, FileNotFoundError) as error:
+            warnings.warn(f"a prefix is computed again: {error}", stacklevel=4)
+            return None
