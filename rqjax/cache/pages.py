@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,10 @@ CHUNK = 256
 """Tokens of a piece of text that may be shared."""
 Root: TypeAlias = tuple[Array | np.ndarray, ...]
 """What slots, not pages, hold of the beginning of a text: keys and values of the sinks, the mean key if it is made."""
+
+
+class NoRoom(ValueError):
+    """All slots are in use, or too few pages are free."""
 
 
 class Grid(NamedTuple):
@@ -42,7 +46,81 @@ class Grid(NamedTuple):
         return [*ends, stop] if stop > start else []
 
 
-def size(cache: KVCache) -> tuple[int, int, int]:
+class Pool:
+    """How often each page is in use: once a slot that has it, and once if it is of a prefix that is known."""
+
+    def __init__(self, count: int):
+        self.unused = list(range(count))[::-1]
+        self.uses = np.zeros(count, np.int64)
+
+    def take(self, count: int) -> list[int]:
+        """Pages that were unused."""
+        pages = [self.unused.pop() for _ in range(count)]
+        self.use(pages)
+        return pages
+
+    def use(self, pages: Sequence[int]) -> None:
+        self.uses[list(pages)] += 1
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Pages back that somebody used."""
+        self.uses[list(pages)] -= 1
+        self.unused += [page for page in pages if not self.uses[page]]
+
+    def once(self, pages: Sequence[int]) -> bool:
+        """Whether each is in use once."""
+        return bool((self.uses[list(pages)] == 1).all())
+
+
+class Layers:
+    """The caches of all layers on the device, alike but for their quantizers."""
+
+    def __init__(self, caches: KVCache | Sequence[KVCache]):
+        self.single = isinstance(caches, KVCache)
+        self.all = (caches,) if isinstance(caches, KVCache) else tuple(caches)
+        shapes = [(*_size(layer), layer.window, layer.sinks, layer.max_len) for layer in self.all]
+        if len(set(shapes)) > 1:
+            raise ValueError(f"expected layers alike in pages, window, sinks and max_len, got {sorted(set(shapes))}")
+        self.slots, self.width, self.pages, self.window, self.sinks, self.max_len = shapes[0]
+        self.units = np.array([layer.unit for layer in self.all])
+
+    @property
+    def caches(self) -> Any:
+        """As they were given."""
+        return self.all[0] if self.single else self.all
+
+    def update(self, caches: Any) -> None:
+        self.all = (caches,) if self.single else tuple(caches)
+
+    def coded(self, length: int, held: Any) -> np.ndarray:
+        """Tokens of a sequence that each layer has in codes, of which some are `held` in any case."""
+        passed = max(length - self.sinks - self.window, 0)
+        return np.maximum(passed // self.units * self.units, held)
+
+    def each(self, function: Callable[..., KVCache], *numbers: int) -> None:
+        """What a function makes of each layer."""
+        self.all = tuple(function(layer, *map(np.int32, numbers)) for layer in self.all)
+
+    def tell(self, tables: np.ndarray) -> None:
+        """The pages of each slot."""
+        self.all = tuple(dataclasses.replace(layer, tables=jnp.array(tables)) for layer in self.all)
+
+    def begin(self, slot: int, length: int, held: int, roots: tuple[Root, ...] | None) -> None:
+        """A slot with so many tokens, and what is known of its beginning."""
+        roots = roots or tuple(jax.tree.map(np.zeros_like, root(layer, slot)) for layer in self.all)
+        parts = zip(self.all, roots, strict=True)
+        self.all = tuple(_placed(layer, root, *map(np.int32, (slot, length, held))) for layer, root in parts)
+
+    def copy(self, pages: Sequence[int], to: Sequence[int]) -> None:
+        for page, copy in zip(pages, to, strict=True):
+            self.each(_copied_page, page, copy)
+
+    def fill(self, pages: Sequence[int], codes: Any) -> None:
+        at = np.asarray(pages, np.int32)
+        self.all = tuple(_with_codes(layer, at, new) for layer, new in zip(self.all, codes, strict=True))
+
+
+def _size(cache: KVCache) -> tuple[int, int, int]:
     """Slots, pages that one may have, and pages in all."""
     if cache.tables is None:
         raise ValueError("expected caches with pages: KVCache.init(..., pages=)")
@@ -75,7 +153,7 @@ in_place = functools.partial(jax.jit, donate_argnums=0)
 
 
 @in_place
-def placed(cache: KVCache, root: Root, slot: Array, length: Array, held: Array) -> KVCache:
+def _placed(cache: KVCache, root: Root, slot: Array, length: Array, held: Array) -> KVCache:
     exact = cache.exact_keys, cache.exact_values
     exact = [
         put(x, (slot, slice(None), slice(cache.sinks)), jnp.asarray(new))
@@ -104,15 +182,19 @@ def cut_slot(cache: KVCache, slot: Array, length: Array) -> KVCache:
 
 
 @in_place
-def with_codes(cache: KVCache, pages: Array, codes: Any) -> KVCache:
+def _with_codes(cache: KVCache, pages: Array, codes: Any) -> KVCache:
     put = lambda old, new: dataclasses.replace(old, bits=old.bits.at[pages].set(new.bits))  # noqa: E731
     keys, values = over(put, (cache.keys, cache.values), codes)
     return dataclasses.replace(cache, keys=keys, values=values)
 
 
 @in_place
-def copied_page(cache: KVCache, page: Array, to: Array) -> KVCache:
+def _copied_page(cache: KVCache, page: Array, to: Array) -> KVCache:
     copied = lambda codes: over(  # noqa: E731
         lambda leaf: dataclasses.replace(leaf, bits=leaf.bits.at[to].set(leaf.bits[page])), codes
     )
     return dataclasses.replace(cache, keys=copied(cache.keys), values=copied(cache.values))
+
+
+def as_text(tokens: Iterable[SupportsIndex]) -> np.ndarray:
+    return np.asarray(tokens if isinstance(tokens, np.ndarray | jax.Array) else list(tokens), np.int64)

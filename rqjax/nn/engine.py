@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from rqjax.cache.paged import NoRoom, PagedCache
-from rqjax.cache.pages import CHUNK
+from rqjax.cache.paged import PagedCache
+from rqjax.cache.pages import CHUNK, NoRoom
 from rqjax.cache.strategies import Strategy
 from rqjax.core import check_int
 from rqjax.nn.decoder import Decoder

@@ -3,6 +3,8 @@
 import collections
 import contextlib
 import dataclasses
+import multiprocessing
+import time
 
 import hypothesis.strategies as st
 import jax
@@ -20,7 +22,8 @@ from hypothesis.stateful import (
 )
 
 import rqjax
-from rqjax.cache.paged import NoRoom
+from rqjax.cache.pages import NoRoom
+from rqjax.core import treefile
 from rqjax.scoring import tiles
 from tests.tools.plain import error
 from tests.tools.suites import some
@@ -74,8 +77,8 @@ def checked(paged):
     """Every page is in use as often as slots and prefixes name it, or it is unused, once."""
     uses = collections.Counter(page for slot in paged._slots.values() for page in slot.pages)
     uses.update(page for block in paged._prefixes.blocks.values() for page in block.pages)
-    assert [uses[page] for page in range(paged.pages)] == paged._uses.tolist()
-    assert sorted(paged._unused) == [page for page in range(paged.pages) if not uses[page]]
+    assert [uses[page] for page in range(paged.pages)] == paged._pool.uses.tolist()
+    assert sorted(paged._pool.unused) == [page for page in range(paged.pages) if not uses[page]]
     cache = paged.caches
     for slot, length in paged.slots.items():
         assert int(cache.lengths[slot]) == length
@@ -153,7 +156,7 @@ class Schedule(RuleBasedStateMachine):
     def evict(self, pages):
         if pages <= self.paged.free_pages:
             self.paged.evict(pages)
-            assert len(self.paged._unused) >= pages
+            assert len(self.paged._pool.unused) >= pages
 
     @invariant()
     def the_book_is_right(self):
@@ -308,3 +311,61 @@ def test_wrong_use_is_one_line_and_the_cache_unharmed(wrong, message):
         wrong(paged)
     assert "\n" not in str(caught.value)
     checked(paged)
+
+
+def filled(folder, name="eden_3+centered"):
+    """A paged cache that has saved two pieces of 400 tokens, and one that knows the folder only."""
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES, name), chunk=CHUNK, folder=folder)
+    slot, start = paged.admit(TEXTS[0, :400])
+    for end in paged.pieces(0, 400):
+        grown(paged, slot, TEXTS[0, start:end])
+        start = end
+    paged.save()
+    return paged, rqjax.PagedCache(cache(SLOTS, PAGES, name), chunk=CHUNK, folder=folder)
+
+
+def test_prefixes_come_back_from_files(tmp_path):
+    first, second = filled(tmp_path)
+    assert second.admit(TEXTS[0, :400]) == (0, 258)
+    grown(second, 0, TEXTS[0, 258:386])
+    grown(second, 0, TEXTS[0, 386:400])
+    for a, b in zip(read(second.caches, 0), read(first.caches, 0), strict=True):
+        np.testing.assert_array_equal(a, b)
+    q = KEYS[None, :1].repeat(2, axis=2)
+    assert error(*(attend(paged.caches, q, slots=jnp.array([0])) for paged in (first, second))) < 1e-6
+    checked(second)
+    second.release(0)
+    second.evict(PAGES)
+    assert second.admit(TEXTS[0, :400])[1] == 258  # read again
+    other = rqjax.PagedCache(cache(SLOTS, PAGES, "eden_4+centered"), chunk=CHUNK, folder=tmp_path)
+    assert other.admit(TEXTS[0, :400])[1] == 0  # other codes
+    with pytest.raises(ValueError, match="expected PagedCache"):
+        rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK).save()
+
+
+def test_a_damaged_file_is_a_prefix_that_is_computed_again(tmp_path):
+    _, second = filled(tmp_path)
+    for path in tmp_path.iterdir():
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    with pytest.warns(UserWarning, match="a prefix is computed again: .* is damaged"):
+        assert second.admit(TEXTS[0, :400])[1] == 0
+    checked(second)
+
+
+@pytest.mark.full
+def test_a_killed_writer_leaves_no_half_of_a_file(tmp_path):
+    """Killed two hundred times, at moments that are spread over a write."""
+    tree, path = [np.arange(200_000), np.ones(5)], tmp_path / "tree"
+    for i in range(200):
+        writer = multiprocessing.get_context("fork").Process(
+            target=lambda: [treefile.save(tree, path) for _ in range(99)]
+        )
+        writer.start()
+        time.sleep(0.0005 * (i % 40))  # the kill comes at another moment of a write each time
+        writer.kill()
+        writer.join()
+        if path.exists():
+            found = treefile.load(path)[0]
+            np.testing.assert_array_equal(found[0], tree[0])
