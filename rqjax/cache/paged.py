@@ -1,8 +1,7 @@
 """Caches whose sequences share pages of codes: who has which page, and which prefix lies where.
 
 Codes depend on tokens alone, not on how they were appended. So where a text is always cut at the same places, a page is
-a function of the tokens up to it, and is found again by their hash (as in Kwon et al., 2023, arXiv:2309.06180, whose
-pages hold keys and values as they are).
+a function of the tokens up to it, and is found again by their hash. (Pages: Kwon et al., 2023, arXiv:2309.06180.)
 """
 
 import dataclasses
@@ -21,8 +20,7 @@ from rqjax.scoring.tiles import PAGE
 
 @dataclasses.dataclass
 class Slot:
-    """A sequence: its pages, its tokens, those of them that each layer has in codes before the window has passed them,
-    and the hashes of its first pieces, each of all tokens up to the piece's end."""
+    """Of `held` tokens each layer has codes though the window has not passed them; `chain` are hashes of pieces."""
 
     pages: list[int]
     length: int
@@ -81,6 +79,7 @@ class PagedCache:
           ValueError: a cache has no pages, layers differ in slots, pages, windows or sinks, or the chunk is too short.
         """
         self._layers, self._stale = Layers(caches), False
+        self.pages = self._layers.pages
         self.chunk, least = check_int("chunk", chunk, 1, 2**20), self._layers.window + self._layers.units.max()
         if chunk % PAGE or chunk < least:
             raise ValueError(f"expected a chunk that is a multiple of {PAGE} and at least {least}, got {chunk}")
@@ -92,23 +91,22 @@ class PagedCache:
     @property
     def caches(self) -> Any:
         """As they were given: a cache, or one for each layer."""
+        self._told()
+        return self._layers.caches
+
+    def _told(self) -> None:
+        """Tells the layers which pages slots have."""
         if self._stale:
             tables = np.full((self._layers.slots, self._layers.width), -1, np.int32)
             for i, slot in self._slots.items():
                 tables[i, : len(slot.pages)] = slot.pages
             self._layers.tell(tables)
             self._stale = False
-        return self._layers.caches
 
     @property
     def slots(self) -> dict[int, int]:
         """The slots in use, and how many tokens have been reserved in each."""
         return {i: slot.length for i, slot in sorted(self._slots.items())}
-
-    @property
-    def pages(self) -> int:
-        """Pages in all."""
-        return self._layers.pages
 
     @property
     def free_pages(self) -> int:
@@ -227,10 +225,11 @@ class PagedCache:
         count, partial = -(-int(held.max()) // PAGE), bool((held % PAGE).any())
         copied = count - 1 if partial and not self._pool.once(s.pages[count - 1 : count]) else count
         copies = self._taken(count - copied)
-        _ = self.caches  # with the tables as they are
+        self._told()
         self._layers.each(cut_slot, slot, length)
         self._layers.copy(s.pages[copied:count], copies)
         self._pool.give(s.pages[copied:])
+        self._stale = True
         s.pages, s.length, s.held = s.pages[:copied] + copies, length, held
         s.chain = [key for n, key in enumerate(s.chain, 1) if self._prefixes.grid.end(n) <= length]
 
@@ -243,6 +242,7 @@ class PagedCache:
         self._pool.give(self._slot(slot).pages)
         self._filled = [filled for filled in self._filled if filled[0] != slot]
         del self._slots[slot]
+        self._stale = True
         self._layers.begin(slot, 0, 0, None)
 
     def evict(self, pages: int) -> None:
@@ -253,9 +253,9 @@ class PagedCache:
         """
         if pages > self.free_pages:
             raise NoRoom(f"{self.free_pages} of {self.pages} pages are free, not {pages}")
-        for key in [key for key, block in self._prefixes.blocks.items() if self._pool.once(block.pages)]:
-            if len(self._pool.unused) >= pages:
-                break
+        waiting = (key for key, block in [*self._prefixes.blocks.items()] if self._pool.once(block.pages))
+        while len(self._pool.unused) < pages:
+            key = next(waiting)
             self._prefixes.save(key, self._layers.all)
             self._pool.give(self._prefixes.blocks.pop(key).pages)
 
@@ -289,10 +289,10 @@ class PagedCache:
         return self._slots[slot]
 
     def _free_slot(self) -> int:
-        for i in range(self._layers.slots):
-            if i not in self._slots:
-                return i
-        raise NoRoom(f"all {self._layers.slots} slots are in use")
+        free = [i for i in range(self._layers.slots) if i not in self._slots]
+        if not free:
+            raise NoRoom(f"all {self._layers.slots} slots are in use")
+        return free[0]
 
     def _taken(self, count: int) -> list[int]:
         """Pages that were unused."""

@@ -134,13 +134,11 @@ def root(cache: KVCache, slot: int) -> Root:
     return (*exact, *([] if mean is None else [np.asarray(mean[slot])]))
 
 
-_OF_TEXTS = ("keys", "values", "exact_keys", "exact_values", "lengths", "held", "tables", "overflow", "max_len")
-"""Fields of a cache that say nothing of what its codes mean."""
-
-
-def digest(layers: Iterable[KVCache]) -> str:
+def digest(layers: Sequence[KVCache]) -> str:
     """The same of caches whose codes mean the same."""
-    return treefile.digest([dataclasses.replace(layer, **dict.fromkeys(_OF_TEXTS, 0)) for layer in layers])
+    names = ("rope", "key_quantizer", "own_value_quantizer", "window", "sinks", "centered", "pre_rope")
+    means = [None if layer.centered or layer.key_mean is None else layer.key_mean[0] for layer in layers]
+    return treefile.digest([[{name: getattr(layer, name) for name in names} for layer in layers], means])
 
 
 def codes_in(cache: KVCache, pages: Iterable[int]) -> Any:

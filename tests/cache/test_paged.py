@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import multiprocessing
-import time
 
 import hypothesis.strategies as st
 import jax
@@ -358,12 +357,11 @@ def test_a_damaged_file_is_a_prefix_that_is_computed_again(tmp_path):
 def test_a_killed_writer_leaves_no_half_of_a_file(tmp_path):
     """Killed two hundred times, at moments that are spread over a write."""
     tree, path = [np.arange(200_000), np.ones(5)], tmp_path / "tree"
+    fork = multiprocessing.get_context("fork")
     for i in range(200):
-        writer = multiprocessing.get_context("fork").Process(
-            target=lambda: [treefile.save(tree, path) for _ in range(99)]
-        )
+        writer = fork.Process(target=lambda: [treefile.save(tree, path) for _ in range(99)])
         writer.start()
-        time.sleep(0.0005 * (i % 40))  # the kill comes at another moment of a write each time
+        writer.join(0.0005 * (i % 40))  # so the kill comes at another moment of a write each time
         writer.kill()
         writer.join()
         if path.exists():
