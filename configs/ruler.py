@@ -21,7 +21,10 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    two_bits = ("eden_2", "eden_unbiased_2", "turboquant_trellis_2", "rotorquant_2", "kivi_2")
+    two_bits = (
+        *("eden_2", "eden_unbiased_2", "eden_unbiased_2/eden_2", "turboquant_trellis_2"),
+        *("turboquant_trellis_unbiased_2/turboquant_trellis_2", "rotorquant_2", "kivi_2", "klt_trellis_2+pre_rope"),
+    )
     return ConfigDict(
         {
             "experiment": "ruler",
@@ -32,7 +35,7 @@ def get_config() -> ConfigDict:
             "chunk": 16,
             "grid": {
                 "model": ("recall",),
-                "keep": ("0+0",),
+                "keep": ("0+0", "128+4"),
                 "tokens": (384,),
                 "strategy": ("float32", "eden_4", "eden_3", *two_bits),
             },

@@ -35,8 +35,8 @@ def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
     """A Karhunen-Loeve transform, a trellis with bits where the variance is, and the best scale per vector.
 
     Blocks of neighboring principal coordinates are mixed by random rotations: alone they have heavy tails, and a
-    trellis wants Gaussian ones. Held-out vectors choose among `MIXED_COORDINATES` and `turboquant_trellis`, which
-    mixes all. Bits may be fractional.
+    trellis wants Gaussian ones. Held-out vectors choose among `MIXED_COORDINATES`, all of them, and
+    `turboquant_trellis`, which mixes all and subtracts no mean. Bits may be fractional.
 
     The scale is that of the whole vector, not of what is left of a mean: the error is then orthogonal to the vector,
     and nearly so to a query nearby, so that little of it is in the scores of the nearest neighbors.
@@ -50,7 +50,7 @@ def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
     even = float(trellis_tables.PARTS * bits).is_integer()
     codes = [_transform_code(keys, train, bits, block) for block in (x.shape[2], *MIXED_COORDINATES)]
     errors = [_error(code, test) for code in codes]
-    if even and WORTH * _error(codes[0], test, learned=False) <= min(errors):
+    if even and WORTH * _error(codes[0], x, learned=False) <= min(errors):
         return unstack(jax.vmap(lambda key: turboquant_trellis(key, x.shape[2], bits))(keys))
     return unstack(codes[errors.index(min(errors))])
 
