@@ -18,6 +18,7 @@ from configs import leaderboard
 WHOLE = (
     *("q4_0", "nvfp4", "hadamard_int4", "kivi_2", "kvarn_3", "kvarn_2"),
     *("eden_3", "eden_2", "nested_e8_3", "nested_e8_2", "turboquant_trellis_3", "turboquant_trellis_2"),
+    *("eden_unbiased_2", "turboquant_trellis_unbiased_2"),
     *("klt_trellis_3+pre_rope", "klt_trellis_2+pre_rope", "klt_trellis_2"),
 )
 
