@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 from configs import turning_bias
 
 THEIRS = (
-    "float8",
     "q8_0",
     "q4_0",
     "nvfp4",

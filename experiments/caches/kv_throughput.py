@@ -168,6 +168,8 @@ SHOWN = (
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     merged = [row for row in rows if row["metrics"]["groups"] == 3]
     merged = [row for row in merged if row["point"]["strategy"] in SHOWN] or merged
+    if len({row["metrics"]["tokens"] for row in merged}) == 1:
+        return []
     return [
         plots.curves(merged, folder / f"{y}.png", x="tokens", y=y, series="strategy", levels={f"{y[3:]} cache": 1})
         for y in ("vs_float32", "vs_bfloat16")

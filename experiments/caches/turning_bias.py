@@ -23,9 +23,10 @@ TABLES = (
     Table(
         "Keys with a bias before rotary positions: stored bits a number, divergence of the attention weights (KL,"
         " nats), that of the same keys without the bias, and one over the other; the norm of the bias",
-        rows=("norm", "tokens", "strategy"),
+        rows=("tokens", "strategy"),
         columns=(),
         values=("bits", "kl", "kl_unbiased", "over_unbiased"),
+        each=("norm",),
     ),
 )
 LEARNED_QUERIES = 1024
