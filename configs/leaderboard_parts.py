@@ -6,6 +6,10 @@ in bfloat16 for all, tiles lose the advantage that their own exact tokens give t
 
     python -m experiments.run --config=configs/leaderboard_parts.py
 
+To see: `klt_trellis+pre_rope` stays the best and `kivi_2`, of 3 bits, the worst, and KVarN is behind trellis and lattice
+codes in the mean, but for `kvarn_3` in the median of llama-d128. Keys of grids cost 3 to 48 times what values do, those
+of codes with the scale of least error 0.9 to 4 times.
+
 `a/bfloat16` has codes of keys and exact values, `bfloat16/a` codes of values and exact keys; `bits` is the mean of
 both. `bfloat16` alone is the floor: the models compute in float32. KIVI shares scales among 32 tokens and KVarN among
 128, so that up to 31 and 127 tokens more are exact. Eight windows, a fourth of the leaderboard's.
