@@ -6,7 +6,7 @@ in bfloat16 for all, tiles lose the advantage that their own exact tokens give t
 
     python -m experiments.run --config=configs/leaderboard_parts.py
 
-To see: `klt_trellis+pre_rope` stays the best and `kivi_2`, of 3 bits, the worst, and KVarN is behind trellis and lattice
+To see: `klt_trellis+pre_rope` stays the best and `kivi_2`, of 3 bits, the worst; KVarN is behind trellis and lattice
 codes in the mean, but for `kvarn_3` in the median of llama-d128. Keys of grids cost 3 to 48 times what values do, those
 of codes with the scale of least error 0.9 to 4 times.
 
