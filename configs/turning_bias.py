@@ -18,6 +18,7 @@ def get_config() -> ConfigDict:
             "heads": 2,
             "dim": 128,
             "theta": 1e6,
+            "loud": 1,
             "seeds": 3,
             "grid": {
                 "norm": (22, 605, 921),

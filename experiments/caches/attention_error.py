@@ -87,9 +87,8 @@ def weights(cache: rqjax.KVCache, q: jax.Array, k: jax.Array, sliding_window: in
     values of as many tokens as a head has dimensions are its axes, in full precision, those of all others are 0."""
     batch, time, heads, dim = k.shape
     full = rqjax.Exact(dim, "float32")
-    empty = rqjax.KVCache.init(
-        batch, heads, time, full, full, window=cache.window, sinks=cache.sinks, dtype=jnp.float32
-    )
+    options = {"window": cache.window, "sinks": cache.sinks, "dtype": jnp.float32}
+    empty = rqjax.KVCache.init(batch, heads, time, cache.key_quantizer, full, **options)  # as many tokens in a tile
     cache = rqjax.append(dataclasses.replace(cache, values=empty.values, own_value_quantizer=full), k, k)
 
     def some(first: jax.Array) -> jax.Array:
@@ -109,12 +108,17 @@ def _sample(point: dict[str, Any], key: jax.Array) -> list[jax.Array]:
     q = jax.random.normal(keys[0], (1, point["queries"], heads, dim))
     k, v = (jax.random.normal(key, (1, point["context"], heads, dim)) for key in keys[1:3])
     if point["data"].startswith("outlier_channels"):
-        loud = jax.vmap(lambda key: jax.random.choice(key, dim, (4,), replace=False))(jax.random.split(keys[3], heads))
-        k *= jax.vmap(lambda channels: jnp.ones(dim).at[channels].set(10))(loud)
+        k *= loudness(keys[3], heads, dim, 10)
     q *= 2 / (jnp.einsum("bthd,bshd->bhts", q, k) / dim**0.5).std()
     if point["data"].endswith("key_bias"):
         k += 10 * jax.random.normal(keys[4], (heads, dim))
     return [q, k, v]
+
+
+def loudness(key: jax.Array, heads: int, dim: int, loud: float | int) -> jax.Array:
+    """Of the channels (heads, dim): that of four of each head, and 1."""
+    chosen = jax.vmap(lambda key: jax.random.choice(key, dim, (4,), replace=False))(jax.random.split(key, heads))
+    return jax.vmap(lambda channels: jnp.ones(dim).at[channels].set(loud))(chosen)
 
 
 def keep(text: str) -> tuple[int, int]:

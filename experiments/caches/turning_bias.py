@@ -1,9 +1,11 @@
 """Attention from compressed caches to keys with a bias that turns with the position, as those of Qwen 2.5 do.
 
 The bias is added before rotary positions, in the slower half of the planes that turn. Queries have so little there that
-scores differ by as much for the bias as for what keys say; else a large bias would leave nothing but itself.
+scores differ by as much for the bias as for what keys say; else a large bias would leave nothing but itself. Channels
+may be loud besides. What learns is fitted to other keys of as many tokens, with the same bias and loud channels.
 """
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -11,60 +13,99 @@ import jax
 import jax.numpy as jnp
 
 import rqjax
-from experiments.caches import attention_error
+from experiments.caches import attention_error, fitted
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
+from rqjax.cache.strategies import parsed, with_bits
 
 TABLES = (
     Table(
-        "Divergence of the attention weights (KL, nats), and its ratio to that of the same keys without the bias; the"
-        " norm of the bias, where that of what keys say is 11.3",
-        rows=("norm", "strategy"),
-        columns=("tokens",),
-        values=("kl", "over_unbiased"),
+        "Keys with a bias before rotary positions: stored bits a number, divergence of the attention weights (KL,"
+        " nats), that of the same keys without the bias, and one over the other; the norm of the bias",
+        rows=("tokens", "strategy"),
+        columns=(),
+        values=("bits", "kl", "kl_unbiased", "over_unbiased"),
+        each=("norm",),
     ),
 )
+LEARNED_QUERIES = 1024
+"""Of the newest tokens, for what learns from queries, too."""
 
 
 def check(point: dict[str, Any]) -> None:
-    rqjax.strategy(point["strategy"], jax.random.key(0), point["dim"])
+    name = point["strategy"]
+    fitted.check(name)
+    if fitted.learns(name) and set(parsed(name)[1]) - {"pre_rope"}:
+        raise ValueError(f"expected no mean of keys beside what learns, got {name!r}")
     if not point["norm"] > 0:
         raise ValueError(f"expected a positive norm, got {point['norm']}")
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """The newest `queries` tokens, on `heads` heads, for each of the seeds; everything in codes."""
-    found = jnp.asarray([_divergences(point, seed) for seed in range(point["seeds"])])
-    return mean_and_deviation({"kl": found[:, 0], "over_unbiased": found[:, 0] / found[:, 1]})
+    """The newest `queries` tokens, on `heads` heads, for each of the seeds; keys in codes, all of them."""
+    rows = [_run(point, seed) for seed in range(point["seeds"])]
+    jax.clear_caches()  # or many rows have more executables than Linux has mappings of memory for a process
+    bits, kl, unbiased = (jnp.asarray(column) for column in zip(*rows, strict=True))
+    found = mean_and_deviation({"kl": kl, "kl_unbiased": unbiased, "over_unbiased": kl / unbiased})
+    return {"bits": round(float(bits[0]), 3), **found}
 
 
-def _divergences(point: dict[str, Any], seed: int) -> list[jax.Array]:
-    """Of keys with the bias and of those without."""
+def _run(point: dict[str, Any], seed: int) -> tuple[float, jax.Array, jax.Array]:
+    """Bits, and the divergence of keys with the bias and of those without."""
     rope, tokens, heads = rqjax.Rope(point["theta"]), point["tokens"], point["heads"]
-    q, k, v, bias = _sample(jax.random.key(1000 + seed), rope, point)
-    strategy = rqjax.strategy(point["strategy"], jax.random.key(seed), point["dim"])
-    cache = strategy.cache(1, heads, tokens, rope=rope, window=0, sinks=0, dtype=jnp.float32)
-
-    def divergence(k: jax.Array) -> jax.Array:
-        if strategy.of_rope:
-            return attention_error.errors(cache, q, k, v)["kl"]
-        return attention_error.errors(cache, rope(q, positions[-q.shape[1] :]), rope(k, positions), v)["kl"]
-
+    of_model, drawn, learned = jax.random.split(jax.random.key(1000 + seed), 3)
+    q, k, v, bias = _sample(drawn, of_model, rope, point)
     positions = jnp.arange(tokens)[:, None]
-    return [divergence(k + bias), divergence(k)]
+
+    def divergence(bias: jax.Array | float) -> tuple[float, jax.Array]:
+        strategy = _strategy(point, jax.random.key(seed), learned, of_model, bias)
+        bits = strategy.keys.bits_per_vector / strategy.keys.dim
+        cache = strategy.cache(1, heads, tokens, rope=rope, window=0, sinks=0, dtype=jnp.float32)
+        if strategy.of_rope:
+            return bits, attention_error.errors(cache, q, k + bias, v)["kl"]
+        return bits, attention_error.errors(cache, rope(q, positions[-q.shape[1] :]), rope(k + bias, positions), v)[
+            "kl"
+        ]
+
+    bits, biased = divergence(bias)
+    return bits, biased, divergence(0.0)[1]
 
 
-def _sample(key: jax.Array, rope: rqjax.Rope, point: dict[str, Any]) -> list[jax.Array]:
+def _strategy(point: dict[str, Any], key: jax.Array, learned: jax.Array, of_model: jax.Array, bias: Any) -> Any:
+    """With exact values, of which the weights know nothing."""
+    (name, *_), options = parsed(point["strategy"])
+    (recipe, bits), dim = with_bits(name), point["dim"]
+    if recipe in rqjax.FITTED:
+        rope, make = rqjax.Rope(point["theta"]), rqjax.FITTED[recipe]
+        count = min(point["tokens"], LEARNED_QUERIES)
+        q, k, *_ = _sample(learned, of_model, rope, {**point, "queries": count})
+        if not options:
+            positions = jnp.arange(point["tokens"])[:, None]
+            q, k = rope(q, positions[-count:]), rope(k + bias, positions)
+        else:
+            k = k + bias
+        moments = {"queries": jnp.einsum("bthd,bthe->hde", q, q) / count}
+        taken = moments if "queries" in inspect.signature(make).parameters else {}
+        keys = make(key, jnp.swapaxes(k[0], 0, 1), bits, **taken)
+    else:
+        keys = rqjax.strategy(name, key, dim).keys
+    return rqjax.Strategy(keys, rqjax.Exact(dim, "float32"), **options)
+
+
+def _sample(key: jax.Array, of_model: jax.Array, rope: rqjax.Rope, point: dict[str, Any]) -> list[jax.Array]:
     """Queries of the newest tokens, keys and values before they turn, and the bias (heads, dim) of the keys.
 
-    Scores have a deviation of 2 for the keys, and for the bias, whose planes are the slower half.
+    Scores have a deviation of 2 for the keys, and for the bias, whose planes are the slower half. The bias and the loud
+    channels, which are `loud` times as loud as others, are the same for the same `of_model`.
     """
     tokens, heads, dim, queries = (point[name] for name in ("tokens", "heads", "dim", "queries"))
-    keys, slow = jax.random.split(key, 4), jnp.arange(dim) % (dim // 2) >= dim // 4
+    keys, slow = jax.random.split(key, 3), jnp.arange(dim) % (dim // 2) >= dim // 4
     k, v = (jax.random.normal(key, (1, tokens, heads, dim)) for key in keys[:2])
     q = jax.random.normal(keys[2], (1, queries, heads, dim))
-    bias = jnp.where(slow, jax.random.normal(keys[3], (heads, dim)), 0)
+    of_bias, of_channels = jax.random.split(of_model)
+    k *= attention_error.loudness(of_channels, heads, dim, point["loud"])
+    bias = jnp.where(slow, jax.random.normal(of_bias, (heads, dim)), 0)
     bias *= point["norm"] / jnp.linalg.norm(bias, axis=-1, keepdims=True)
 
     def scaled(q: jax.Array, k: jax.Array) -> jax.Array:
@@ -77,5 +118,7 @@ def _sample(key: jax.Array, rope: rqjax.Rope, point: dict[str, Any]) -> list[jax
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    if len({row["point"]["tokens"] for row in rows}) == 1:
+        return []
     named = [{**row, "point": {**row["point"], "norm": f"bias of {row['point']['norm']}"}} for row in rows]
     return [plots.curves(named, folder / "kl.png", x="tokens", y="kl", series="strategy", panel="norm", log=True)]

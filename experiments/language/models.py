@@ -106,16 +106,15 @@ def strategies(decoder: Decoder, model: str, name: str) -> str | list[Strategy]:
     family, _, budget = name.partition("@")
     if budget:
         rates(family)
+        command = f"python -m experiments.advise --model={model} --family={family} --budget={budget}"
     else:
         fitted.check(name)
-    if not budget and not fitted.learns(name):
-        return name
+        if not fitted.learns(name):
+            return name
+        command = f"python -m experiments.calibrate --model={model} --strategy={name}"
     try:
         return load_calibration(decoder, folder(model), name)
     except FileNotFoundError as error:
-        command = f"python -m experiments.calibrate --model={model} --strategy={name}"
-        if budget:
-            command = f"python -m experiments.advise --model={model} --family={family} --budget={budget}"
         raise FileNotFoundError(f"{error}; to make it: {command}") from None
 
 

@@ -65,7 +65,7 @@ class Strategy:
         if self.of_rope and rope is None:
             raise ValueError(f"the strategy is +{'turned' if self.turned else 'pre_rope'}: expected a rope, got none")
         full = [part.dtype for part in (self.keys, self.values) if isinstance(part, Exact)]
-        dtype = jnp.promote_types(*full) if len(full) == 2 else jnp.bfloat16
+        dtype = max(full, key=lambda dtype: jnp.dtype(dtype).itemsize) if len(full) == 2 else jnp.bfloat16
         centered = self.mean is None and (self.centered or self.turned)
         options = {"centered": centered, "mean": self.mean, "dtype": dtype, **options}
         if self.of_rope:

@@ -26,11 +26,10 @@ def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str | Sequence[
     check_tokens(decoder, tokens)
     x, found = decoder.embedded(tokens), []
     for layer, (names, options) in enumerate(parts):
-        x, samples, mean = through(decoder, layer, x, **options)
-        keys, values = (
-            _quantizer(part, side, jax.random.fold_in(key, layer), samples, layer)
-            for part, side in ((names[0], "keys"), (names[-1], "values"))
-        )
+        sides = (names[0], "keys"), (names[-1], "values")
+        queries = any("queries" in _asked(*pair) for pair in sides)
+        x, samples, mean = through(decoder, layer, x, queries=queries, **options)
+        keys, values = (_quantizer(part, side, jax.random.fold_in(key, layer), samples, layer) for part, side in sides)
         found.append(Strategy(keys, values, mean, **options))
     return found
 
@@ -50,34 +49,39 @@ def through(
 ) -> tuple[Float[Array, "n time size"], dict[str, Float[Array, "heads _ d"]], Float[Array, "heads d"] | None]:
     """What a layer makes of x; samples; the mean that keys are less.
 
-    Samples are its keys, as they will be encoded, its values, and the second moments of the queries that meet the keys
-    of each head.
+    Samples are its keys, as they will be encoded, its values, and, with `queries`, the second moments of the queries
+    that meet the keys of each head.
 
     Args:
       decoder: the decoder.
       layer: which of its layers.
       x: what the layer takes.
-      given: the options of a strategy; the `mean` of keys, if it is known; `errors` of samples, as they are returned,
-        with which the keys and values are to be attended to.
+      given: the options of a strategy; `queries`; the `mean` of keys, if it is known; `errors` of samples, as they are
+        returned, with which the keys and values are to be attended to.
     """
     graph, state = nnx.split(decoder.layers[layer])
     of_layer = decoder.config.ropes[layer], tuple(decoder.attention_options(layer).items())
     return _through(graph, state, x, *of_layer, **given)
 
 
+def _asked(name: str, side: str) -> list[str]:
+    """What of the samples the recipe of a strategy takes beside its own side."""
+    recipe = with_bits(name)[0]
+    taken = inspect.signature(FITTED[recipe]).parameters if recipe in FITTED else ()
+    return [part for part in {"keys": ("queries",), "values": ("queries", "keys")}[side] if part in taken]
+
+
 def _quantizer(name: str, side: str, key: Array, samples: dict[str, Array], layer: int) -> Quantizer:
     recipe, bits = with_bits(name)
     if recipe not in FITTED:
         return getattr(named(name, key, samples[side].shape[-1]), side)
-    given = {"keys": ("queries",), "values": ("queries", "keys")}[side]
-    taken = inspect.signature(FITTED[recipe]).parameters
     try:
-        return FITTED[recipe](key, samples[side], bits, **{part: samples[part] for part in given if part in taken})
+        return FITTED[recipe](key, samples[side], bits, **{part: samples[part] for part in _asked(name, side)})
     except ValueError as error:
         raise ValueError(f"{side} of layer {layer}: {error}") from None
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "rope", "options", "centered", "turned", "pre_rope"))
+@functools.partial(jax.jit, static_argnames=("graph", "rope", "options", "queries", "centered", "turned", "pre_rope"))
 def _through(
     graph: Any,
     state: Any,
@@ -85,6 +89,7 @@ def _through(
     rope: Rope,
     options: tuple[tuple[str, Any], ...],
     *,
+    queries: bool = False,
     centered: bool = False,
     turned: bool = False,
     pre_rope: bool = False,
@@ -96,14 +101,16 @@ def _through(
 
     def one(inputs: Any) -> Any:
         x, wrong = inputs
-        seen = []
+        seen = {}
 
         def attend(q: Array, k: Array, v: Array) -> Array:
             at_positions = rope(q, positions)
-            asked = (q if pre_rope else at_positions)[0].astype(jnp.float32)
-            y = asked.reshape(len(positions), k.shape[2], -1, k.shape[3])
-            seen.append(jnp.einsum("tkgd,tkge->kde", y, y, precision="highest") / (y.shape[0] * y.shape[2]))
-            seen.extend(part[0].astype(jnp.float32) for part in (k, v))
+            seen.update({side: part[0].astype(jnp.float32) for side, part in (("keys", k), ("values", v))})
+            if queries:
+                asked = (q if pre_rope else at_positions)[0].astype(jnp.float32)
+                y = asked.reshape(len(positions), k.shape[2], -1, k.shape[3])
+                moments = jnp.einsum("tkgd,tkge->kde", y, y, precision="highest")
+                seen["queries"] = moments / (y.shape[0] * y.shape[2])
             k = rope(k, positions)
             if wrong:
                 k = k + (rope(wrong["keys"], positions) if pre_rope else wrong["keys"]).astype(k.dtype)
@@ -115,11 +122,11 @@ def _through(
     by_sequence = {
         side: jnp.moveaxis(part.reshape(part.shape[0], *x.shape[:2], -1), 0, 2) for side, part in (errors or {}).items()
     }
-    x, (moments, keys, values) = jax.lax.map(one, (x, by_sequence))  # (n, heads, d, d), (n, time, heads, d)
-    keys = keys if turned or pre_rope else rope(keys, positions)
+    x, seen = jax.lax.map(one, (x, by_sequence))  # keys and values (n, time, heads, d), queries (n, heads, d, d)
+    keys = seen["keys"] if turned or pre_rope else rope(seen["keys"], positions)
     mean = keys.mean(axis=(0, 1)) if mean is None and (centered or turned) else mean
     keys = keys if mean is None else keys - mean
     keys = rope(keys, positions) if turned and not pre_rope else keys
-    heads_first = {"keys": jnp.moveaxis(keys, 2, 0), "values": jnp.moveaxis(values, 2, 0)}
+    heads_first = {"keys": jnp.moveaxis(keys, 2, 0), "values": jnp.moveaxis(seen["values"], 2, 0)}
     samples = {side: part.reshape(part.shape[0], -1, part.shape[-1]) for side, part in heads_first.items()}
-    return x, {**samples, "queries": moments.mean(axis=0)}, mean
+    return x, samples | ({"queries": seen["queries"].mean(axis=0)} if queries else {}), mean

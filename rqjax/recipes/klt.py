@@ -35,8 +35,8 @@ def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
     """A Karhunen-Loeve transform, a trellis with bits where the variance is, and the best scale per vector.
 
     Blocks of neighboring principal coordinates are mixed by random rotations: alone they have heavy tails, and a
-    trellis wants Gaussian ones. Held-out vectors choose among `MIXED_COORDINATES` and `turboquant_trellis`, which
-    mixes all. Bits may be fractional.
+    trellis wants Gaussian ones. Held-out vectors choose among `MIXED_COORDINATES`, all of them, and
+    `turboquant_trellis`, which mixes all and subtracts no mean. Bits may be fractional.
 
     The scale is that of the whole vector, not of what is left of a mean: the error is then orthogonal to the vector,
     and nearly so to a query nearby, so that little of it is in the scores of the nearest neighbors.
@@ -50,11 +50,9 @@ def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
     even = float(trellis_tables.PARTS * bits).is_integer()
     codes = [_transform_code(keys, train, bits, block) for block in (x.shape[2], *MIXED_COORDINATES)]
     errors = [_error(code, test) for code in codes]
-    errors[0] *= WORTH
-    best = errors.index(min(errors))
-    if best == 0 and even:
+    if even and WORTH * _error(codes[0], x, learned=False) <= min(errors):
         return unstack(jax.vmap(lambda key: turboquant_trellis(key, x.shape[2], bits))(keys))
-    return unstack(codes[best])
+    return unstack(codes[errors.index(min(errors))])
 
 
 def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | int, block: int) -> Quantizer:
@@ -73,14 +71,18 @@ def _principal(key: Array, unit: Float[Array, "n d"], block: int) -> tuple[Dense
     return Dense(matrix[order]), y.mean(axis=0)[order], jnp.maximum(y.std(axis=0)[order], 1e-9)
 
 
-def _error(code: Any, x: Float[Array, "heads n d"]) -> float:
+def _error(code: Any, x: Float[Array, "heads n d"], learned: bool = True) -> float:
     """What a transform code leaves of vectors, as told by Lloyd-Max levels in the place of the trellis.
 
     The bits of a trellis are compiled in: to run it would take seconds for each code, and these are different for each
-    layer of a model.
+    layer of a model. With levels that are not learned it is that of `turboquant_trellis`, which subtracts no mean.
     """
     columns = code.inner.inner
-    return float(_errors(code.inner.rotation, columns.mean, columns.deviation, np.array(columns.bits), x).mean())
+    mean, deviation, bits = columns.mean, columns.deviation, columns.bits
+    if not learned:
+        mean, deviation = jnp.zeros_like(mean), jnp.full_like(mean, columns.dim**-0.5)
+        bits = allocate(deviation**2, sum(bits))
+    return float(_errors(code.inner.rotation, mean, deviation, np.array(bits), x).mean())
 
 
 @operation

@@ -26,6 +26,12 @@ def test_keys_and_values_apart():
     assert strategy.cache(1, 2, 64).key_mean.shape == (1, 2, 64)
 
 
+def test_the_window_has_the_wider_of_two_full_precisions():
+    dtypes = {"float8/bfloat16": "bfloat16", "bfloat16/float32": "float32", "bfloat16/eden_2": "bfloat16"}
+    found = {name: rqjax.strategy(name, KEY, 32).cache(1, 1, 64).exact_keys.dtype.name for name in dtypes}
+    assert found == dtypes
+
+
 def test_qjl_is_for_keys_only():
     strategy = rqjax.strategy("v2_rotated_qjl", KEY, 128)
     assert strategy.values.bits_per_vector == 3.5 * 128
