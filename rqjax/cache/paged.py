@@ -20,7 +20,7 @@ from rqjax.scoring.tiles import PAGE
 
 @dataclasses.dataclass
 class Slot:
-    """Of `held` tokens each layer has codes though the window has not passed them; `chain` are hashes of pieces."""
+    """`held` tokens of each layer are in codes though the window has not passed them; `chain` has hashes of pieces."""
 
     pages: list[int]
     length: int
@@ -79,12 +79,11 @@ class PagedCache:
           ValueError: a cache has no pages, layers differ in slots, pages, windows or sinks, or the chunk is too short.
         """
         self._layers, self._stale = Layers(caches), False
-        self.pages = self._layers.pages
         self.chunk, least = check_int("chunk", chunk, 1, 2**20), self._layers.window + self._layers.units.max()
         if chunk % PAGE or chunk < least:
             raise ValueError(f"expected a chunk that is a multiple of {PAGE} and at least {least}, got {chunk}")
         self._prefixes = Prefixes(self._layers.all, Grid(chunk, self._layers.sinks), folder, seed)
-        self._pool = Pool(self._layers.pages)
+        self.pages, self._pool = self._layers.pages, Pool(self._layers.pages)
         self._slots: dict[int, Slot] = {}
         self._filled: list[tuple[int, bytes, tuple[int, ...], bool]] = []
 
