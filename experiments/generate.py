@@ -1,20 +1,29 @@
-"""Text from a language model with a compressed cache, token by token.
+"""Text from a language model with a compressed cache: token by token, or of many prompts at a time.
 
 python -m experiments.generate --prompt="def main(" --strategy=eden_4 --tokens=300
+python -m experiments.generate --prompts=prompts.jsonl --out=texts.jsonl --slots=8 --pages=400
+
+A line of the file is {"prompt": "def main("}, if need be with max_tokens, temperature, top_p and seed. Prompts that
+begin alike share their pages of the cache.
 """
 
+import json
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+import tqdm
 from absl import app, flags
 
 import experiments
 import rqjax
 from experiments.language import models
 from rqjax.core import check_int
-from rqjax.nn import generate
+from rqjax.nn import Engine, generate
+from rqjax.scoring.tiles import PAGE
 
 MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
 STRATEGY = flags.DEFINE_string(
@@ -26,8 +35,13 @@ STRATEGY = flags.DEFINE_string(
     "layer's own, by experiments.advise.",
 )
 PROMPT = flags.DEFINE_string("prompt", "def main(", "Text to go on from.")
+PROMPTS = flags.DEFINE_string("prompts", "", "Texts to go on from: a file of lines of JSON.")
+OUT = flags.DEFINE_string("out", "", "With --prompts: where the texts go, lines of JSON; printed, if not given.")
+SLOTS = flags.DEFINE_integer("slots", 8, "With --prompts: texts at a time.", lower_bound=1)
+PAGES = flags.DEFINE_integer("pages", 0, "With --prompts: of 128 tokens; 0: enough for all slots.", lower_bound=0)
 TOKENS = flags.DEFINE_integer("tokens", 300, "How many tokens to make.")
 TEMPERATURE = flags.DEFINE_float("temperature", 0.7, "0: always the likeliest token.", lower_bound=0.0)
+TOP_P = flags.DEFINE_float("top_p", 1.0, "Only the likeliest tokens that add up to this.", 0.0, 1.0)
 WINDOW = flags.DEFINE_integer("window", 128, "Newest tokens in full precision.")
 SINKS = flags.DEFINE_integer("sinks", 4, "First tokens in full precision.")
 BOUNDARY = flags.DEFINE_integer("boundary", 0, "First and last layers in full precision.")
@@ -39,9 +53,55 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
     try:
-        _stream()
+        _many() if PROMPTS.value else _stream()
     except (ValueError, TypeError, LookupError, OSError) as error:
         sys.exit(f"error: {experiments.one_line(error)}")
+
+
+def _many() -> None:
+    decoder, tokenizer = models.load(MODEL.value, DTYPE.value)
+    lines = [line for line in Path(PROMPTS.value).read_text(encoding="utf-8").splitlines() if line.strip()]
+    asked = [_request(number, line) for number, line in enumerate(lines, 1)]
+    prompts = [tokenizer.encode(request.pop("prompt")).ids for request in asked]
+    longest = max((len(p) + request["max_tokens"] for p, request in zip(prompts, asked, strict=True)), default=1)
+    engine = Engine(
+        decoder,
+        models.strategies(decoder, MODEL.value, STRATEGY.value),
+        jax.random.key(SEED.value),
+        pages=PAGES.value or SLOTS.value * -(-longest // PAGE),
+        slots=SLOTS.value,
+        max_len=longest,
+        window=WINDOW.value,
+        sinks=SINKS.value,
+        boundary=BOUNDARY.value,
+        dtype=DTYPE.value,
+    )
+    ids = [engine.submit(prompt, **request) for prompt, request in zip(prompts, asked, strict=True)]
+    made: dict[int, list[int]] = {id: [] for id in ids}
+    with tqdm.tqdm(total=len(ids), unit="text") as bar:
+        while engine.waiting or engine.running:
+            for event in engine.step():
+                made[event.id].append(event.token)
+                bar.update(event.done)
+    texts = [json.dumps({"text": tokenizer.decode(made[id]), "tokens": len(made[id])}) + "\n" for id in ids]
+    if OUT.value:
+        Path(OUT.value).write_text("".join(texts), encoding="utf-8")
+    else:
+        print("".join(texts), end="")
+
+
+def _request(number: int, line: str) -> dict[str, Any]:
+    """What is asked for in a line: the arguments of `Engine.submit`."""
+    usual = {"max_tokens": TOKENS.value, "temperature": TEMPERATURE.value, "top_p": TOP_P.value, "seed": SEED.value}
+    try:
+        request = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{PROMPTS.value}, line {number}: {error}") from None
+    if not isinstance(request, dict) or not isinstance(request.get("prompt"), str):
+        raise ValueError(f'{PROMPTS.value}, line {number}: expected {{"prompt": "..."}}, got {line[:60]}')
+    if more := [name for name in request if name not in ("prompt", *usual)]:
+        raise ValueError(f"{PROMPTS.value}, line {number}: unknown {more[0]!r}, expected one of {', '.join(usual)}")
+    return usual | request
 
 
 def _stream() -> None:
@@ -55,7 +115,9 @@ def _stream() -> None:
     made: list[int] = []
     shown, start = "", 0.0
     print(PROMPT.value, end="", flush=True)
-    for token, after in generate(decoder, caches, prompt, key=keys[1], temperature=TEMPERATURE.value):
+    for token, after in generate(
+        decoder, caches, prompt, key=keys[1], temperature=TEMPERATURE.value, top_p=TOP_P.value
+    ):
         caches = after
         made.append(token)
         text = tokenizer.decode(made)

@@ -47,7 +47,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     longest = point["shared"] + point["own"] + point["answer"]
     config = decoder.config
     budget = point["held"] * longest * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
-    options = {"window": 0, "sinks": 0} if point["strategy"] == "bfloat16" else {}
+    options: dict[str, Any] = {"window": 0, "sinks": 0} if point["strategy"] == "bfloat16" else {}
 
     def engine(pages: int) -> Engine:
         key = jax.random.key(0)

@@ -67,6 +67,8 @@ def append(
     time = k.shape[1]
     if time == 0:
         return cache
+    if valid is None and time > cache.max_len:
+        raise ValueError(f"expected at most max_len = {cache.max_len} tokens, got k of {time}")
     count = jnp.full(batch, time, jnp.int32) if valid is None else jnp.asarray(valid).astype(jnp.int32)
     if count.shape != (batch,):
         raise ValueError(f"expected valid of shape ({batch},), got {count.shape}")
@@ -210,8 +212,6 @@ def _mean(cache: KVCache, mean: Array, before: Array, after: Array, tokens: Call
 
 def _check_room(cache: KVCache, count: Array, time: int) -> None:
     """Raises where the numbers are known, that is outside jit."""
-    if time > cache.max_len:
-        raise ValueError(f"expected at most max_len = {cache.max_len} tokens, got k of {time}")
     if is_traced(count) or is_traced(cache.lengths):
         return
     cache.check()

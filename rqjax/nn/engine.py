@@ -26,7 +26,7 @@ class Event(NamedTuple):
     """What a step has brought to a request."""
 
     id: int
-    token: int | None
+    token: int
     done: bool
 
 
@@ -182,7 +182,7 @@ class Engine:
         made: dict[int, list[int]] = {}
         while self._waiting or self._running:
             for event in self.step():
-                made.setdefault(event.id, []).extend([] if event.token is None else [event.token])
+                made.setdefault(event.id, []).append(event.token)
         return made
 
     def _admit(self) -> None:

@@ -1,0 +1,41 @@
+"""The command that makes texts of many prompts."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROMPTS = ('{"prompt": "import os", "max_tokens": 6, "temperature": 0}', '{"prompt": "import os, sys", "seed": 3}')
+
+
+def run(tmp_path, lines, *flags):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(lines))
+    command = [sys.executable, "-m", "experiments.generate", f"--prompts={path}", "--tokens=4", *flags]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.full
+def test_texts_of_many_prompts(tmp_path):
+    made = run(tmp_path, PROMPTS, "--slots=1", f"--out={tmp_path / 'out.jsonl'}")
+    assert made.returncode == 0, made.stderr
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["tokens"] for line in lines] == [6, 4]
+    assert all(line["text"] for line in lines)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: Expecting property name"),
+        ('{"text": "a"}', 'line 2: expected {"prompt": "..."}'),
+        ('{"prompt": "a", "top": 1}', "line 2: unknown 'top', expected one of max_tokens"),
+        ('{"prompt": ""}', "expected a prompt of at least one token, got none"),
+    ],
+)
+def test_wrong_lines(tmp_path, line, message):
+    made = run(tmp_path, [PROMPTS[0], line])
+    assert (made.returncode, made.stdout) == (1, "")
+    assert message in made.stderr.splitlines()[-1]
