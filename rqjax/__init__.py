@@ -14,7 +14,7 @@ By what is known of the vectors
 Operations on any quantizer
     encode decode roundtrip straight_through nbytes save load
 Keys and values
-    STRATEGIES strategy Strategy KVCache Rope append attend dot_product_attention grow truncate PagedCache
+    STRATEGIES strategy Strategy KVCache Rope append attend dot_product_attention grow truncate requantize PagedCache
     rqjax.nn for flax
 Nearest neighbors
     Index
@@ -52,6 +52,7 @@ from rqjax.cache.append import append as append, grow as grow
 from rqjax.cache.attention import attend as attend, dot_product_attention as dot_product_attention
 from rqjax.cache.kv import KVCache as KVCache
 from rqjax.cache.paged import PagedCache as PagedCache
+from rqjax.cache.requantize import requantize as requantize
 from rqjax.cache.strategies import STRATEGIES as STRATEGIES, Strategy as Strategy, strategy as strategy
 from rqjax.cache.truncate import truncate as truncate
 from rqjax.core import extras as extras

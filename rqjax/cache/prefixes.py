@@ -57,7 +57,7 @@ class Prefixes:
         """A block to its file, if there is a folder and the file is not there."""
         if self.folder is not None and not (path := self.folder / key.hex()).exists():
             block = self.blocks[key]
-            treefile.save((tuple(codes_in(layer, block.pages) for layer in layers), block.roots), path)
+            treefile.save((tuple(codes_in(layer, block.pages) for layer in layers), block.roots), path, packed=True)
 
     def load(self, key: bytes, layers: Sequence[KVCache], pages: int, first: bool) -> tuple[Any, Any] | None:
         """Codes and roots of a block from its file, if it is there and whole."""

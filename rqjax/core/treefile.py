@@ -3,11 +3,14 @@
 import ast
 import contextlib
 import dataclasses
+import gzip
 import hashlib
 import json
 import os
 import re
 import secrets
+import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,17 +24,22 @@ from rqjax.core.pytree import CLASSES
 from rqjax.core.registry import unknown_name
 
 FORMAT = "rqjax-tree-2"
+LEVEL = 1
+"""Of gzip. Codes of 2 bits of a trained model become 0.85 (`eden`) to 0.91 (trellis) as large at 45 MB/s, and come back
+at 200; level 6 brings another 0.5 %, lzma 4 to 7 % at a tenth of the speed."""
 
 
-def save(tree: PyTree, path: str | os.PathLike[str], **metadata: str) -> None:
+def save(tree: PyTree, path: str | os.PathLike[str], *, packed: bool = False, **metadata: str) -> None:
     """Writes a nest of pytrees, tuples and lists, with texts beside it; a file that was there is replaced at once or
-    stays as it was."""
+    stays as it was. It may be `packed` by gzip."""
     from safetensors.numpy import save_file
 
     path, arrays = Path(path), {name: _plain(leaf) for name, leaf in _walk(tree) if _is_array(leaf)}
     metadata = {"format": FORMAT, "fields": json.dumps(_fields(tree)), **metadata}
     with replacing(path) as temporary:
         save_file(arrays, temporary, metadata | {"sha256": _checksum(metadata, arrays)})
+        if packed:
+            temporary.write_bytes(gzip.compress(temporary.read_bytes(), LEVEL))
 
 
 def digest(tree: PyTree) -> str:
@@ -119,16 +127,30 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.nd
     if not Path(path).exists():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        with safe_open(path, framework="numpy") as file:
+        with _unpacked(Path(path)) as plain, safe_open(plain, framework="numpy") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} was not saved here: expected format {FORMAT!r}, got {metadata.get('format')!r}")
     if metadata.pop("sha256", None) != _checksum(metadata, arrays):
         raise ValueError(f"{path} is damaged: it does not have the checksum that was saved with it")
     return metadata, arrays
+
+
+@contextlib.contextmanager
+def _unpacked(path: Path) -> Iterator[Path]:
+    """A file, or what is packed in it."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"  # as all of gzip begin
+    if not packed:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / path.name
+        plain.write_bytes(gzip.decompress(path.read_bytes()))
+        yield plain
 
 
 class _Parts(dict[str, Any]):

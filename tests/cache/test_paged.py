@@ -346,9 +346,9 @@ def test_a_damaged_file_is_a_prefix_that_is_computed_again(tmp_path):
     _, second = filled(tmp_path)
     for path in tmp_path.iterdir():
         content = bytearray(path.read_bytes())
-        content[-1] ^= 1
+        content[-99] ^= 1
         path.write_bytes(content)
-    with pytest.warns(UserWarning, match="a prefix is computed again: .* is damaged"):
+    with pytest.warns(UserWarning, match="a prefix is computed again: .* is (damaged|not a whole)"):
         assert second.admit(TEXTS[0, :400])[1] == 0
     checked(second)
 
@@ -359,7 +359,7 @@ def test_a_killed_writer_leaves_no_half_of_a_file(tmp_path):
     tree, path = [np.arange(200_000), np.ones(5)], tmp_path / "tree"
     fork = multiprocessing.get_context("fork")
     for i in range(200):
-        writer = fork.Process(target=lambda: [treefile.save(tree, path) for _ in range(99)])
+        writer = fork.Process(target=lambda: [treefile.save(tree, path, packed=True) for _ in range(99)])
         writer.start()
         writer.join(0.0005 * (i % 40))  # so the kill comes at another moment of a write each time
         writer.kill()

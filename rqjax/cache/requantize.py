@@ -1,0 +1,88 @@
+"""Codes of a cache made anew by other quantizers, as of fewer bits where memory runs short."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from rqjax.cache.kv import KVCache, over, together
+from rqjax.cache.strategies import Strategy
+from rqjax.core import Codes, Quantizer, operation
+from rqjax.scoring import rules, tiles
+
+
+def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) -> KVCache:
+    """The cache with the quantizers of another strategy. What is in full precision stays so; codes are decoded and
+    encoded again, a page at a time, so that the errors of both add up.
+
+    Args:
+      cache: the cache.
+      strategy: of quantizers that encode as many tokens together, of keys before they turn if those of the cache are.
+      pages: of a cache with pages, how many there are to be, no fewer than before; as many, if not given.
+
+    Raises:
+      ValueError: the strategy does not fit the cache, or there are to be fewer pages.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> cache = rqjax.strategy("eden_4", jax.random.key(0), dim=64).cache(1, 2, 512)
+      >>> cache = rqjax.append(cache, jnp.ones((1, 300, 2, 64)), jnp.ones((1, 300, 2, 64)))
+      >>> smaller = rqjax.requantize(cache, rqjax.strategy("eden_2", jax.random.key(1), dim=64))
+      >>> (smaller.nbytes < 0.8 * cache.nbytes, smaller.lengths.tolist())
+      (True, [300])
+    """
+    unit = together(strategy.keys, strategy.values)
+    if (unit, strategy.keys.dim, strategy.pre_rope) != (cache.unit, cache.key_quantizer.dim, cache.pre_rope):
+        wanted = f"{cache.unit} tokens of {cache.key_quantizer.dim} dimensions, pre_rope={cache.pre_rope}"
+        raise ValueError(f"expected a strategy of {wanted}, got {unit} of {strategy.keys.dim}, {strategy.pre_rope}")
+    rooms = jax.tree.leaves(cache.keys)[0].shape[0]
+    if pages is not None and (cache.tables is None or pages < rooms):
+        raise ValueError(f"expected pages of a cache with at most as many, got {pages} for {rooms}")
+    more = 0 if pages is None else pages - rooms
+    pair = (strategy.keys, None if strategy.values is strategy.keys else strategy.values)
+    keys, values = jax.tree.map(jnp.array, pair)
+    return dataclasses.replace(
+        cache,
+        keys=_padded(_recoded(cache.key_quantizer, keys, cache.keys, False), more),
+        values=_padded(_recoded(cache.value_quantizer, keys if values is None else values, cache.values, True), more),
+        key_quantizer=keys,
+        own_value_quantizer=values,
+    )
+
+
+def _padded(codes: Codes, rooms: int) -> Codes:
+    def leaf(x: tiles.TokenArray) -> tiles.TokenArray:
+        return dataclasses.replace(x, bits=jnp.pad(x.bits, [(0, rooms), *[(0, 0)] * (x.bits.ndim - 1)]))
+
+    return over(leaf, codes)
+
+
+@operation
+def _recoded(old: Quantizer, new: Quantizer, codes: Codes, transposed: bool) -> Codes:
+    first = jax.tree.leaves(codes, is_leaf=tiles.is_token_array)[0]
+    rooms, tokens = first.bits.shape[0], first.bits.shape[first.axis] * first.tokens_per_entry
+
+    def page(room: Array, start: Array) -> Codes:
+        read = lambda x: dataclasses.replace(x, bits=lax.dynamic_slice_in_dim(x.bits, room, 1)).read(start, tiles.PAGE)  # noqa: E731
+        return rules.lay_out(new, new.encode(decoded(old, over(read, codes), transposed)), transposed)
+
+    def of_room(room: Array) -> Codes:
+        return lax.map(lambda start: page(room, start), tiles.PAGE * jnp.arange(tokens // tiles.PAGE))
+
+    def joined(x: tiles.TokenArray) -> tiles.TokenArray:  # (rooms, pages, 1, ...) as (rooms, ...)
+        bits = jnp.moveaxis(x.bits[:, :, 0], 1, x.axis)
+        shape = [*bits.shape[: x.axis], -1, *bits.shape[x.axis + 2 :]]
+        return dataclasses.replace(x, bits=bits.reshape(shape))
+
+    return over(joined, lax.map(of_room, jnp.arange(rooms)))
+
+
+def decoded(quantizer: Quantizer, codes: Codes, transposed: bool) -> Float[Array, "b h t d"]:
+    """What a page of codes of a cache stands for: keys by products of unit vectors, values by sums with them."""
+    batch, heads = jax.tree.leaves(codes)[0].shape[:2]
+    eye = lambda n: jnp.broadcast_to(jnp.eye(n), (batch, heads, n, n))  # noqa: E731
+    if transposed:
+        return rules.restore(quantizer, rules.weigh(quantizer, eye(tiles.PAGE), codes))
+    return jnp.swapaxes(rules.scores(quantizer, rules.prepare(quantizer, eye(quantizer.dim)), codes), 2, 3)
