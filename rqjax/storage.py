@@ -33,7 +33,7 @@ def save(tree: PyTree, path: str | os.PathLike[str], *, recipe: str | None = Non
     if isinstance(tree, KVCache):
         tree.check()
     _check_recipe(recipe)
-    treefile.save(tree, path, **({} if recipe is None else {"recipe": recipe}))
+    treefile.save(tree, path, packed=False, **({} if recipe is None else {"recipe": recipe}))
 
 
 def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
