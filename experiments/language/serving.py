@@ -17,10 +17,10 @@ from rqjax.nn import Decoder, Engine
 
 TABLES = (
     Table(
-        "Answers to all prompts, a number of bytes for the cache: tokens made and read a second, texts at a time",
+        "Answers to all prompts: tokens made and read a second, slots in use, pages in as many bytes, begun again",
         rows=("strategy",),
         columns=(),
-        values=("tokens_per_second", "read_per_second", "at_a_time", "pages", "begun_again"),
+        values=("tokens_per_second", "read_per_second", "slots_in_use", "pages", "begun_again"),
         each=("model",),
     ),
     Table(
@@ -75,7 +75,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     return {
         "tokens_per_second": made / seconds,
         "read_per_second": sum(map(len, prompts)) / seconds,
-        "at_a_time": running / steps,
+        "slots_in_use": running / steps,
         "pages": pages,
         "begun_again": all_of_it.begun - point["requests"],
         "first_token_s": first[0],

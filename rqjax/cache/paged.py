@@ -121,10 +121,10 @@ class PagedCache:
         """Pages that a sequence of so many tokens takes, of which `held` are in codes in any case."""
         return -(-int(self._layers.coded(tokens, held).max()) // PAGE)
 
-    def lacks(self, slot: int, length: int) -> bool:
-        """Whether too few pages are free for a slot to hold `length` tokens in all."""
+    def missing(self, slot: int, length: int) -> int:
+        """Pages that a slot does not have yet for `length` tokens in all."""
         s = self._slot(slot)
-        return self.pages_for(length, s.held) - len(s.pages) > self.free_pages
+        return max(0, self.pages_for(length, s.held) - len(s.pages))
 
     def admit(self, tokens: Iterable[SupportsIndex]) -> tuple[int, int]:
         """A slot for a text, with the pages of what is known of its beginning.

@@ -189,10 +189,11 @@ class Engine:
         while self._waiting and len(self._running) < self._total:
             request = self._waiting[0]
             slot, found = self.paged.admit(request.prompt)
-            if self._running and self.paged.lacks(slot, len(request.prompt) + len(request.made)):
+            request.slot, request.fed = slot, found
+            missing = sum(self.paged.missing(r.slot, len(r.prompt) + len(r.made)) for r in (*self._running, request))
+            if self._running and missing > self.paged.free_pages:
                 self.paged.release(slot)
                 return
-            request.slot, request.fed = slot, found
             self.begun += 1
             self._running.append(self._waiting.pop(0))
 

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 )
 
 import rqjax
+from rqjax.cache.kv import over
 from rqjax.cache.pages import NoRoom
 from rqjax.core import treefile
 from rqjax.scoring import tiles
@@ -56,18 +57,24 @@ def grown(paged, slot, text, size=CHUNK):
     paged.update(append(paged.caches, k, v, valid=valid, slots=jnp.array([slot])))
 
 
-def read(cache, slot):
-    """The codes of a sequence, and what else is known of it."""
-    coded = int(cache.coded[slot])
+@jax.jit
+def rows(cache, slot):
+    """All codes of a sequence."""
 
     def leaf(x):
         if cache.tables is None:
-            x = dataclasses.replace(x, bits=x.bits[slot : slot + 1])
-        tables = None if cache.tables is None else cache.tables[slot : slot + 1]
-        found = np.asarray(x.read(0, cache.capacity, tables))
-        return np.take(found, range(coded // x.tokens_per_entry), axis=x.axis)
+            x = dataclasses.replace(x, bits=jax.lax.dynamic_slice_in_dim(x.bits, slot, 1))
+        return x.read(0, cache.capacity, None if cache.tables is None else cache.tables[slot][None])
 
-    codes = jax.tree.leaves(jax.tree.map(leaf, (cache.keys, cache.values), is_leaf=tiles.is_token_array))
+    return over(leaf, (cache.keys, cache.values))
+
+
+def read(cache, slot):
+    """The codes of a sequence, and what else is known of it."""
+    coded = int(cache.coded[slot])
+    leaves = jax.tree.leaves((cache.keys, cache.values), is_leaf=tiles.is_token_array)
+    found = zip(leaves, jax.tree.leaves(rows(cache, slot)), strict=True)
+    codes = [np.take(np.asarray(x), range(coded // leaf.tokens_per_entry), axis=leaf.axis) for leaf, x in found]
     mean = [] if cache.key_mean is None else [np.asarray(cache.key_mean[slot])]
     return [*codes, *mean, coded, int(cache.lengths[slot])]
 
@@ -172,7 +179,7 @@ class Schedule(RuleBasedStateMachine):
             assert error(found, attend(own, q)) < 1e-6
 
 
-@pytest.mark.parametrize("examples", some((15, 1000), [15]))
+@pytest.mark.parametrize("examples", some((8, 1000), [8]))
 def test_many_schedules(examples):
     Schedule.empty, Schedule.alone = cache(SLOTS, PAGES), cache(1)
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -210,7 +217,7 @@ def test_a_prefix_is_found_and_computed_once():
 NAMES = ("kivi_2", "turboquant_trellis_3+turned", "eden_2/nested_e8_2+pre_rope", "float32")
 
 
-@pytest.mark.parametrize("name", some(NAMES, NAMES[1:2]))
+@pytest.mark.parametrize("name", some(NAMES, []))
 def test_ragged_calls_and_shared_pages_of_all_kinds_of_codes(name):
     """A chunk of one slot and a token of another in one call; a prefix that a second slot takes over."""
     options = {"name": name, "window": 128 if name == "kivi_2" else 16}
