@@ -131,7 +131,8 @@ class Engine:
           The number of the request.
 
         Raises:
-          ValueError: the prompt is empty, or with its answer longer than what a slot or all pages hold.
+          ValueError: the prompt is empty, of tokens that there are not, or with its answer longer than what a slot or
+            all pages hold; or the sampling is of no probabilities.
         """
         text = np.asarray(list(prompt), np.int32)
         size = len(text) + check_int("max_tokens", max_tokens, 1, 2**30)
@@ -140,6 +141,11 @@ class Engine:
         if size > self.max_len or self.paged.pages_for(size) > self.paged.pages:
             held = f"{self.max_len} tokens of a slot or the {self.paged.pages} pages"
             raise ValueError(f"a prompt of {len(text)} tokens and {max_tokens} more do not fit in the {held}")
+        vocabulary = self.decoder.config.vocab_size
+        if not 0 <= text.min() <= text.max() < vocabulary:
+            raise ValueError(f"expected tokens from 0 to {vocabulary - 1}, got {text.min()} to {text.max()}")
+        if not (temperature >= 0 and 0 < top_p <= 1):
+            raise ValueError(f"expected temperature >= 0 and 0 < top_p <= 1, got {temperature} and {top_p}")
         ends = frozenset(stop) | frozenset(self.decoder.config.eos_token_ids)
         request = Request(self._count, text, max_tokens, float(temperature), float(top_p), ends, seed)
         self._waiting.append(request)
