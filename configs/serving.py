@@ -4,8 +4,8 @@ Claim (issues of serving engines): a quantized cache holds more texts at a time,
 its prefixes can still be shared. The cache has the bytes of four of the longest texts in bfloat16.
 
 To see: pages follow the bits. Tokens a second do not: on a CPU reading prompts takes nearly all of the time, a piece of
-one prompt a step, so that few texts are written at a time and no cache is ever full. A prompt whose beginning is known
-has its first token three to five times sooner.
+one prompt a step, so that few texts are written at a time whatever the room. A prompt whose beginning is known has its
+first token three to five times sooner.
 
     python -m experiments.run --config=configs/serving.py
 

@@ -117,3 +117,36 @@ def test_wrong_requests(decoder, arguments, message):
     with pytest.raises(ValueError, match=message):
         engine.submit(arguments[0], **arguments[1])
     assert engine.step() == []
+
+
+@pytest.mark.full
+def test_ten_thousand_requests(decoder):
+    """With cancels and stops: each answer is that of the request alone, nothing is compiled anew, no array stays."""
+    rng = np.random.default_rng(0)
+    engine = Engine(decoder, "float32", KEY, pages=3, slots=4, max_len=192, chunk=128, **OPTIONS)
+    kinds = [
+        (text(i % 5, int(rng.integers(1, 150))), {"max_tokens": int(rng.integers(1, 6)), "seed": i, "stop": [7, i]})
+        for i in range(30)
+    ]
+    expected = []
+    for prompt, options in kinds:
+        engine.submit(prompt, **options)
+        expected += engine.run().values()
+    compiled, arrays = next_tokens._cache_size(), len(jax.live_arrays())
+    asked, made, count = {}, {}, 0
+    while count < 10_000 or engine.waiting or engine.running:
+        while count < 10_000 and engine.waiting < 4:
+            kind = int(rng.integers(len(kinds)))
+            asked[engine.submit(kinds[kind][0], **kinds[kind][1])] = kind
+            count += 1
+        if rng.random() < 0.05 and engine.waiting:
+            engine.cancel(engine._waiting[-1].id)
+        if rng.random() < 0.05 and engine.running:
+            engine.cancel(engine._running[0].id)
+        for event in engine.step():
+            made.setdefault(event.id, []).append(event.token)
+            if event.done:
+                assert made.pop(event.id) == expected[asked.pop(event.id)]
+    checked(engine.paged)
+    assert engine.paged.slots == {}
+    assert (next_tokens._cache_size(), len(jax.live_arrays())) == (compiled, arrays)
