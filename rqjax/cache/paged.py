@@ -189,8 +189,8 @@ class PagedCache:
         self._layers.update(caches)
         for slot, key, pages, first in self._filled:
             if key not in self._prefixes.blocks:
-                roots = tuple(root(layer, slot) for layer in self._layers.all)
-                self._prefixes.blocks[key] = Block(pages, roots if first else None)
+                roots = tuple(root(layer, slot) for layer in self._layers.all) if first else None
+                self._prefixes.blocks[key] = Block(pages, roots)
                 self._pool.use(pages)
         self._filled = []
 

@@ -107,7 +107,7 @@ class Layers:
 
     def begin(self, slot: int, length: int, held: int, roots: tuple[Root, ...] | None) -> None:
         """A slot with so many tokens, and what is known of its beginning."""
-        roots = roots or tuple(jax.tree.map(np.zeros_like, root(layer, slot)) for layer in self.all)
+        roots = roots or tuple(map(empty_root, self.all))
         parts = zip(self.all, roots, strict=True)
         self.all = tuple(_placed(layer, root, *map(np.int32, (slot, length, held))) for layer, root in parts)
 
@@ -132,6 +132,13 @@ def root(cache: KVCache, slot: int) -> Root:
     exact = (np.asarray(x[slot, :, : cache.sinks]) for x in (cache.exact_keys, cache.exact_values))
     mean = cache.key_mean if cache.centered else None
     return (*exact, *([] if mean is None else [np.asarray(mean[slot])]))
+
+
+def empty_root(cache: KVCache) -> Root:
+    """Zeros like a `root`, which would wait for the device."""
+    _, heads, _, dim = cache.exact_keys.shape
+    exact = np.zeros((heads, cache.sinks, dim), cache.exact_keys.dtype)
+    return (exact, exact, *([np.zeros((heads, dim), np.float32)] if cache.centered else []))
 
 
 def digest(layers: Sequence[KVCache]) -> str:
@@ -181,8 +188,8 @@ def cut_slot(cache: KVCache, slot: Array, length: Array) -> KVCache:
 
 @in_place
 def _with_codes(cache: KVCache, pages: Array, codes: Any) -> KVCache:
-    put = lambda old, new: dataclasses.replace(old, bits=old.bits.at[pages].set(new.bits))  # noqa: E731
-    keys, values = over(put, (cache.keys, cache.values), codes)
+    filled = lambda old, new: dataclasses.replace(old, bits=old.bits.at[pages].set(new.bits))  # noqa: E731
+    keys, values = over(filled, (cache.keys, cache.values), codes)
     return dataclasses.replace(cache, keys=keys, values=values)
 
 

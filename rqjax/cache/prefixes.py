@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from rqjax.cache.kv import KVCache
-from rqjax.cache.pages import Grid, Root, codes_in, digest, root
+from rqjax.cache.pages import Grid, Root, codes_in, digest, empty_root
 from rqjax.core import treefile
 
 
@@ -65,7 +65,7 @@ class Prefixes:
             return None
         codes = tuple(jax.eval_shape(lambda layer=layer: codes_in(layer, range(pages))) for layer in layers)
         try:
-            return treefile.load(path, (codes, tuple(root(layer, 0) for layer in layers) if first else None))[0]
+            return treefile.load(path, (codes, tuple(map(empty_root, layers)) if first else None))[0]
         except (ValueError, FileNotFoundError) as error:
             warnings.warn(f"a prefix is computed again: {error}", stacklevel=4)
             return None

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from rqjax.arrays.planes import put
 from rqjax.cache.append import checked_slots
-from rqjax.cache.kv import KVCache
+from rqjax.cache.kv import KVCache, over
 from rqjax.cache.scores import scorer
 from rqjax.core import is_traced, operation
 from rqjax.scoring import rules, tiles
@@ -89,7 +89,7 @@ def _units(cache: KVCache, start: Int[Array, "batch"]) -> tuple[Float[Array, "ba
                     x = dataclasses.replace(x, bits=lax.dynamic_slice_in_dim(x.bits, b, 1))
                 return x.read(first, tiles.PAGE, one.tables)
 
-            return jax.tree.map(leaf, codes, is_leaf=tiles.is_token_array)
+            return over(leaf, codes)
 
         keys = scorer(one, eye(dim))(read(cache.keys), cache.sinks + first)  # of unit vectors: the coordinates
         weights = rules.weigh(cache.value_quantizer, eye(tiles.PAGE), read(cache.values))
