@@ -34,7 +34,7 @@ class Strategy:
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
       >>> rqjax.strategy("eden_4", jax.random.key(0), dim=64).nbytes(batch=1, kv_heads=2, max_len=4096)
-      631833
+      631837
     """
 
     keys: Quantizer
