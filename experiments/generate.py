@@ -1,7 +1,7 @@
 """Text from a language model with a compressed cache: token by token, or of many prompts at a time.
 
 python -m experiments.generate --prompt="def main(" --strategy=eden_4 --tokens=300
-python -m experiments.generate --prompts=prompts.jsonl --out=texts.jsonl --slots=8 --pages=400
+python -m experiments.generate --prompts=prompts.jsonl --out=texts.jsonl --slots=8 --pages=400 --degrade=eden_3,eden_2
 
 A line of the file is {"prompt": "def main("}, if need be with max_tokens, temperature, top_p and seed. Prompts that
 begin alike share their pages of the cache.
@@ -39,6 +39,9 @@ PROMPTS = flags.DEFINE_string("prompts", "", "Texts to go on from: a file of lin
 OUT = flags.DEFINE_string("out", "", "With --prompts: where the texts go, lines of JSON; printed, if not given.")
 SLOTS = flags.DEFINE_integer("slots", 8, "With --prompts: texts at a time.", lower_bound=1)
 PAGES = flags.DEFINE_integer("pages", 0, "With --prompts: of 128 tokens; 0: enough for all slots.", lower_bound=0)
+DEGRADE = flags.DEFINE_list(
+    "degrade", [], "With --prompts: strategies of fewer bits, which codes are made anew by where pages run out."
+)
 TOKENS = flags.DEFINE_integer("tokens", 300, "How many tokens to make.")
 TEMPERATURE = flags.DEFINE_float("temperature", 0.7, "0: always the likeliest token.", lower_bound=0.0)
 TOP_P = flags.DEFINE_float("top_p", 1.0, "Only the likeliest tokens that add up to this.", 0.0, 1.0)
@@ -71,6 +74,7 @@ def _many() -> None:
         pages=PAGES.value or SLOTS.value * -(-longest // PAGE),
         slots=SLOTS.value,
         max_len=longest,
+        degrade=[models.strategies(decoder, MODEL.value, name) for name in DEGRADE.value],
         window=WINDOW.value,
         sinks=SINKS.value,
         boundary=BOUNDARY.value,
@@ -83,6 +87,8 @@ def _many() -> None:
             for event in engine.step():
                 made[event.id].append(event.token)
                 bar.update(event.done)
+    for name, (_, pages) in zip(DEGRADE.value, engine.degraded, strict=False):  # as far as it came
+        print(f"pages ran out: codes were made anew by {name}, {pages} pages", file=sys.stderr)
     texts = [json.dumps({"text": tokenizer.decode(made[id]), "tokens": len(made[id])}) + "\n" for id in ids]
     if OUT.value:
         Path(OUT.value).write_text("".join(texts), encoding="utf-8")

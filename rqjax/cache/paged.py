@@ -4,7 +4,6 @@ Codes depend on tokens alone, not on how they were appended. So where a text is 
 a function of the tokens up to it, and is found again by their hash. (Pages: Kwon et al., 2023, arXiv:2309.06180.)
 """
 
-import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
@@ -12,20 +11,11 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from rqjax.cache.kv import KVCache
-from rqjax.cache.pages import CHUNK, Grid, Layers, NoRoom, Pool, as_text, copied_slot, cut_slot, root
+from rqjax.cache.pages import CHUNK, Grid, Layers, NoRoom, Pool, Slot, as_text, copied_slot, cut_slot, root
 from rqjax.cache.prefixes import Block, Prefixes
+from rqjax.cache.strategies import Strategy
 from rqjax.core import check_int
 from rqjax.scoring.tiles import PAGE
-
-
-@dataclasses.dataclass
-class Slot:
-    """`held` tokens of each layer are in codes though the window has not passed them; `chain` has hashes of pieces."""
-
-    pages: list[int]
-    length: int
-    held: np.ndarray
-    chain: list[bytes]
 
 
 class PagedCache:
@@ -83,7 +73,7 @@ class PagedCache:
         if chunk % PAGE or chunk < least:
             raise ValueError(f"expected a chunk that is a multiple of {PAGE} and at least {least}, got {chunk}")
         self._prefixes = Prefixes(self._layers.all, Grid(chunk, self._layers.sinks), folder, seed)
-        self.pages, self._pool = self._layers.pages, Pool(self._layers.pages)
+        self._pool = Pool(self._layers.pages)
         self._slots: dict[int, Slot] = {}
         self._filled: list[tuple[int, bytes, tuple[int, ...], bool]] = []
 
@@ -103,6 +93,11 @@ class PagedCache:
             self._stale = False
 
     @property
+    def pages(self) -> int:
+        """Used and unused ones."""
+        return self._layers.pages
+
+    @property
     def slots(self) -> dict[int, int]:
         """The slots in use, and how many tokens have been reserved in each."""
         return {i: slot.length for i, slot in sorted(self._slots.items())}
@@ -110,8 +105,8 @@ class PagedCache:
     @property
     def free_pages(self) -> int:
         """Pages that can be had: unused ones, and those that only wait for a text with their prefix."""
-        blocks = self._prefixes.blocks.values()
-        return len(self._pool.unused) + sum(len(block.pages) for block in blocks if self._pool.once(block.pages))
+        blocks = [block.pages for block in self._prefixes.blocks.values()]
+        return len(self._pool.unused) + sum(len(pages) for pages in blocks if self._pool.once(pages))
 
     def pieces(self, start: int, stop: int) -> list[int]:
         """Where pieces end of the text from token `start` to `stop`; those after the first begin with a page."""
@@ -123,8 +118,7 @@ class PagedCache:
 
     def missing(self, slot: int, length: int) -> int:
         """Pages that a slot does not have yet for `length` tokens in all."""
-        s = self._slot(slot)
-        return max(0, self.pages_for(length, s.held) - len(s.pages))
+        return max(0, self.pages_for(length, self._slot(slot).held) - len(self._slot(slot).pages))
 
     def admit(self, tokens: Iterable[SupportsIndex]) -> tuple[int, int]:
         """A slot for a text, with the pages of what is known of its beginning.
@@ -141,9 +135,8 @@ class PagedCache:
         """
         text = as_text(tokens)
         if len(text) > self._layers.max_len or self.pages_for(len(text)) > self.pages:
-            raise ValueError(
-                f"{len(text)} tokens take more than the {self._layers.max_len} of a slot or all {self.pages} pages"
-            )
+            most = f"the {self._layers.max_len} of a slot or all {self.pages} pages"
+            raise ValueError(f"{len(text)} tokens take more than {most}")
         i, chain, found = self._free_slot(), self._prefixes.hashes(text), []
         for key in chain[1:]:  # a piece is in codes once the next one has been appended
             block = self._known(key, len(found))
@@ -258,6 +251,12 @@ class PagedCache:
             self._prefixes.save(key, self._layers.all)
             self._pool.give(self._prefixes.blocks.pop(key).pages)
 
+    def requantize(self, strategies: Strategy | Sequence[Strategy], pages: int) -> None:
+        """All codes by other quantizers, as `rqjax.requantize` does. The folder is left: its codes are made once."""
+        self._layers.requantize([strategies] if isinstance(strategies, Strategy) else strategies, pages)
+        self._pool.grow(pages)
+        self._prefixes.folder = None
+
     def save(self) -> None:
         """Writes all prefixes that are known to the folder.
 
@@ -265,7 +264,7 @@ class PagedCache:
           ValueError: there is no folder.
         """
         if self._prefixes.folder is None:
-            raise ValueError("expected PagedCache(..., folder=) to save to, got none")
+            raise ValueError("expected a PagedCache with a folder to save to, got none")
         for key in self._prefixes.blocks:
             self._prefixes.save(key, self._layers.all)
 

@@ -12,6 +12,8 @@ from jaxtyping import Array
 
 from rqjax.arrays.planes import put
 from rqjax.cache.kv import KVCache, over
+from rqjax.cache.requantize import requantize
+from rqjax.cache.strategies import Strategy
 from rqjax.cache.truncate import truncate
 from rqjax.core import treefile
 from rqjax.scoring.tiles import PAGE
@@ -24,6 +26,16 @@ Root: TypeAlias = tuple[Array | np.ndarray, ...]
 
 class NoRoom(ValueError):
     """All slots are in use, or too few pages are free."""
+
+
+@dataclasses.dataclass
+class Slot:
+    """`held` tokens of each layer are in codes though the window has not passed them; `chain` has hashes of pieces."""
+
+    pages: list[int]
+    length: int
+    held: np.ndarray
+    chain: list[bytes]
 
 
 class Grid(NamedTuple):
@@ -58,6 +70,11 @@ class Pool:
         pages = [self.unused.pop() for _ in range(count)]
         self.use(pages)
         return pages
+
+    def grow(self, count: int) -> None:
+        """To `count` pages."""
+        self.unused += range(len(self.uses), count)
+        self.uses = np.pad(self.uses, (0, count - len(self.uses)))
 
     def use(self, pages: Sequence[int]) -> None:
         self.uses[list(pages)] += 1
@@ -110,6 +127,16 @@ class Layers:
         roots = roots or tuple(map(empty_root, self.all))
         parts = zip(self.all, roots, strict=True)
         self.all = tuple(_placed(layer, root, *map(np.int32, (slot, length, held))) for layer, root in parts)
+
+    def requantize(self, strategies: Sequence[Strategy], pages: int) -> None:
+        """Codes by other quantizers, a layer at a time, so that the codes of but one are held twice."""
+        if len(strategies) != len(self.all):
+            raise ValueError(f"expected {len(self.all)} strategies, one a layer, got {len(strategies)}")
+        anew = functools.partial(requantize, pages=pages)
+        jax.eval_shape(lambda: tuple(map(anew, self.all, strategies)))  # so that nothing changes if one does not fit
+        for i, strategy in enumerate(strategies):
+            self.all = (*self.all[:i], anew(self.all[i], strategy), *self.all[i + 1 :])
+        self.pages = pages
 
     def copy(self, pages: Sequence[int], to: Sequence[int]) -> None:
         for page, copy in zip(pages, to, strict=True):

@@ -1,55 +1,27 @@
 """Many texts from one decoder at a time: continuous batching over a paged cache."""
 
-import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
+from rqjax.cache.kv import KVCache
 from rqjax.cache.paged import PagedCache
 from rqjax.cache.pages import CHUNK, NoRoom
+from rqjax.cache.requantize import requantize
 from rqjax.cache.strategies import Strategy
-from rqjax.core import check_int
+from rqjax.core import check_int, nbytes
 from rqjax.nn.decoder import Decoder
+from rqjax.nn.requests import Event, Request
 from rqjax.nn.sampling import next_tokens, padded
 from rqjax.scoring.tiles import PAGE
 
 SAMPLED = 1024
 """Numbers of each weight by which decoders are told apart."""
-
-
-class Event(NamedTuple):
-    """What a step has brought to a request."""
-
-    id: int
-    token: int
-    done: bool
-
-
-@dataclasses.dataclass(eq=False)
-class Request:
-    """A text that is being made."""
-
-    id: int
-    prompt: np.ndarray
-    max_tokens: int
-    temperature: float
-    top_p: float
-    stop: frozenset[int]
-    seed: int
-    made: list[int] = dataclasses.field(default_factory=list)
-    slot: int = -1
-    fed: int = 0
-    """Tokens in the cache, of the prompt and of what was made."""
-
-    @property
-    def after(self) -> int:
-        """Which of the made tokens comes after those in the cache."""
-        return self.fed - len(self.prompt)
 
 
 class Engine:
@@ -82,6 +54,7 @@ class Engine:
         max_len: int | None = None,
         chunk: int = CHUNK,
         folder: str | os.PathLike[str] | None = None,
+        degrade: Sequence[str | Sequence[Strategy]] = (),
         **options: Any,
     ):
         """An engine without requests.
@@ -95,12 +68,21 @@ class Engine:
           max_len: tokens of a text at most; as many as the pages hold, if not given.
           chunk: as in `PagedCache`.
           folder: where prefixes are kept for other engines of this decoder, strategy and key; see `PagedCache`.
+          degrade: strategies of fewer and fewer bits, each as `strategy`. Where pages run out, all codes are made anew
+            by the next one, in the same bytes, before any text waits or gives its pages back; `degraded` says so.
+            Tokens are those of `generate` up to then.
           **options: as in `Decoder.caches`.
         """
         room = PAGE * check_int("pages", pages, 1, 2**20) if max_len is None else max_len
         caches = decoder.caches(strategy, key, slots, room, pages=pages, **options)
         seed = b"" if folder is None else _digest(decoder)
         self.paged = PagedCache(caches, chunk=chunk, folder=folder, seed=seed)
+        self.degraded: list[tuple[str | Sequence[Strategy], int]] = []
+        """Strategies that codes were made anew by, and how many pages there were from then on."""
+        self._levels = [_level(decoder, name, key, caches, room, options) for name in degrade]
+        counts = [pages, *(level[-1] for level in self._levels)]
+        if sorted(set(counts)) != counts:
+            raise ValueError(f"expected degrade= of fewer and fewer bits, got strategies of {counts} pages")
         self.decoder, self.max_len = decoder, room
         self._total, self._count = slots, 0
         self.begun = 0
@@ -134,20 +116,13 @@ class Engine:
           ValueError: the prompt is empty, of tokens that there are not, or with its answer longer than what a slot or
             all pages hold; or the sampling is of no probabilities.
         """
-        text = np.asarray(list(prompt), np.int32)
-        size = len(text) + check_int("max_tokens", max_tokens, 1, 2**30)
-        if not len(text):
-            raise ValueError("expected a prompt of at least one token, got none")
-        if size > self.max_len or self.paged.pages_for(size) > self.paged.pages:
-            held = f"{self.max_len} tokens of a slot or the {self.paged.pages} pages"
-            raise ValueError(f"a prompt of {len(text)} tokens and {max_tokens} more do not fit in the {held}")
-        vocabulary = self.decoder.config.vocab_size
-        if not 0 <= text.min() <= text.max() < vocabulary:
-            raise ValueError(f"expected tokens from 0 to {vocabulary - 1}, got {text.min()} to {text.max()}")
-        if not (temperature >= 0 and 0 < top_p <= 1):
-            raise ValueError(f"expected temperature >= 0 and 0 < top_p <= 1, got {temperature} and {top_p}")
-        ends = frozenset(stop) | frozenset(self.decoder.config.eos_token_ids)
-        request = Request(self._count, text, max_tokens, float(temperature), float(top_p), ends, seed)
+        config, most = self.decoder.config, max([self.paged.pages, *(pages for *_, pages in self._levels)])
+        ends = frozenset(stop) | frozenset(config.eos_token_ids)
+        sampling = max_tokens, temperature, top_p, ends, seed
+        request = Request.checked(self._count, config.vocab_size, prompt, *sampling)
+        if request.length > self.max_len or self.paged.pages_for(request.length) > most:
+            held = f"{self.max_len} tokens of a slot or the {most} pages"
+            raise ValueError(f"a prompt of {len(request.prompt)} tokens and {max_tokens} more do not fit in the {held}")
         self._waiting.append(request)
         self._count += 1
         return request.id
@@ -194,11 +169,15 @@ class Engine:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._total:
             request = self._waiting[0]
+            while self.paged.pages_for(request.length) > self.paged.pages:
+                self._shrunk()
             slot, found = self.paged.admit(request.prompt)
             request.slot, request.fed = slot, found
             missing = sum(self.paged.missing(r.slot, len(r.prompt) + len(r.made)) for r in (*self._running, request))
             if self._running and missing > self.paged.free_pages:
                 self.paged.release(slot)
+                if self._shrunk():
+                    continue
                 return
             self.begun += 1
             self._running.append(self._waiting.pop(0))
@@ -235,10 +214,21 @@ class Engine:
                 self.paged.reserve(request.slot, tokens)
                 return True
             except NoRoom:
+                if self._shrunk():
+                    continue
                 last = self._running[-1]
                 self._dropped(last)
                 self._waiting.insert(0, last)
         return False
+
+    def _shrunk(self) -> bool:
+        """Whether there are more pages, of codes of fewer bits."""
+        if not self._levels:
+            return False
+        name, strategies, pages = self._levels.pop(0)
+        self.paged.requantize(strategies, pages)
+        self.degraded.append((name, pages))
+        return True
 
     def _dropped(self, request: Request) -> None:
         if request in self._running:
@@ -278,6 +268,18 @@ class Engine:
             if done:
                 self._dropped(request)
         return events
+
+
+def _level(
+    decoder: Decoder, name: Any, key: Array, caches: Sequence[KVCache], room: int, options: dict[str, Any]
+) -> tuple[Any, list[Strategy], int]:
+    """A name and its strategies of the layers, and how many pages of theirs are in the bytes of those of `caches`."""
+    size = lambda layers: sum(nbytes((layer.keys, layer.values)) for layer in layers)  # noqa: E731
+    one = decoder.caches(name, key, 1, room, pages=1, **options)
+    layers = [Strategy(layer.key_quantizer, layer.value_quantizer, pre_rope=layer.pre_rope) for layer in one]
+    pages = size(caches) // size(one)
+    jax.eval_shape(lambda: [requantize(*pair) for pair in zip(caches, layers, strict=True)])  # do they fit?
+    return name, layers, pages
 
 
 def _digest(decoder: Decoder) -> bytes:

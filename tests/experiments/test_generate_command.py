@@ -26,6 +26,15 @@ def test_texts_of_many_prompts(tmp_path):
 
 
 @pytest.mark.full
+def test_pages_run_out(tmp_path):
+    lines = [json.dumps({"prompt": f"import os  # {i}", "max_tokens": 200, "temperature": 0}) for i in range(2)]
+    made = run(tmp_path, lines, "--slots=2", "--pages=2", "--strategy=eden_4", "--degrade=eden_2", "--window=16")
+    assert made.returncode == 0, made.stderr
+    assert made.stderr.splitlines()[-1] == "pages ran out: codes were made anew by eden_2, 3 pages"
+    assert len(made.stdout.splitlines()) == 2
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rqjax
 from rqjax.nn import Engine, generate, load_decoder
 from rqjax.nn.sampling import next_tokens, sampled
 from tests.cache.test_paged import checked
@@ -74,6 +75,45 @@ def test_pages_run_out(decoder):
         expected = alone(decoder, "eden_4", text(i, 30), 40, seed=i)
         seen = sum(step.count(id) for step in steps)
         assert made.get(id, []) == expected[seen:]
+
+
+@pytest.mark.full
+def test_codes_degrade_before_texts_wait(decoder):
+    """No text is begun again, and what was made before is as alone; a text may need all pages that there will be."""
+    levels = {"degrade": ["eden_3", "eden_2"], "max_len": 1024, "chunk": 128}
+    engine = Engine(decoder, "eden_4", KEY, pages=4, slots=6, **levels, **OPTIONS)
+    size = rqjax.nbytes([(layer.keys, layer.values) for layer in engine.paged.caches])
+    ids = [engine.submit(text(i, 80), max_tokens=90, temperature=0) for i in range(3)]
+    made = {id: [] for id in ids}
+    while not engine.degraded and engine.running + engine.waiting:
+        for event in engine.step():
+            made[event.id].append(event.token)
+    begun = len(made[0]) - 1  # the last step was made with smaller codes
+    assert begun > 10
+    for i, id in enumerate(ids):
+        assert made[id][:begun] == alone(decoder, "eden_4", text(i, 80), len(made[id][:begun]), temperature=0)
+    long = engine.submit(text(5, 700), max_tokens=2)
+    after = engine.run()
+    assert [name for name, _ in engine.degraded] == ["eden_3", "eden_2"]
+    assert 4 < engine.degraded[0][1] < engine.degraded[1][1] == engine.paged.pages == engine.paged.free_pages
+    assert rqjax.nbytes([(layer.keys, layer.values) for layer in engine.paged.caches]) <= size
+    assert engine.begun == 4
+    for id, most in [*dict.fromkeys(ids, 90).items(), (long, 2)]:
+        tokens = made.get(id, []) + after.get(id, [])
+        assert len(tokens) == most or tokens[-1] in decoder.config.eos_token_ids
+    checked(engine.paged)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["eden_2", "eden_3"], r"expected degrade= of fewer and fewer bits, got strategies of \[4, 7, 5\] pages"),
+        (["kivi_2"], "expected a strategy of 16 tokens"),
+    ],
+)
+def test_what_cannot_degrade_is_refused(decoder, names, message):
+    with pytest.raises(ValueError, match=message):
+        Engine(decoder, "eden_4", KEY, pages=4, slots=1, chunk=128, degrade=names, **OPTIONS)
 
 
 def test_stops_and_cancels(decoder):
