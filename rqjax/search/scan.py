@@ -1,4 +1,4 @@
-"""The codes that score best against queries: one block of codes after the other, with a running top-k."""
+"""The codes that score best against queries: groups of rows by their best scores, block after block, then the rows."""
 
 from typing import Any
 
@@ -8,15 +8,21 @@ from jax import lax
 from jaxtyping import Array, Float, Int32, Shaped
 
 from rqjax.arrays.blocks import in_blocks
+from rqjax.arrays.planes import materialized
 from rqjax.core import Codes, Quantizer
 from rqjax.scoring import rules
+from rqjax.search.rough import rough
 
 QUERIES_TOGETHER = 1024
 """That scan the codes together; fewer than twice as many do, too."""
 BLOCK_SCORES, BLOCK_COORDINATES = 2**22, 2**21
 """Of a block of codes, at most: 16 MiB of scores, 2 MiB of levels in int8."""
-TOP_K_GROUP = 16
-"""Group size of the two-stage top-k: groups are ranked by their maximum first."""
+GROUP = 32
+"""Rows that are ranked by the best of their scores, at most: the top-k of all scores takes longer than to make them."""
+SPARE = 2
+"""Times as many groups are kept where scores are only nearly right."""
+RANKED_TOGETHER = 16
+"""Queries whose best groups are scored row by row together."""
 
 
 def scan(
@@ -24,7 +30,8 @@ def scan(
 ) -> tuple[Float[Array, "m k"], Int32[Array, "m k"]]:
     """The k largest of <y, x~> + bias over the vectors x~ behind the codes, the largest first, and their rows.
 
-    Of equal scores the first row's is the larger one.
+    Of equal scores the first row's is the larger one. For few queries rows are chosen by scores that are only nearly
+    right (`rough`), from several times as many as are asked for; what is returned is exact.
 
     Args:
       quantizer: of the codes.
@@ -33,18 +40,55 @@ def scan(
       y: queries.
       k: how many, at most n.
     """
-    return in_blocks(lambda y: _scan(quantizer, codes, bias, y, k), y, rows=QUERIES_TOGETHER)
+    first = rough(quantizer, len(y)) if len(bias) >= 4 * GROUP * SPARE * k else quantizer
+    together = QUERIES_TOGETHER if first is quantizer else 1
+    return in_blocks(lambda y: _scan(quantizer, first, codes, bias, y, k), y, rows=together)
 
 
 def _scan(
-    quantizer: Quantizer, codes: Codes, bias: Float[Array, "n"], y: Float[Array, "m d"], k: int
+    quantizer: Quantizer, first: Quantizer, codes: Codes, bias: Float[Array, "n"], y: Float[Array, "m d"], k: int
 ) -> tuple[Float[Array, "m k"], Int32[Array, "m k"]]:
-    rows = len(bias)
-    size = max(k, min(BLOCK_SCORES // max(1, len(y)), BLOCK_COORDINATES // quantizer.dim))
-    size = min(rows, -(-size // TOP_K_GROUP) * TOP_K_GROUP)
-    prepared = rules.prepare(quantizer, y[None, None])
+    rows, exact = len(bias), first is quantizer
+    wanted, group = k if exact else SPARE * k, GROUP
+    while group > 1 and 4 * group * wanted > rows:
+        group //= 2
+    size = BLOCK_SCORES // max(1, len(y))
+    size = min(size, BLOCK_COORDINATES // quantizer.dim) if exact else size
+    size = min(-(-max(size, wanted) // group), rows // group) * group
+    wanted, best = min(wanted, rows // group), _groups(first, codes, bias, y, min(wanted, rows // group), group, size)
+    if exact and group == 1:
+        return best
+    last = -(-rows // size) * size - size  # where the last block begins that overlaps the one before
 
-    def block(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+    def ranked(y: Array, maxima: Array, start: Array) -> tuple[Array, Array]:
+        order = jnp.argsort(start, axis=1)  # so that the first of equals comes first
+        maxima, start = (jnp.take_along_axis(a, order, axis=1)[:, :, None] for a in (maxima, start))
+        row = start + jnp.arange(group, dtype=jnp.int32)
+        seen = (maxima == -jnp.inf) | ((row < last) & (last < start + group))
+        row, seen = row.reshape(len(y), -1), seen.reshape(len(y), -1)
+        some = jax.tree.map(lambda a: a[row][:, None], codes)
+        scores = rules.scores(quantizer, rules.prepare(quantizer, y[:, None, None]), some)[:, 0, 0]
+        return largest(scores + jnp.where(seen, -jnp.inf, bias[row]), k, row)
+
+    return in_blocks(ranked, y, *best, rows=RANKED_TOGETHER)
+
+
+def _groups(
+    quantizer: Quantizer,
+    codes: Codes,
+    bias: Float[Array, "n"],
+    y: Float[Array, "m d"],
+    count: int,
+    group: int,
+    size: int,
+) -> tuple[Float[Array, "m count"], Int32[Array, "m count"]]:
+    """The groups of the best rows, by blocks of `size`: their best scores, and their first rows."""
+    rows, in_block = len(bias), size // group
+    blocks, prepared = -(-rows // size), rules.prepare(quantizer, y[None, None])
+    parts = -(-blocks * in_block // max(count, in_block, BLOCK_SCORES // 2 // max(1, len(y))))
+    together = -(-blocks // parts)
+
+    def block(i: Array, j: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
         start = jnp.minimum(i * size, rows - size)  # the last block overlaps the one before
 
         def part(array: Shaped[Array, "n ..."]) -> Shaped[Array, "size ..."]:
@@ -52,25 +96,18 @@ def _scan(
 
         row = (start + jnp.arange(size)).astype(jnp.int32)
         scores = rules.scores(quantizer, prepared, jax.tree.map(lambda a: part(a)[None, None], codes))[0, 0]
-        scores = scores + jnp.where(row >= i * size, part(bias), -jnp.inf)
-        best, place = top_k(scores, k)
-        scores, row = jnp.concatenate([found[0], best], 1), jnp.concatenate([found[1], row[place]], 1)
-        return largest(scores, k, row)
+        scores = materialized(scores + jnp.where(row >= i * size, part(bias), -jnp.inf))
+        made = scores.reshape(len(y), in_block, group).max(axis=2), row[None, ::group]
+        return jax.tree.map(lambda a, new: lax.dynamic_update_slice_in_dim(a, new, j * in_block, 1), found, made)
 
-    start = jnp.full((len(y), k), -jnp.inf), jnp.zeros((len(y), k), jnp.int32)
-    return lax.fori_loop(0, -(-rows // size), block, start)
+    def some(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        empty = jnp.full((len(y), together * in_block), -jnp.inf), jnp.zeros((1, together * in_block), jnp.int32)
+        maxima, start = lax.fori_loop(0, together, lambda j, made: block(i * together + j, j, made), empty)
+        best, place = lax.top_k(maxima, count)
+        return largest(jnp.concatenate([found[0], best], 1), count, jnp.concatenate([found[1], start[0][place]], 1))
 
-
-def top_k(scores: Float[Array, "m n"], k: int) -> tuple[Float[Array, "m k"], Int32[Array, "m k"]]:
-    """`jax.lax.top_k`. A small k is looked for in the k groups with the largest maxima: on a CPU in half the time."""
-    count, size = scores.shape
-    if k > TOP_K_GROUP or size % TOP_K_GROUP or size < k * TOP_K_GROUP or count * size < BLOCK_SCORES // 8:
-        best, place = lax.top_k(scores, k)
-        return best, place
-    groups = scores.reshape(count, size // TOP_K_GROUP, TOP_K_GROUP)
-    chosen = jnp.sort(lax.top_k(groups.max(axis=2), k)[1], axis=1)  # in order, so that the first of equals comes first
-    best, place = lax.top_k(jnp.take_along_axis(groups, chosen[:, :, None], axis=1).reshape(count, k * TOP_K_GROUP), k)
-    return best, jnp.take_along_axis(chosen, place // TOP_K_GROUP, axis=1) * TOP_K_GROUP + place % TOP_K_GROUP
+    none = jnp.full((len(y), count), -jnp.inf), jnp.zeros((len(y), count), jnp.int32)
+    return lax.fori_loop(0, parts, some, none)
 
 
 def largest(scores: Float[Array, "m n"], k: int, *others: Shaped[Array, "m n"]) -> Any:
