@@ -36,6 +36,15 @@ def faiss_pq(x: np.ndarray, bits: int, seed: int) -> Peer:
     return _peer(_product("faiss_pq", x.shape[1], bits, seed), x)
 
 
+def faiss_fastscan(x: np.ndarray, bits: int, seed: int) -> Peer:
+    """Groups of 4 / bits coordinates with 16 centroids each, scored in registers with tables rounded to 8 bits."""
+    _check_bits("faiss_fastscan", bits, (1, 2, 4))
+    faiss, d = library("faiss"), x.shape[1]
+    index = faiss.IndexPQFastScan(d, d * bits // 4, 4, faiss.METRIC_INNER_PRODUCT)
+    index.pq.cp.seed = seed
+    return _peer(index, x)
+
+
 def faiss_opq(x: np.ndarray, bits: int, seed: int) -> Peer:
     """The same after a rotation that is learned with it, on at most 65,536 vectors."""
     faiss, d = library("faiss"), x.shape[1]
@@ -129,6 +138,7 @@ def turbovec_calibrated(x: np.ndarray, bits: int, seed: int) -> Peer:
 
 PEERS: dict[str, Callable[[np.ndarray, int, int], Peer]] = {
     "faiss_pq": faiss_pq,
+    "faiss_fastscan": faiss_fastscan,
     "faiss_opq": faiss_opq,
     "faiss_rq": faiss_rq,
     "faiss_prq": faiss_prq,

@@ -15,12 +15,14 @@ from rqjax import metrics
 
 MANY = 1000
 """Queries that recall is taken of."""
+YARDSTICKS = ("rabitq", "pq", "fastscan")
+"""FAISS's IndexRaBitQ, IndexPQ and IndexPQFastScan, which take turns with each codec."""
 TABLES = (
     Table(
-        "Queries a second for the ten nearest, and how many times as many as FAISS's IndexRaBitQ and IndexPQ answer",
+        "Queries a second for the ten nearest, and how many times as many as FAISS answers",
         rows=("codec",),
         columns=(),
-        values=("bytes", "10@10", "queries_per_second", "vs_rabitq", "vs_pq"),
+        values=("bytes", "10@10", "queries_per_second", *(f"vs_{name}" for name in YARDSTICKS)),
         each=("dim", "bits", "batch"),
     ),
 )
@@ -31,16 +33,16 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One codec against its two yardsticks."""
+    """One codec against its yardsticks."""
     n, dim, bits, batch = point["n"], point["dim"], point["bits"], point["batch"]
     queries, many = search.unit(batch, dim, 1), search.unit(MANY, dim, 1)
     codecs = {"mine": built(point["codec"], n, dim, bits)}
-    codecs |= {name: built(f"faiss_{name}", n, dim, bits) for name in ("rabitq", "pq")}
+    codecs |= {name: built(f"faiss_{name}", n, dim, bits) for name in YARDSTICKS}
     times = turns(
         {name: functools.partial(codec.search, queries, 10) for name, codec in codecs.items()}, point["rounds"] + 1
     )
     seconds = {name: float(np.median(taken[1:])) for name, taken in times.items()}
-    ratios = {f"vs_{name}": seconds[name] / seconds["mine"] for name in ("rabitq", "pq")}
+    ratios = {f"vs_{name}": seconds[name] / seconds["mine"] for name in YARDSTICKS}
     found = metrics.recall(codecs["mine"].search(many, 10)[1], nearest(n, dim))
     size = codecs["mine"].bytes_per_vector
     return {"bytes": size, "10@10": found, "queries_per_second": batch / seconds["mine"], **ratios}

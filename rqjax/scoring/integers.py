@@ -61,7 +61,7 @@ def row_products(y: Limbs, levels: Int8[Array, "b h d t"]) -> Float[Array, "b h 
     if platforms.on_apple() and not isinstance(y, tuple):
         return float_products(y, jnp.swapaxes(levels, 2, 3))
     if not isinstance(y, tuple):  # as they lie: a transposed copy would take longer than the product
-        return full_precision_einsum("bhrd,bhdt->bhrt", y, levels)
+        return _float_einsum("bhrd,bhdt->bhrt", y, levels)
     found = jnp.einsum("bhrd,bhdt->bhrt", y[0], levels, preferred_element_type=jnp.int32)
     return _joined(found, y[1], QUERY_LIMBS)
 
@@ -77,8 +77,15 @@ def sums(w: Float[Array, "b h r t"], levels: Int8[Array, "b h d t"]) -> Float[Ar
 
 @operation
 def float_products(y: Float[Array, "b h r n"], levels: Int8[Array, "b h m n"]) -> Float[Array, "b h r m"]:
-    """Inner products with levels, in float32."""
-    return jnp.einsum("bhrn,bhmn->bhrm", y, levels.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+    """Inner products with levels, in float32; of queries in bfloat16, which holds levels too, with sums in float32."""
+    return _float_einsum("bhrn,bhmn->bhrm", y, levels)
+
+
+def _float_einsum(subscripts: str, y: Float[Array, "b h r n"], levels: Int8[Array, "b h _ _"]) -> Float[Array, "..."]:
+    levels = levels.astype(y.dtype)
+    if y.dtype == jnp.bfloat16:
+        return jnp.einsum(subscripts, y, levels, preferred_element_type=jnp.float32)
+    return jnp.einsum(subscripts, y, levels, precision=lax.Precision.HIGHEST)
 
 
 def full_precision_einsum(

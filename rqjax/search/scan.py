@@ -1,5 +1,7 @@
 """The codes that score best against queries: groups of rows by their best scores, block after block, then the rows."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,16 +13,14 @@ from rqjax.arrays.blocks import in_blocks
 from rqjax.arrays.planes import materialized
 from rqjax.core import Codes, Quantizer
 from rqjax.scoring import rules
-from rqjax.search.rough import rough
+from rqjax.search.rough import counted, exact, rough
 
 QUERIES_TOGETHER = 1024
 """That scan the codes together; fewer than twice as many do, too."""
-BLOCK_SCORES, BLOCK_COORDINATES = 2**22, 2**21
-"""Of a block of codes, at most: 16 MiB of scores, 2 MiB of levels in int8."""
+BLOCK_SCORES, BLOCK_COORDINATES = 2**20, 2**21
+"""Of a block of codes, at most: 4 MiB of scores, 2 MiB of levels in int8."""
 GROUP = 32
 """Rows that are ranked by the best of their scores, at most: the top-k of all scores takes longer than to make them."""
-SPARE = 2
-"""Times as many groups are kept where scores are only nearly right."""
 RANKED_TOGETHER = 16
 """Queries whose best groups are scored row by row together."""
 
@@ -30,8 +30,8 @@ def scan(
 ) -> tuple[Float[Array, "m k"], Int32[Array, "m k"]]:
     """The k largest of <y, x~> + bias over the vectors x~ behind the codes, the largest first, and their rows.
 
-    Of equal scores the first row's is the larger one. For few queries rows are chosen by scores that are only nearly
-    right (`rough`), from several times as many as are asked for; what is returned is exact.
+    Rows are chosen by scores that may be only nearly right (`rough`), with some to spare; what is returned is exact. Of
+    equal scores the first row's is the larger one.
 
     Args:
       quantizer: of the codes.
@@ -40,23 +40,23 @@ def scan(
       y: queries.
       k: how many, at most n.
     """
-    first = rough(quantizer, len(y)) if len(bias) >= 4 * GROUP * SPARE * k else quantizer
-    together = QUERIES_TOGETHER if first is quantizer else 1
-    return in_blocks(lambda y: _scan(quantizer, first, codes, bias, y, k), y, rows=together)
+    nearly = len(bias) >= 8 * GROUP * k
+    few = nearly and counted(quantizer, len(y))
+    together = 1 if few else QUERIES_TOGETHER
+    return in_blocks(lambda y: _scan(quantizer, codes, bias, y, k, nearly, few), y, rows=together)
 
 
 def _scan(
-    quantizer: Quantizer, first: Quantizer, codes: Codes, bias: Float[Array, "n"], y: Float[Array, "m d"], k: int
+    quantizer: Quantizer, codes: Codes, bias: Float[Array, "n"], y: Float[Array, "m d"], k: int, nearly: bool, few: bool
 ) -> tuple[Float[Array, "m k"], Int32[Array, "m k"]]:
-    rows, exact = len(bias), first is quantizer
-    wanted, group = k if exact else SPARE * k, GROUP
+    first, spare = rough(quantizer, y[None, None]) if nearly else exact(quantizer, y[None, None])
+    rows, wanted, group = len(bias), math.ceil(spare * k), GROUP
     while group > 1 and 4 * group * wanted > rows:
         group //= 2
-    size = BLOCK_SCORES // max(1, len(y))
-    size = min(size, BLOCK_COORDINATES // quantizer.dim) if exact else size
+    size = BLOCK_SCORES if few else min(BLOCK_SCORES // max(1, len(y)), BLOCK_COORDINATES // quantizer.dim)
     size = min(-(-max(size, wanted) // group), rows // group) * group
-    wanted, best = min(wanted, rows // group), _groups(first, codes, bias, y, min(wanted, rows // group), group, size)
-    if exact and group == 1:
+    best = _groups(first, codes, bias, len(y), min(wanted, rows // group), group, size)
+    if spare == 1.0 and group == 1:
         return best
     last = -(-rows // size) * size - size  # where the last block begins that overlaps the one before
 
@@ -74,18 +74,12 @@ def _scan(
 
 
 def _groups(
-    quantizer: Quantizer,
-    codes: Codes,
-    bias: Float[Array, "n"],
-    y: Float[Array, "m d"],
-    count: int,
-    group: int,
-    size: int,
+    first: Callable[[Codes], Array], codes: Codes, bias: Float[Array, "n"], m: int, count: int, group: int, size: int
 ) -> tuple[Float[Array, "m count"], Int32[Array, "m count"]]:
     """The groups of the best rows, by blocks of `size`: their best scores, and their first rows."""
     rows, in_block = len(bias), size // group
-    blocks, prepared = -(-rows // size), rules.prepare(quantizer, y[None, None])
-    parts = -(-blocks * in_block // max(count, in_block, BLOCK_SCORES // 2 // max(1, len(y))))
+    blocks = -(-rows // size)
+    parts = -(-blocks * in_block // max(count, in_block, BLOCK_SCORES // max(1, m)))
     together = -(-blocks // parts)
 
     def block(i: Array, j: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -95,18 +89,18 @@ def _groups(
             return lax.dynamic_slice_in_dim(array, start, size)
 
         row = (start + jnp.arange(size)).astype(jnp.int32)
-        scores = rules.scores(quantizer, prepared, jax.tree.map(lambda a: part(a)[None, None], codes))[0, 0]
+        scores = first(jax.tree.map(lambda a: part(a)[None, None], codes))[0, 0]
         scores = materialized(scores + jnp.where(row >= i * size, part(bias), -jnp.inf))
-        made = scores.reshape(len(y), in_block, group).max(axis=2), row[None, ::group]
+        made = scores.reshape(m, in_block, group).max(axis=2), row[None, ::group]
         return jax.tree.map(lambda a, new: lax.dynamic_update_slice_in_dim(a, new, j * in_block, 1), found, made)
 
     def some(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        empty = jnp.full((len(y), together * in_block), -jnp.inf), jnp.zeros((1, together * in_block), jnp.int32)
+        empty = jnp.full((m, together * in_block), -jnp.inf), jnp.zeros((1, together * in_block), jnp.int32)
         maxima, start = lax.fori_loop(0, together, lambda j, made: block(i * together + j, j, made), empty)
         best, place = lax.top_k(maxima, count)
         return largest(jnp.concatenate([found[0], best], 1), count, jnp.concatenate([found[1], start[0][place]], 1))
 
-    none = jnp.full((len(y), count), -jnp.inf), jnp.zeros((len(y), count), jnp.int32)
+    none = jnp.full((m, count), -jnp.inf), jnp.zeros((m, count), jnp.int32)
     return lax.fori_loop(0, parts, some, none)
 
 

@@ -17,7 +17,6 @@ from safetensors.numpy import save_file
 import rqjax
 from experiments.data import samples
 from rqjax import Index, metrics
-from rqjax.scoring import rules
 from rqjax.search import rough, rows as stored_rows, scan
 from tests.tools.suites import some
 
@@ -111,9 +110,8 @@ def test_counted_products_are_nearly_those_of_the_levels(bits, dim):
     code = rqjax.lloyd_max(dim, bits)
     x, y = (np.random.default_rng(i).standard_normal((100, dim)).astype(np.float32) / dim**0.5 for i in range(2))
     codes = code.encode(x)
-    counted = rough.rough(code, 3)
-    assert type(counted) is rough.Planes
-    found = rules.scores(counted, rules.prepare(counted, y[None, None, :3]), codes[None, None])[0, 0]
+    assert rough.counted(code, 3)
+    found = rough.rough(code, jnp.asarray(y[None, None, :3]))[0](codes[None, None])[0, 0]
     expected = y[:3] @ np.asarray(code.decode(codes)).T
     assert np.std(found - expected) < 0.05 * np.std(expected)
 
