@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
 
-def along(mesh: Mesh, axis: str) -> NamedSharding:
+def along(mesh: Any, axis: Any) -> NamedSharding:
     """Rows along an axis of a mesh, whose axes the compiler may use as it likes.
 
     Raises:
@@ -43,7 +43,9 @@ def copied(tree: PyTree, sharding: NamedSharding) -> PyTree:
     return placed(tree, everywhere(sharding))
 
 
-def mapped(function: Callable[..., PyTree], sharding: NamedSharding, in_specs: Any, out_specs: Any) -> Callable:
+def mapped(
+    function: Callable[..., PyTree], sharding: NamedSharding, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
     """`function` of each device's part of its arguments. What it returns of whole arguments is the same everywhere."""
     specs = {"mesh": sharding.mesh, "in_specs": in_specs, "out_specs": out_specs}
     if hasattr(jax, "shard_map"):

@@ -19,12 +19,11 @@ from jaxtyping import Array, Float, Int
 from rqjax.cache.kv import KVCache
 from rqjax.cache.strategies import Strategy, for_layers
 from rqjax.core import check_int, nbytes
-from rqjax.core.mesh import everywhere
 from rqjax.nn.attention import exact_attention
 from rqjax.nn.calibration import calibrated
 from rqjax.nn.compat import jittable, listed
 from rqjax.nn.config import DecoderConfig
-from rqjax.nn.heads import attention, empty
+from rqjax.nn.heads import attention, empty, everyone
 from rqjax.nn.layers import MLP, Embedding, Linear, RMSNorm, product
 
 Attend: TypeAlias = Callable[[Array, Array, Array], Array]
@@ -158,9 +157,7 @@ class Decoder(nnx.Module):
 
     def logits(self, x: Float[Array, "batch time size"]) -> Float[Array, "batch time vocab"]:
         weight = (self.lm_head or self.embed_tokens).weight[...]
-        logits = product(x, weight)
-        if self.sharding is not None:
-            logits = jax.lax.with_sharding_constraint(logits, everywhere(self.sharding))
+        logits = everyone(self.sharding, product(x, weight))
         cap = self.config.logit_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
@@ -203,9 +200,7 @@ class Decoder(nnx.Module):
         parts = for_layers(names, key, layers, config.head_dim)
         heads = config.num_key_value_heads
         layers_of = zip(parts, config.ropes, strict=True)
-        makes = [
-            functools.partial(part.cache, batch, heads, max_len, rope=rope, **options) for part, rope in layers_of
-        ]
+        makes = [functools.partial(part.cache, batch, heads, max_len, rope=rope, **options) for part, rope in layers_of]
         return tuple(make() if self.sharding is None else empty(make, self.sharding) for make in makes)
 
     def calibrate(self, tokens: Tokens, name: str | Sequence[str], key: Array) -> list[Strategy]:

@@ -5,17 +5,17 @@ output projections of attention and MLP make is summed over devices, twice a lay
 arXiv:1909.08053).
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from rqjax.cache.attention import dot_product_attention
 from rqjax.cache.kv import KVCache
-from rqjax.core.mesh import along, count, mapped
+from rqjax.core.mesh import along, count, everywhere, mapped
 from rqjax.nn.config import DecoderConfig
 from rqjax.quantizers.per_head import PerHead
 
@@ -25,16 +25,18 @@ COLUMNS = {"o_proj", "down_proj"}
 """Projections whose inputs do."""
 VOCABULARY = {"embed_tokens", "lm_head"}
 """What has a row for each token: a quarter of the weights of small models."""
+BY_HEAD = {"keys", "values", "exact_keys", "exact_values", "key_mean"}
+"""Parts of a cache whose second axis is that of the heads."""
 
 
-def checked(config: DecoderConfig, mesh: Mesh, axis: str | None) -> NamedSharding:
+def checked(config: DecoderConfig, mesh: Any, axis: str | None) -> NamedSharding:
     """Heads along an axis of a mesh, of which a mesh with one axis needs no name.
 
     Raises:
       TypeError, ValueError: as `along`; or the decoder's heads or columns are no multiple of the devices.
     """
     names = getattr(mesh, "axis_names", ())
-    sharding = along(mesh, names[0] if axis is None and len(names) == 1 else axis)  # pyright: ignore[reportArgumentType]
+    sharding = along(mesh, names[0] if axis is None and len(names) == 1 else axis)
     for name in ("num_key_value_heads", "intermediate_size"):
         if (size := getattr(config, name)) % count(sharding):
             raise ValueError(f"expected {name} to be a multiple of the {count(sharding)} devices, got {size}")
@@ -50,16 +52,16 @@ def of_weight(path: Sequence[Any], shape: tuple[int, ...], sharding: NamedShardi
     return NamedSharding(sharding.mesh, spec)
 
 
-def specs(cache: KVCache, axis: Any) -> KVCache:
+def specs(cache: KVCache, axis: Any) -> Any:
     """How the arrays of a cache lie along the axis of its heads; those without heads are on all devices."""
+    whole = lambda part: isinstance(part, PerHead)  # noqa: E731
 
-    def by_head(part: Any, at: int) -> Any:
-        return jax.tree.map(lambda _: PartitionSpec(*[None] * at, axis), part)
+    def spec(path: Any, part: Any) -> Any:
+        if whole(part):
+            return jax.tree.map(lambda _: PartitionSpec(axis), part)
+        return PartitionSpec(None, axis) if path[0].name in BY_HEAD else PartitionSpec()
 
-    per_head = lambda part: isinstance(part, PerHead)  # noqa: E731
-    found = jax.tree.map(lambda x: by_head(x, 0) if per_head(x) else PartitionSpec(), cache, is_leaf=per_head)
-    names = ("keys", "values", "exact_keys", "exact_values", "key_mean")
-    return dataclasses.replace(found, **{name: by_head(getattr(cache, name), 1) for name in names})
+    return jax.tree_util.tree_map_with_path(spec, cache, is_leaf=whole)
 
 
 def empty(make: Callable[[], KVCache], sharding: NamedSharding) -> KVCache:
@@ -81,3 +83,14 @@ def attention(
     copy, by_head, laid = PartitionSpec(), PartitionSpec(None, None, *sharding.spec), specs(cache, *sharding.spec)
     run = mapped(own, sharding, (by_head, by_head, by_head, laid, copy, copy), (by_head, laid))
     return run(q, k, v, cache, valid, slots)
+
+
+def everyone(sharding: NamedSharding | None, logits: Array) -> Array:
+    """Logits on all devices of a mesh. Those of a vocabulary along the axis are said to lie along it first, or the
+    compiler gathers the weights of the vocabulary in their place."""
+    if sharding is None:
+        return logits
+    if logits.shape[-1] % count(sharding) == 0:
+        by_token = PartitionSpec(*[None] * (logits.ndim - 1), *sharding.spec)
+        logits = lax.with_sharding_constraint(logits, NamedSharding(sharding.mesh, by_token))
+    return lax.with_sharding_constraint(logits, everywhere(sharding))
