@@ -16,6 +16,7 @@ from rqjax.cache.requantize import requantize
 from rqjax.cache.strategies import Strategy
 from rqjax.cache.truncate import truncate
 from rqjax.core import treefile
+from rqjax.core.mesh import fetched
 from rqjax.scoring.tiles import PAGE
 
 CHUNK = 256
@@ -156,9 +157,9 @@ def _size(cache: KVCache) -> tuple[int, int, int]:
 
 
 def root(cache: KVCache, slot: int) -> Root:
-    exact = (np.asarray(x[slot, :, : cache.sinks]) for x in (cache.exact_keys, cache.exact_values))
+    exact = (fetched(x[slot, :, : cache.sinks]) for x in (cache.exact_keys, cache.exact_values))
     mean = cache.key_mean if cache.centered else None
-    return (*exact, *([] if mean is None else [np.asarray(mean[slot])]))
+    return (*exact, *([] if mean is None else [fetched(mean[slot])]))
 
 
 def empty_root(cache: KVCache) -> Root:

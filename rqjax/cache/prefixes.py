@@ -31,6 +31,8 @@ class Prefixes:
     def __init__(self, layers: Sequence[KVCache], grid: Grid, folder: str | os.PathLike[str] | None, seed: bytes):
         self.grid, self.folder = grid, None if folder is None else Path(folder)
         if self.folder is not None:
+            if any(not leaf.is_fully_addressable for leaf in jax.tree.leaves(layers)):
+                raise ValueError(f"expected caches on devices of one process to keep prefixes in {folder}, got several")
             self.folder.mkdir(parents=True, exist_ok=True)
             seed += f"{grid} {digest(layers)}".encode()
         self.seed = hashlib.blake2b(seed).digest()

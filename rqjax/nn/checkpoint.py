@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from rqjax.cache.strategies import Strategy
 from rqjax.core import extras, treefile
+from rqjax.core.mesh import fetched
 from rqjax.core.treefile import replacing
-from rqjax.nn import compat
+from rqjax.nn import compat, heads
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.decoder import Decoder
 
@@ -49,22 +51,46 @@ def find_checkpoint(source: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(f"{source} is neither a folder nor can it be had from Hugging Face: {reason}") from None
 
 
-def load_decoder(source: str | os.PathLike[str], *, dtype: DTypeLike | None = None) -> Decoder:
+def load_decoder(
+    source: str | os.PathLike[str],
+    *,
+    dtype: DTypeLike | None = None,
+    mesh: Mesh | None = None,
+    axis: str | None = None,
+) -> Decoder:
     """A decoder with the weights of a checkpoint.
 
     Files are memory-mapped, and tensors copied one by one only after the names and shapes of all have been found right.
 
+    On a mesh heads, columns of the MLP and the vocabulary (if it divides) lie along an axis, in caches that the decoder
+    makes too; norms and what else is small are on all devices. Each process reads what its own devices hold. With
+    several processes (`jax.distributed`) all do the same: `caches`, `generate` and `Engine` then are as on one device.
+
     Args:
       source: folder with `config.json` and `.safetensors` files, or a name on Hugging Face.
       dtype: of the weights; as in the files, if not given.
+      mesh: of the devices; the first device, if not given.
+      axis: of the mesh; its only one, if not given. Along others there are copies.
 
     Raises:
       FileNotFoundError: there is no such folder or file.
+      TypeError: it is no mesh.
       UnknownName: an architecture that is not supported.
-      ValueError: a field of the config, a file or a tensor is missing, superfluous or wrong; it is named.
+      ValueError: a field of the config, a file or a tensor is missing, superfluous or wrong; it is named. Or the mesh
+        has no such axis, or more devices along it than divide the heads of keys and values, or the MLP's columns.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, numpy as np
+      >>> from rqjax.nn import load_decoder
+      >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "heads")
+      >>> decoder = load_decoder("results/models/qwen2-d64", mesh=mesh)
+      >>> caches = decoder.caches("eden_4", jax.random.key(0), 1, 256)
+      >>> str(caches[0].exact_keys.sharding.spec)
+      "PartitionSpec(None, 'heads')"
     """
     folder = find_checkpoint(source)
     config = DecoderConfig.parse(read_json(folder / "config.json"))
+    sharding = None if mesh is None else heads.checked(config, mesh, axis)
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
     leaves, files = list(nnx.to_flat_state(state)), _files(folder)
     names = _names([path for path, _ in leaves], files, folder)
@@ -73,12 +99,18 @@ def load_decoder(source: str | os.PathLike[str], *, dtype: DTypeLike | None = No
         if shape != expected:
             raise ValueError(f"{folder}: expected tensor {name!r} of shape {expected}, got {shape}")
 
-    def read(name: str) -> Array:
-        tensor = jnp.asarray(files[name].get_tensor(name))
-        return tensor if dtype is None else tensor.astype(dtype)
+    def read(name: str, path: Sequence[Any]) -> Array:
+        tensor = files[name].get_slice(name)
+        part = lambda index: jnp.asarray(tensor[index], dtype)  # noqa: E731
+        if sharding is None:
+            return part(slice(None))
+        shape = tuple(tensor.get_shape())
+        return jax.make_array_from_callback(shape, heads.of_weight(path, shape, sharding), part)
 
-    flat = [(path, leaf.replace(read(name))) for name, (path, leaf) in zip(names, leaves, strict=True)]
-    return nnx.merge(graph, nnx.from_flat_state(flat))
+    flat = [(path, leaf.replace(read(name, path))) for name, (path, leaf) in zip(names, leaves, strict=True)]
+    decoder = nnx.merge(graph, nnx.from_flat_state(flat))
+    decoder.sharding = sharding
+    return decoder
 
 
 def tensor_name(path: Sequence[Any], prefix: str = PREFIXES[0], head: str = "") -> str:
@@ -179,7 +211,7 @@ def _digest(decoder: Decoder) -> str:
     digest = hashlib.sha256()
     for block in decoder.layers:
         for projection in (block.self_attn.k_proj, block.self_attn.v_proj):
-            digest.update(np.asarray(projection.weight[...].astype(jnp.bfloat16)).tobytes())
+            digest.update(fetched(projection.weight[...].astype(jnp.bfloat16)).tobytes())
     return digest.hexdigest()
 
 

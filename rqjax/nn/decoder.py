@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from rqjax.cache.attention import dot_product_attention
 from rqjax.cache.kv import KVCache
 from rqjax.cache.strategies import Strategy, for_layers
 from rqjax.core import check_int, nbytes
@@ -23,6 +23,7 @@ from rqjax.nn.attention import exact_attention
 from rqjax.nn.calibration import calibrated
 from rqjax.nn.compat import jittable, listed
 from rqjax.nn.config import DecoderConfig
+from rqjax.nn.heads import attention, empty, everyone
 from rqjax.nn.layers import MLP, Embedding, Linear, RMSNorm, product
 
 Attend: TypeAlias = Callable[[Array, Array, Array], Array]
@@ -86,6 +87,8 @@ class Decoder(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
         """A decoder with random weights; see `rqjax.nn.load_decoder` for those of a checkpoint."""
         self.config = config
+        self.sharding: NamedSharding | None = None
+        """Of heads, if the decoder is on a mesh."""
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, rngs=rngs, dtype=dtype)
         layers = range(config.num_hidden_layers)
         self.layers = listed([Block(config, rngs=rngs, dtype=dtype) for _ in layers])
@@ -121,7 +124,7 @@ class Decoder(nnx.Module):
                 q, k = self.turned(layer, positions, q, k)
             if caches is None:
                 return exact_attention(q, k, v, **options)
-            out, cache = dot_product_attention(q, k, v, caches[layer], valid=valid, slots=slots, **options)
+            out, cache = attention(self.sharding, q, k, v, caches[layer], valid, slots, **options)
             kept.append(cache)
             return out
 
@@ -154,7 +157,7 @@ class Decoder(nnx.Module):
 
     def logits(self, x: Float[Array, "batch time size"]) -> Float[Array, "batch time vocab"]:
         weight = (self.lm_head or self.embed_tokens).weight[...]
-        logits = product(x, weight)
+        logits = everyone(self.sharding, product(x, weight))
         cap = self.config.logit_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
@@ -197,7 +200,8 @@ class Decoder(nnx.Module):
         parts = for_layers(names, key, layers, config.head_dim)
         heads = config.num_key_value_heads
         layers_of = zip(parts, config.ropes, strict=True)
-        return tuple(part.cache(batch, heads, max_len, rope=rope, **options) for part, rope in layers_of)
+        makes = [functools.partial(part.cache, batch, heads, max_len, rope=rope, **options) for part, rope in layers_of]
+        return tuple(make() if self.sharding is None else empty(make, self.sharding) for make in makes)
 
     def calibrate(self, tokens: Tokens, name: str | Sequence[str], key: Array) -> list[Strategy]:
         """Strategies whose quantizers are fitted to this decoder's own keys and values, one for each layer.

@@ -32,6 +32,7 @@ from rqjax.core import (
     static,
     treefile,
 )
+from rqjax.core.mesh import along, copied, placed
 from rqjax.search import shards
 from rqjax.search.rows import FREE, Rows, check_ids, encode, grow, put
 from rqjax.search.scan import largest, scan
@@ -183,15 +184,14 @@ class Index:
         and ids that no other one has.
 
         Raises:
+          TypeError: it is no mesh.
           ValueError: the mesh has no such axis, or the index is sharded.
         """
         self._check_whole("shard")
-        if axis not in mesh.axis_names:
-            raise ValueError(f"expected an axis of the mesh ({', '.join(mesh.axis_names)}), got {axis!r}")
-        sharding = shards.of_rows(mesh, axis)
+        sharding = along(mesh, axis)
         rows = grow(self.rows, shards.even(len(self.rows.ids), sharding) - len(self.rows.ids))
-        quantizer, store = shards.copied((self.quantizer, self.store), sharding)
-        return Index(quantizer, shards.placed(rows, sharding), store, self.metric, sharding)
+        quantizer, store = copied((self.quantizer, self.store), sharding)
+        return Index(quantizer, placed(rows, sharding), store, self.metric, sharding)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the index to a safetensors file; one that was there is replaced at once or stays as it was.

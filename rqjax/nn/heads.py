@@ -1,0 +1,96 @@
+"""A decoder on a mesh of devices: heads, columns of the MLP and the vocabulary lie along one of its axes.
+
+Each device computes attention of its own heads to its own part of the caches, so that no code leaves it. What the
+output projections of attention and MLP make is summed over devices, twice a layer (Shoeybi et al., 2019,
+arXiv:1909.08053).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from rqjax.cache.attention import dot_product_attention
+from rqjax.cache.kv import KVCache
+from rqjax.core.mesh import along, count, everywhere, mapped
+from rqjax.nn.config import DecoderConfig
+from rqjax.quantizers.per_head import PerHead
+
+ROWS = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
+"""Projections whose outputs lie along the axis."""
+COLUMNS = {"o_proj", "down_proj"}
+"""Projections whose inputs do."""
+VOCABULARY = {"embed_tokens", "lm_head"}
+"""What has a row for each token: a quarter of the weights of small models."""
+BY_HEAD = {"keys", "values", "exact_keys", "exact_values", "key_mean"}
+"""Parts of a cache whose second axis is that of the heads."""
+
+
+def checked(config: DecoderConfig, mesh: Any, axis: str | None) -> NamedSharding:
+    """Heads along an axis of a mesh, of which a mesh with one axis needs no name.
+
+    Raises:
+      TypeError, ValueError: as `along`; or the decoder's heads or columns are no multiple of the devices.
+    """
+    names = getattr(mesh, "axis_names", ())
+    sharding = along(mesh, names[0] if axis is None and len(names) == 1 else axis)
+    for name in ("num_key_value_heads", "intermediate_size"):
+        if (size := getattr(config, name)) % count(sharding):
+            raise ValueError(f"expected {name} to be a multiple of the {count(sharding)} devices, got {size}")
+    return sharding
+
+
+def of_weight(path: Sequence[Any], shape: tuple[int, ...], sharding: NamedSharding) -> NamedSharding:
+    """Where a parameter lies; a vocabulary that does not divide is on all devices."""
+    names, axis = set(path), sharding.spec[0]
+    by_row = names & ROWS or (names & VOCABULARY and shape[0] % count(sharding) == 0)
+    by_column = names & COLUMNS and len(shape) == 2
+    spec = PartitionSpec(axis) if by_row else PartitionSpec(None, axis) if by_column else PartitionSpec()
+    return NamedSharding(sharding.mesh, spec)
+
+
+def specs(cache: KVCache, axis: Any) -> Any:
+    """How the arrays of a cache lie along the axis of its heads; those without heads are on all devices."""
+    whole = lambda part: isinstance(part, PerHead)  # noqa: E731
+
+    def spec(path: Any, part: Any) -> Any:
+        if whole(part):
+            return jax.tree.map(lambda _: PartitionSpec(axis), part)
+        return PartitionSpec(None, axis) if path[0].name in BY_HEAD else PartitionSpec()
+
+    return jax.tree_util.tree_map_with_path(spec, cache, is_leaf=whole)
+
+
+def empty(make: Callable[[], KVCache], sharding: NamedSharding) -> KVCache:
+    """What `make` makes, each part where it belongs: no device holds the whole."""
+    laid = jax.tree.map(lambda spec: NamedSharding(sharding.mesh, spec), specs(jax.eval_shape(make), *sharding.spec))
+    return jax.jit(make, out_shardings=laid)()
+
+
+def attention(
+    sharding: NamedSharding | None, q: Array, k: Array, v: Array, cache: KVCache, valid: Any, slots: Any, **options: Any
+) -> tuple[Array, KVCache]:
+    """`dot_product_attention`, on a mesh of each device's heads to its part of the cache."""
+
+    def own(q: Array, k: Array, v: Array, cache: KVCache, valid: Any, slots: Any) -> tuple[Array, KVCache]:
+        return dot_product_attention(q, k, v, cache, valid=valid, slots=slots, **options)
+
+    if sharding is None:
+        return own(q, k, v, cache, valid, slots)
+    copy, by_head, laid = PartitionSpec(), PartitionSpec(None, None, *sharding.spec), specs(cache, *sharding.spec)
+    run = mapped(own, sharding, (by_head, by_head, by_head, laid, copy, copy), (by_head, laid))
+    return run(q, k, v, cache, valid, slots)
+
+
+def everyone(sharding: NamedSharding | None, logits: Array) -> Array:
+    """Logits on all devices of a mesh. Those of a vocabulary along the axis are said to lie along it first, or the
+    compiler gathers the weights of the vocabulary in their place."""
+    if sharding is None:
+        return logits
+    if logits.shape[-1] % count(sharding) == 0:
+        by_token = PartitionSpec(*[None] * (logits.ndim - 1), *sharding.spec)
+        logits = lax.with_sharding_constraint(logits, NamedSharding(sharding.mesh, by_token))
+    return lax.with_sharding_constraint(logits, everywhere(sharding))
