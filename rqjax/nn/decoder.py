@@ -181,7 +181,7 @@ class Decoder(nnx.Module):
         boundary: int = 0,
         **options: Any,
     ) -> tuple[KVCache, ...]:
-        """Empty caches, one for each layer.
+        """Empty caches, one for each layer. Of a decoder on a mesh each device has those of its own heads.
 
         Args:
           name: of the strategy, as in `rqjax.strategy`: each layer has its own random rotation; or a strategy for each
