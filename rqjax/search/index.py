@@ -32,7 +32,7 @@ from rqjax.core import (
     static,
     treefile,
 )
-from rqjax.search import shards
+from rqjax.search import filters, shards
 from rqjax.search.rows import FREE, Rows, check_ids, encode, grow, put
 from rqjax.search.scan import largest, scan
 
@@ -145,36 +145,46 @@ class Index:
         return dataclasses.replace(self, rows=dataclasses.replace(self.rows, ids=left))
 
     def search(
-        self, queries: Queries, k: int, *, rerank: int | None = None, implementation: Implementation | None = None
+        self,
+        queries: Queries,
+        k: int,
+        *,
+        where: Any = None,
+        rerank: int | None = None,
+        implementation: Implementation | None = None,
     ) -> tuple[Float[Array, "*m k"], Int32[Array, "*m k"]]:
         """The k vectors nearest to each query, the nearest first.
 
         Args:
           queries: (*m, d).
           k: how many.
+          where: what may be found; None is all. Booleans (n,): the id i passes if i < n and `where[i]`. Whole numbers
+            (n,): ids, also such as are not in the index. A `range` of ids. Of few that pass, a quarter of the rows at
+            most, the codes are copied, and no others are scored.
           rerank: how many candidates the codes choose, of which the store's codes then choose the best k.
           implementation: "xla" for all quantizers and devices, "mps" for MLX's products on Apple GPUs, None for them
             wherever they can be taken.
 
         Returns:
-          Scores (inner products, cosines or squared distances) and ids. Where fewer than k vectors are found, which
-          only happens under jit, scores are infinite and ids `FREE`.
+          Scores (inner products, cosines or squared distances) and ids. Where fewer than k vectors are found, because
+          fewer pass or, under jit, are there, scores are infinite and ids `FREE`.
 
         Raises:
-          TypeError: the queries are no floating-point numbers.
+          TypeError: the queries are no floating-point numbers, or `where` is none of the three.
           ValueError: they have another dimension or are not finite; there are fewer than k or `rerank` vectors; rerank
-            is less than k, or there is no store.
+            is less than k, or there is no store; `where` has another shape or ids below 0.
           Unsupported: there is no such kernel for this; the message says why.
         """
         y = check_vectors(queries, self.dim)
         self._check_counts(k, rerank)
+        index = self if where is None else self._passing(filters.check_filter(where), rerank or k)
         if not is_traced(y):
             with jax.ensure_compile_time_eval():
                 bad = int((~jnp.isfinite(y)).sum())
             if bad:
                 raise ValueError(f"expected finite queries, got {bad} NaN or Inf")
         y = np.asarray(y) if self.sharding and not is_traced(y) else y
-        return _search(self, y, k=int(k), rerank=rerank, implementation=implementation)
+        return _search(index, y, k=int(k), rerank=rerank, implementation=implementation)
 
     def shard(self, mesh: Mesh, axis: str) -> "Index":
         """The index on a mesh, its rows along an axis. Each shard is searched where it is, and the best are merged.
@@ -213,6 +223,11 @@ class Index:
     def _check_whole(self, what: str) -> None:
         if self.sharding is not None:
             raise ValueError(f"cannot {what} a sharded index; do so with the index that it was made from")
+
+    def _passing(self, where: filters.Filter, count: int) -> "Index":
+        """With what may be found, in fewer rows if it is little."""
+        most = len(self.rows.ids) // 4 if self.sharding is None else None
+        return dataclasses.replace(self, rows=filters.narrowed(self.rows, where, count, most)[0])
 
     def _check_counts(self, k: int, rerank: int | None) -> None:
         rows = len(self.rows.ids) if is_traced(self.rows.ids) else len(self)

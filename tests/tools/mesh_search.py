@@ -30,9 +30,20 @@ for metric in ("ip", "l2"):
     whole = whole.remove(np.concatenate([ids[part][:2] for part in parts]))
     shards = own.shard(Mesh(np.array(jax.devices()).reshape(4, 2), ("rows", "copies")), "rows")
     assert len(shards) == len(whole) == len(x) - 2 * processes
-    for k, rerank in ((10, None), (300, None), (10, 40)):
+    mask = np.random.default_rng(1).random(5000) < 0.5
+    for k, rerank, where in (
+        *((10, None, None), (300, None, None), (10, 40, None)),
+        *(
+            (300, None, mask),
+            (300, 400, ids[:500]),
+            (10, None, range(5, 4000, 3)),
+            (10, None, ids[2:5]),
+            (10, None, []),
+        ),
+    ):
+        options = {"rerank": rerank, "where": where}
         for expected, found in zip(
-            whole.search(queries, k, rerank=rerank), shards.search(queries, k, rerank=rerank), strict=True
+            whole.search(queries, k, **options), shards.search(queries, k, **options), strict=True
         ):
             np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
 print("the same")
