@@ -196,9 +196,9 @@ def test_a_filter_finds_what_brute_force_finds_of_what_passes(name, metric):
     exact = {"metric": metric, "ids": ids}
     index = Index.build(rqjax.Exact(DIM, "float32"), x, store=rqjax.Exact(DIM, "float32"), **exact)
     index = index.remove(ids[::10])
-    mask = np.asarray(where).dtype == bool
+    mask = isinstance(where, np.ndarray) and where.dtype == bool
     passing = np.flatnonzero(where) if mask else where
-    left = np.array([i for i in range(len(x)) if i % 10 and ids[i] in passing], int)
+    left = np.array([i for i in range(len(x)) if i % 10 and int(ids[i]) in passing], int)
     scores, rows = brute_force(x[left], queries, metric, 20)
     missing = 20 - rows.shape[1]
     scores = np.pad(scores, ((0, 0), (0, missing)), constant_values=np.inf if metric == "l2" else -np.inf)
