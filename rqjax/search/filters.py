@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Int32
+from jaxtyping import Array, Bool, Int32
 
 from rqjax.core import is_traced, operation
-from rqjax.search.rows import FREE, Rows
+from rqjax.search.rows import FREE, Rows, taken
 
 
 class Range(NamedTuple):
@@ -63,13 +63,6 @@ def passes(where: Filter, ids: Int32[Array | np.ndarray, "rows"]) -> Bool[Array 
 def masked(rows: Rows, where: Filter) -> Rows:
     """With `FREE` as the ids of what does not pass."""
     return dataclasses.replace(rows, ids=jnp.where(passes(where, rows.ids), rows.ids, FREE))
-
-
-@operation
-def taken(rows: Rows, places: Int[Array | np.ndarray, "n"]) -> Rows:
-    """The rows in some places; rows that are free for places beyond the last."""
-    ids = jnp.where(places < len(rows.ids), rows.ids[places], FREE)
-    return dataclasses.replace(jax.tree.map(lambda array: array[places], rows), ids=ids)
 
 
 def narrowed(rows: Rows, where: Filter, least: int, most: int | None) -> tuple[Rows, bool]:

@@ -10,7 +10,9 @@ from jaxtyping import Array, PyTree
 
 
 def of_rows(mesh: Mesh, axis: str) -> NamedSharding:
-    """Rows along an axis of a mesh, whose axes the compiler may use as it likes."""
+    """Rows along an axis of a mesh, whose axes the compiler may use as it likes; a ValueError without such an axis."""
+    if axis not in mesh.axis_names:
+        raise ValueError(f"expected an axis of the mesh ({', '.join(mesh.axis_names)}), got {axis!r}")
     return NamedSharding(Mesh(mesh.devices, mesh.axis_names), PartitionSpec(axis))
 
 
