@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int32, Shaped
 
 from rqjax.core import Quantizer, Queries, Vectors, check_int, is_traced, nbytes, operation, pytree, static, treefile
-from rqjax.search import cells, filters, index, ranking
+from rqjax.search import cells, filters, index, ranking, shards
 from rqjax.search.cells import Cells
 from rqjax.search.probe import probe
 from rqjax.search.rows import FREE, Rows, check_matrix, encode, encode_more, taken, without
@@ -167,6 +167,32 @@ class IVF:
             rows = dataclasses.replace(rows, codes=self.rows.codes)
         return search(dataclasses.replace(self, rows=rows), y, k=int(k), rerank=rerank, probes=probes)
 
+    def shard(self, mesh: Mesh, axis: str) -> "IVF":
+        """The index on a mesh, its lists along an axis. Each shard is searched where it is, and the best are merged.
+
+        With several processes (`jax.distributed`) each passes an index of vectors of its own, with the same quantizers
+        and centroids, and ids that no other one has: one process builds an index, of a sample say, and each other adds
+        its vectors to what that one saved.
+
+        Raises:
+          ValueError: the mesh has no such axis, or the index is sharded.
+        """
+        ranking.check_whole(self, "shard")
+        sharding = shards.of_rows(mesh, axis)
+        sizes, own = np.diff(self.starts), shards.own(sharding)
+        loads, of = np.zeros(own, int), np.zeros(self.lists, int)
+        for i in np.argsort(-sizes, kind="stable"):  # the longest first, each to the shard with the fewest rows
+            of[i] = loads.argmin()
+            loads[of[i]] += sizes[i]
+        size, shard_of_row = shards.even(loads.max() * own, sharding) // own, np.repeat(of, sizes)
+        places = np.full((own, size), len(self.rows.ids))
+        for i in range(own):
+            places[i, : loads[i]] = np.flatnonzero(shard_of_row == i)
+        starts = np.pad(np.cumsum(sizes * (of == np.arange(own)[:, None]), axis=1), ((0, 0), (1, 0)))
+        parts = taken(self.rows, places.reshape(-1)), starts.reshape(-1).astype(np.int32)
+        quantizer, store = shards.copied((self.quantizer, self.store), sharding)
+        return IVF(quantizer, *shards.placed(parts, sharding), store, self.metric, sharding)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the index to a safetensors file; one that was there is replaced at once or stays as it was.
 
@@ -206,7 +232,8 @@ def search(ivf: IVF, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None, pr
     def find(metric: str, count: int, quantizers: Any, lists: tuple[Rows, Array], y: Array) -> ranking.Candidates:
         (store, coarse), (rows, starts) = quantizers, lists
         closeness = -jnp.sum(coarse.centroids**2, axis=1) / 2 if metric == "l2" else jnp.zeros(len(coarse.centroids))
-        keys, places = probe(coarse, rows.codes, starts, rows.bias, y, count, probes, closeness)
+        rows = rows if store else dataclasses.replace(rows, stored=None)
+        keys, places = probe(coarse, rows, starts, y, count, probes, closeness)
         return ranking.rescored(metric, store, rows, y, keys, places)
 
     return ranking.ranked(find, ivf, (ivf.quantizer,), (ivf.rows, ivf.starts), y, k=k, rerank=rerank)

@@ -37,7 +37,7 @@ class Rows:
         """What is added to inner products: -<x, x~> / 2 where that is stored, -inf where there is no vector."""
         return jnp.where(self.ids == FREE, -jnp.inf, 0 if self.energies is None else -self.energies / 2)
 
-    @property
+    @functools.cached_property
     def held(self) -> int:
         """How many of them hold a vector."""
         with jax.ensure_compile_time_eval():  # under jit too, of an index that is a constant there

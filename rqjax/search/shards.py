@@ -16,15 +16,19 @@ def of_rows(mesh: Mesh, axis: str) -> NamedSharding:
     return NamedSharding(Mesh(mesh.devices, mesh.axis_names), PartitionSpec(axis))
 
 
+def own(sharding: NamedSharding) -> int:
+    """How many shards this process has."""
+    count = sharding.mesh.shape[sharding.spec[0]]
+    return len(set(map(str, sharding.addressable_devices_indices_map((count,)).values())))
+
+
 def even(rows: int, sharding: NamedSharding) -> int:
     """The least number of rows, from `rows` on, that fills all shards of this process as those of any other."""
-    count = sharding.mesh.shape[sharding.spec[0]]
-    own = len(set(map(str, sharding.addressable_devices_indices_map((count,)).values())))
     if jax.process_count() > 1:
         from jax.experimental.multihost_utils import process_allgather
 
         rows = int(process_allgather(np.int32(rows)).max())
-    return -(-rows // own) * own
+    return -(-rows // own(sharding)) * own(sharding)
 
 
 def placed(tree: PyTree, sharding: NamedSharding) -> PyTree:
