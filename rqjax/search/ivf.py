@@ -42,7 +42,7 @@ class IVF:
     quantizer: Cells
     rows: Rows
     """List after list, inner codes."""
-    starts: Int32[Array, "lists+1"]
+    starts: Int32[Array, "bounds"]
     """The first row of each list, and the row after the last one; of each shard, if they are on a mesh."""
     store: Quantizer | None
     metric: str = static()
@@ -98,7 +98,9 @@ class IVF:
         x = check_matrix(x, quantizer.dim)
         if is_traced(x):
             raise TypeError("expected vectors whose numbers are known, got those of a function that is compiled")
-        lists = check_int("lists", lists or max(1, round(math.sqrt(len(x)))) if lists is None else lists, 1, len(x))
+        if not len(x):
+            raise ValueError("expected at least 1 vector, got none")
+        lists = check_int("lists", round(math.sqrt(len(x))) if lists is None else lists, 1, len(x))
         sample = check_int("sample", min(SAMPLE * lists, len(x)) if sample is None else sample, lists, len(x))
         coarse = Cells(cells.learned(key, x, lists, sample, metric == "cosine"), quantizer, residual)
         rows = encode(coarse, store, metric, x, ids, first=0)
@@ -118,10 +120,8 @@ class IVF:
         ranking.check_whole(self, "add to")
         new = encode_more(self.quantizer, self.store, self.metric, x, ids, self.rows)
         both = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), self._with_cells(), new)
-        old = len(self.rows.ids)
-        rows, needed = old, both.held
-        rows = old if needed <= old else max(needed, old + old // 8)
-        made, starts = _in_lists(both, self.lists, rows)
+        old, needed = len(self.rows.ids), both.held
+        made, starts = _in_lists(both, self.lists, old if needed <= old else max(needed, old + old // 8))
         return dataclasses.replace(self, rows=made, starts=starts)
 
     def remove(self, ids: Any) -> "IVF":
@@ -214,7 +214,7 @@ class IVF:
         return dataclasses.replace(self.rows, codes=(cell, self.rows.codes))
 
 
-def _in_lists(rows: Rows, lists: int, count: int) -> tuple[Rows, Int32[Array, "lists+1"]]:
+def _in_lists(rows: Rows, lists: int, count: int) -> tuple[Rows, Int32[Array, "bounds"]]:
     """`count` rows of those that hold vectors, list after list, and where each begins."""
     cell = np.where(np.asarray(rows.ids) == FREE, lists, np.asarray(rows.codes[0]))
     places = np.argsort(cell, kind="stable")

@@ -20,7 +20,7 @@ LEAST_ROWS, MOST_ROWS = 64, 1024
 def probe(
     cells: Cells,
     rows: Rows,
-    starts: Int32[Array, "lists+1"],
+    starts: Int32[Array, "bounds"],
     y: Float[Array, "m d"],
     k: int,
     probes: int,
