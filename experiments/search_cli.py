@@ -3,9 +3,12 @@
 python -m experiments.search_cli build --vectors=base.npy --index=out.safetensors --method=turboquant_trellis
 python -m experiments.search_cli query --index=out.safetensors --queries=q.npy --k=10 --out=found.npz
 python -m experiments.search_cli info --index=out.safetensors
+
+With --lists the index is an inverted file, and a query looks into --probes lists. A terminal shows a bar of progress.
 """
 
 import inspect
+import re
 import sys
 import tempfile
 import time
@@ -17,14 +20,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from tqdm import tqdm
 
 import experiments
 from experiments.data import vector_files
-from rqjax import FITTED, METHODS, Exact, Index, metrics, nbytes
+from rqjax import FITTED, IVF, METHODS, Exact, Index, metrics, nbytes
 from rqjax.arrays import norms
 from rqjax.backends.hopper import nest
-from rqjax.core import Quantizer, Registry
-from rqjax.core.treefile import replacing
+from rqjax.core import Quantizer, Registry, treefile
+from rqjax.search.cells import Cells
 
 flags.DEFINE_string("vectors", None, "build: file of the vectors, PATH or PATH#ARRAY.")
 flags.DEFINE_string("index", None, "File of the index.")
@@ -32,48 +36,79 @@ flags.DEFINE_string("method", "turboquant_trellis", "build: name of rqjax.METHOD
 flags.DEFINE_float("bits", 4, "build: bits per coordinate.")
 flags.DEFINE_enum("metric", "ip", ["ip", "l2", "cosine"], "build: what nearest means; ip is the inner product.")
 flags.DEFINE_enum("store", "none", ["none", "float16", "int8"], "build: what --rerank scores candidates with.")
-flags.DEFINE_integer("seed", 0, "build: of the quantizer.", lower_bound=0, upper_bound=2**31 - 1)
+flags.DEFINE_integer("lists", None, "build: of an inverted file, how many; none without it.", lower_bound=1)
+flags.DEFINE_integer("seed", 0, "build: of the quantizer and the lists.", lower_bound=0, upper_bound=2**31 - 1)
 flags.DEFINE_string("queries", None, "query: file of the queries, PATH or PATH#ARRAY.")
 flags.DEFINE_integer("k", None, "query: how many to find.", lower_bound=1)
 flags.DEFINE_integer("rerank", None, "query: how many candidates are scored again by the store.")
+flags.DEFINE_integer("probes", None, "query: how many lists of an inverted file are looked into.", lower_bound=1)
+flags.DEFINE_string("where", None, "query: ids that may be found, FIRST-LAST or a file of ids or booleans.")
 flags.DEFINE_string("truth", None, "query: file of the ids of the nearest, PATH or PATH#ARRAY, to tell the recall.")
 flags.DEFINE_string("out", None, "query: .npz file of scores and ids (queries, k); some are printed if there is none.")
 
-LEARNED, SHOWN = 20_000, 5
-"""Vectors that a fitted method learns from, and queries whose results are printed, at most."""
+LEARNED, TOGETHER, SHOWN = 20_000, 4096, 5
+"""Vectors that a fitted method learns from, queries that are searched for together, and those whose results are
+printed, at most."""
 
 
-def build(vectors: str, index: str, method: str, bits: float, metric: Any, store: str, seed: int) -> None:
+def build(
+    vectors: str, index: str, method: str, bits: float, metric: Any, store: str, seed: int, lists: int | None = None
+) -> None:
     """Writes an index of the vectors of a file."""
     x = _file(vector_files.mapped, vectors)
     path, key, dim = _output(index), jax.random.key(seed), x.shape[1]
     stores = {"none": None, "float16": Exact(dim, "float16"), "int8": METHODS["rtn"](key, dim, 8)}
     quantizer = _timed("fit", lambda: _quantizer(method, key, x, bits, metric))
-    made = _timed(
-        "compile and encode", lambda: Index.build(quantizer, x, metric=metric, store=stores[store]), len(x), "vectors"
-    )
+    options = {"metric": metric, "store": stores[store]}
+
+    def encode() -> Index | IVF:
+        with tqdm(total=len(x), desc="encode", unit="vector", disable=None) as bar:
+            watched = x.view(_Watched)
+            watched.bar = bar
+            if lists:
+                return IVF.build(quantizer, watched, lists=lists, key=jax.random.fold_in(key, 1), **options)
+            return Index.build(quantizer, watched, **options)
+
+    made = _timed("compile and encode", encode, len(x), "vectors")
     _timed("save", lambda: made.save(path))
     print(f"{len(x):,} vectors: {path}, {path.stat().st_size / 1e6:.2f} MB")
 
 
 def query(
-    index: str, queries: str, k: int, rerank: int | None = None, truth: str | None = None, out: str | None = None
+    index: str,
+    queries: str,
+    k: int,
+    rerank: int | None = None,
+    probes: int | None = None,
+    where: str | None = None,
+    truth: str | None = None,
+    out: str | None = None,
 ) -> None:
     """Finds the k vectors nearest to each query."""
     y = _file(vector_files.read, queries)
+    passing = _filter(where)
     true = _file(vector_files.read_ids, truth)[:, :k] if truth else None
     path = out and _output(out)
-    loaded = _timed("load", lambda: Index.load(index))
-    if k > len(loaded):  # compiled, a search does not know which rows are free
-        raise ValueError(f"expected k of at most {len(loaded)}, the number of vectors in {index}, got {k}")
-    search = jax.jit(lambda index, y: index.search(y, k, rerank=rerank))
-    compiled = _timed("compile", lambda: search.lower(loaded, y).compile())
-    scores, ids = map(np.asarray, _timed("search", lambda: compiled(loaded, y), len(y), "queries"))
+    loaded = _timed("load", lambda: _index(index))
+    if probes and isinstance(loaded, Index):
+        raise ValueError(f"{index} has no lists to probe; build it with --lists")
+    options = {"where": passing, "rerank": rerank} | ({"probes": probes} if probes else {})
+    size = min(len(y), TOGETHER)
+
+    def search() -> list[np.ndarray]:
+        parts = []
+        for start in tqdm(range(0, len(y), size), desc="search", unit="part", disable=None):
+            low = min(start, len(y) - size)  # the last part overlaps the one before: nothing is compiled for it
+            parts.append([np.asarray(a)[start - low :] for a in loaded.search(y[low : low + size], k, **options)])
+        return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+
+    _timed("compile", lambda: loaded.search(y[:size], k, **options))
+    scores, ids = _timed("search", search, len(y), "queries")
     if true is not None:
         nearest, all_of_them = metrics.recall(ids, true[:, :1]), metrics.recall(ids, true)
         print(f"recall 1@{k}: {nearest:.4f}, {true.shape[1]}@{k}: {all_of_them:.4f}")
     if path:
-        with replacing(path) as temporary, temporary.open("wb") as file:
+        with treefile.replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, scores=scores, ids=ids)
         print(f"scores and ids {ids.shape}: {path}")
         return
@@ -83,11 +118,14 @@ def query(
 
 def info(index: str) -> None:
     """Says what an index holds and takes."""
-    loaded = Index.load(index)
+    loaded = _index(index)
     quantizer, store, rows = loaded.quantizer, loaded.store, loaded.rows
+    lists = loaded.lists if isinstance(loaded, IVF) else 0
+    quantizer = quantizer.inner if isinstance(quantizer, Cells) else quantizer
     bits, free = quantizer.bits_per_vector, len(rows.ids) - len(loaded)
     lines = {
         "vectors": f"{len(loaded):,}" + (f", and {free:,} free rows" if free else ""),
+        "lists": f"{lists:,}, of {len(loaded) / lists:,.0f} vectors" if lists else "none",
         "dimension": loaded.dim,
         "metric": loaded.metric,
         "quantizer": nest(quantizer),
@@ -95,6 +133,8 @@ def info(index: str) -> None:
         "codes": f"{bits} bits, {bits / 8:g} bytes per vector; {bits / loaded.dim:.3g} bits per coordinate",
     }
     parts = {"codes": rows.codes, "ids": rows.ids, "energies": rows.energies, "store": (rows.stored, store)}
+    if isinstance(loaded, IVF):
+        parts["lists"] = (loaded.quantizer.centroids, loaded.starts)
     for name, part in {**parts, "quantizer": quantizer, "all": loaded}.items():
         lines[f"bytes of {name}"] = f"{nbytes(part):,}"
     print("\n".join(f"{name:18} {text}" for name, text in lines.items()))
@@ -105,6 +145,33 @@ COMMANDS = Registry("command", {command.__name__: command for command in (build,
 
 def _file(read: Callable[[str, str], np.ndarray], name: str) -> np.ndarray:
     return read(*name.partition("#")[::2])
+
+
+def _index(name: str) -> Index | IVF:
+    loaded, _ = treefile.load(name)
+    if not isinstance(loaded, Index | IVF):
+        raise ValueError(f"expected an index in {name}, found: {type(loaded).__name__}")
+    return loaded
+
+
+def _filter(where: str | None) -> np.ndarray | range | None:
+    """What passes: ids from FIRST to LAST, or those of a file."""
+    ends = re.fullmatch(r"(\d+)-(\d+)", where or "")
+    if ends:
+        return range(int(ends[1]), int(ends[2]) + 1)
+    return _file(vector_files.read_filter, where) if where else None
+
+
+class _Watched(np.ndarray):
+    """An array whose bar moves on with each slice that is read."""
+
+    bar: tqdm | None = None
+
+    def __getitem__(self, key: Any) -> Any:
+        part = np.asarray(super().__getitem__(key))
+        if self.bar is not None and isinstance(key, slice):
+            self.bar.update(min(len(part), self.bar.total - self.bar.n))
+        return part
 
 
 def _output(name: str) -> Path:

@@ -17,7 +17,7 @@ Keys and values
     STRATEGIES strategy Strategy KVCache Rope append attend dot_product_attention grow truncate requantize PagedCache
     rqjax.nn for flax
 Nearest neighbors
-    Index
+    Index IVF
 Training
     fit parameters losses learning
 Parts, which nest
@@ -136,6 +136,7 @@ from rqjax.recipes.product import lopq as lopq, opq as opq, pq as pq, qet as qet
 from rqjax.recipes.sketches import Sign as Sign
 from rqjax.rotations import Rope as Rope, clifford as clifford
 from rqjax.search.index import Index as Index
+from rqjax.search.ivf import IVF as IVF
 from rqjax.storage import load as load, save as save
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Vectors of the user's files: .npy, .npz, .safetensors, .fvecs, .ivecs, .hdf5."""
+"""Vectors of the user's files: .npy, .npz, .safetensors, .fvecs, .bvecs, .ivecs, .hdf5."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from rqjax.core import extras, unknown_name
+from rqjax.core import extras, treefile, unknown_name
+
+VECS = {".fvecs": np.float32, ".bvecs": np.uint8, ".ivecs": np.int32}
+"""Numbers in the files of Jégou's data sets (http://corpus-texmex.irisa.fr)."""
 
 
 def read(name: str, array: str = "") -> np.ndarray:
@@ -18,9 +21,11 @@ def read(name: str, array: str = "") -> np.ndarray:
 
 
 def mapped(name: str, array: str = "") -> np.ndarray:
-    """The vectors (n, d) of a .npy, .npz, .safetensors, .fvecs or .hdf5 file; of several arrays the first ("train" of a
-    .hdf5 file) or the one of that name. Files .npy and .fvecs are mapped into memory: what is used is read."""
+    """The vectors (n, d) of a .npy, .npz, .safetensors, .fvecs, .bvecs or .hdf5 file; of several arrays the first
+    ("train" of a .hdf5 file) or the one of that name. Files .npy and .fvecs are mapped into memory: what is used is
+    read. Bytes of .bvecs become float32."""
     vectors = _array(name, array)
+    vectors = vectors.astype(np.float32) if Path(name).suffix == ".bvecs" else vectors
     if vectors.ndim < 2 or vectors.size == 0 or vectors.dtype.kind != "f":
         raise ValueError(f"expected floating-point vectors (n, d) in {name}, got {vectors.dtype} {vectors.shape}")
     native = vectors.dtype.newbyteorder("=")  # jax has no other
@@ -35,14 +40,53 @@ def read_ids(name: str, array: str = "") -> np.ndarray:
     return np.array(ids)
 
 
+def read_filter(name: str, array: str = "") -> np.ndarray:
+    """The ids, or the booleans of the ids from 0 on, of an array as `mapped` chooses it, of any shape."""
+    where = _array(name, array)
+    if where.dtype.kind not in "biu":
+        raise ValueError(f"expected whole numbers or booleans in {name}, got {where.dtype} {where.shape}")
+    return np.array(where).reshape(-1)
+
+
+def write(name: str, rows: np.ndarray, array: str = "train") -> None:
+    """Writes an array (n, d): a .fvecs, .bvecs or .ivecs file, or one array of a .hdf5 file beside those in it.
+
+    Raises:
+      ValueError: the file has another ending, or holds other numbers than these; or the array is in the .hdf5 file.
+    """
+    path, rows = Path(name), np.asarray(rows)
+    if path.suffix not in (*VECS, ".hdf5"):
+        raise ValueError(f"expected a file that ends in {', '.join(VECS)} or .hdf5, got {path}")
+    if rows.ndim != 2 or rows.size == 0 or rows.dtype.kind not in "fiu":
+        raise ValueError(f"expected numbers (n, d) for {path}, got {rows.dtype} {rows.shape}")
+    if path.suffix == ".hdf5":
+        with extras.explained():
+            import h5py
+        with h5py.File(path, "a") as file:
+            if array in file:
+                raise ValueError(f"{path} has an array {array!r}")
+            file[array] = rows
+        return
+    dtype = VECS[path.suffix]
+    with np.errstate(all="ignore"):
+        stored = np.ascontiguousarray(rows, dtype)
+        same = np.array_equal(stored, rows) if dtype != np.float32 else rows.dtype.kind == "f"
+    if not same:
+        raise ValueError(
+            f"expected numbers that {np.dtype(dtype).name} holds for {path}, got {rows.dtype} {rows.shape}"
+        )
+    with treefile.replacing(path) as temporary:
+        lengths = np.full((len(rows), 1), rows.shape[1], np.int32)
+        np.concatenate([lengths.view(np.uint8), stored.view(np.uint8)], axis=1).tofile(temporary)
+
+
 def _array(name: str, array: str) -> np.ndarray:
     path = Path(name)
     readers: dict[str, Callable[[Path], np.ndarray]] = {
         ".npy": lambda p: np.lib.format.open_memmap(p, "r"),
         ".npz": lambda p: _read_npz(p, array),
         ".safetensors": lambda p: _read_safetensors(p, array),
-        ".fvecs": lambda p: _read_vecs(p).view(np.float32),
-        ".ivecs": _read_vecs,
+        **dict.fromkeys(VECS, _read_vecs),
         ".hdf5": lambda p: _read_hdf5(p, array or "train"),
     }
     if path.suffix not in readers:
@@ -79,11 +123,14 @@ def _read_safetensors(path: Path, array: str) -> np.ndarray:
 
 
 def _read_vecs(path: Path) -> np.ndarray:
-    """Each row is its length as int32, then as many numbers of four bytes (.fvecs: float32, .ivecs: int32)."""
-    raw = np.memmap(path, np.int32, "r")
-    if raw[0] < 1 or len(raw) % (raw[0] + 1) or (raw.reshape(-1, raw[0] + 1)[:, 0] != raw[0]).any():
+    """Each row is its length as int32, then as many numbers."""
+    dtype = np.dtype(VECS[path.suffix])
+    raw = np.memmap(path, np.uint8, "r")
+    length = int(raw[:4].view(np.int32)[0])
+    width = 4 + length * dtype.itemsize
+    if length < 1 or len(raw) % width or (raw.reshape(-1, width)[:, :4] != raw[:4]).any():
         raise ValueError("its vectors do not have one dimension")
-    return raw.reshape(-1, raw[0] + 1)[:, 1:]
+    return raw.reshape(-1, width)[:, 4:].view(dtype)
 
 
 def _read_hdf5(path: Path, array: str) -> np.ndarray:

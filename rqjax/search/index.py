@@ -5,37 +5,18 @@ takes memory for the codes and one block of scores: the vectors are never decode
 """
 
 import dataclasses
-import functools
 import os
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int32, Shaped
 
-from rqjax.arrays import blocks, norms
-from rqjax.arrays.planes import as_float32
-from rqjax.core import (
-    Implementation,
-    Quantizer,
-    Queries,
-    Vectors,
-    check_int,
-    check_vectors,
-    is_traced,
-    nbytes,
-    operation,
-    pytree,
-    static,
-    treefile,
-)
+from rqjax.core import Implementation, Quantizer, Queries, Vectors, nbytes, operation, pytree, static, treefile
 from rqjax.core.mesh import along, copied, placed
-from rqjax.search import shards
-from rqjax.search.rows import FREE, Rows, check_ids, encode, grow, put
-from rqjax.search.scan import largest, scan
+from rqjax.search import filters, ranking, shards
+from rqjax.search.rows import FREE, Rows, encode, encode_more, grow, put, without
+from rqjax.search.scan import scan
 
 
 @pytree
@@ -70,8 +51,7 @@ class Index:
         return nbytes(self)
 
     def __len__(self) -> int:
-        with jax.ensure_compile_time_eval():  # under jit too, of an index that is a constant there
-            return int(jnp.sum(self.rows.ids != FREE))
+        return self.rows.held
 
     @classmethod
     def build(
@@ -100,12 +80,7 @@ class Index:
           ValueError: shapes do not agree, x is not finite, ids are not different or out of range, or there is no such
             metric; or the codes of a vector overflow, as those beyond 65,504 in float16 do.
         """
-        if metric not in ("ip", "l2", "cosine"):
-            raise ValueError(f"expected metric 'ip', 'l2' or 'cosine', got {metric!r}")
-        if store is not None and store.dim != quantizer.dim:
-            raise ValueError(f"expected a store of dimension {quantizer.dim}, got {store.dim}")
-        if tile := next((part.tile for part in (quantizer, store) if part is not None and part.tile > 1), None):
-            raise ValueError(f"expected codes of one vector each, got those of {tile} vectors together")
+        ranking.check_parts(quantizer, store, metric)
         return cls(quantizer, encode(quantizer, store, metric, x, ids, first=0), store, metric)
 
     def add(self, x: Vectors, *, ids: Any = None) -> "Index":
@@ -118,17 +93,13 @@ class Index:
         Raises:
           TypeError, ValueError: as in `build`; or an id is in the index, or the index is sharded.
         """
-        self._check_whole("add to")
+        ranking.check_whole(self, "add to")
         old = np.asarray(self.rows.ids)
-        new = encode(self.quantizer, self.store, self.metric, x, ids, first=int(old.max(initial=-1)) + 1)
-        known = np.isin(new.ids, old)
-        if known.any():
-            first = np.asarray(new.ids)[known][0]
-            raise ValueError(f"{known.sum()} ids are in the index already, the first is {first}")
+        new = encode_more(self.quantizer, self.store, self.metric, x, ids, self.rows)
         free = np.flatnonzero(old == FREE)
-        missing = len(known) - len(free)
+        missing = len(new.ids) - len(free)
         rows = grow(self.rows, max(missing, len(old) // 8)) if missing > 0 else self.rows
-        places = np.concatenate([free, np.arange(len(old), len(rows.ids))], dtype=np.int32)[: len(known)]
+        places = np.concatenate([free, np.arange(len(old), len(rows.ids))], dtype=np.int32)[: len(new.ids)]
         return dataclasses.replace(self, rows=put(rows, new, places))
 
     def remove(self, ids: Any) -> "Index":
@@ -137,45 +108,47 @@ class Index:
         Raises:
           TypeError, ValueError: ids are no different whole numbers, one is not in the index, or the index is sharded.
         """
-        self._check_whole("remove from")
-        old, ids = np.asarray(self.rows.ids), check_ids(ids, np.size(ids))
-        unknown = ~np.isin(ids, old)
-        if unknown.any():
-            raise ValueError(f"{unknown.sum()} ids are not in the index, the first is {ids[unknown][0]}")
-        left = jnp.where(np.isin(old, ids), FREE, self.rows.ids)
-        return dataclasses.replace(self, rows=dataclasses.replace(self.rows, ids=left))
+        ranking.check_whole(self, "remove from")
+        return dataclasses.replace(self, rows=without(self.rows, ids))
 
     def search(
-        self, queries: Queries, k: int, *, rerank: int | None = None, implementation: Implementation | None = None
+        self,
+        queries: Queries,
+        k: int,
+        *,
+        where: Any = None,
+        rerank: int | None = None,
+        implementation: Implementation | None = None,
     ) -> tuple[Float[Array, "*m k"], Int32[Array, "*m k"]]:
         """The k vectors nearest to each query, the nearest first.
 
         Args:
           queries: (*m, d).
           k: how many.
+          where: what may be found; None is all. Booleans (n,): the id i passes if i < n and `where[i]`. Whole numbers
+            (n,): ids, also such as are not in the index. A `range` of ids. Of few that pass, a quarter of the rows at
+            most, the codes are copied, and no others are scored.
           rerank: how many candidates the codes choose, of which the store's codes then choose the best k.
           implementation: "xla" for all quantizers and devices, "mps" for MLX's products on Apple GPUs, None for them
             wherever they can be taken.
 
         Returns:
-          Scores (inner products, cosines or squared distances) and ids. Where fewer than k vectors are found, which
-          only happens under jit, scores are infinite and ids `FREE`.
+          Scores (inner products, cosines or squared distances) and ids. Where fewer than k vectors are found, because
+          fewer pass or, under jit, are there, scores are infinite and ids `FREE`.
 
         Raises:
-          TypeError: the queries are no floating-point numbers.
+          TypeError: the queries are no floating-point numbers, or `where` is none of the three.
           ValueError: they have another dimension or are not finite; there are fewer than k or `rerank` vectors; rerank
-            is less than k, or there is no store.
+            is less than k, or there is no store; `where` has another shape or ids below 0.
           Unsupported: there is no such kernel for this; the message says why.
         """
-        y = check_vectors(queries, self.dim)
-        self._check_counts(k, rerank)
-        if not is_traced(y):
-            with jax.ensure_compile_time_eval():
-                bad = int((~jnp.isfinite(y)).sum())
-            if bad:
-                raise ValueError(f"expected finite queries, got {bad} NaN or Inf")
-        y = np.asarray(y) if self.sharding and not is_traced(y) else y
-        return _search(self, y, k=int(k), rerank=rerank, implementation=implementation)
+        y = ranking.check_search(self, queries, k, rerank)
+        index = self
+        if where is not None:
+            most = len(self.rows.ids) // 4 if self.sharding is None else None
+            rows, _ = filters.narrowed(self.rows, filters.check_filter(where), rerank or k, most)
+            index = dataclasses.replace(self, rows=rows)
+        return search(index, y, k=int(k), rerank=rerank, implementation=implementation)
 
     def shard(self, mesh: Mesh, axis: str) -> "Index":
         """The index on a mesh, its rows along an axis. Each shard is searched where it is, and the best are merged.
@@ -187,7 +160,7 @@ class Index:
           TypeError: it is no mesh.
           ValueError: the mesh has no such axis, or the index is sharded.
         """
-        self._check_whole("shard")
+        ranking.check_whole(self, "shard")
         sharding = along(mesh, axis)
         rows = grow(self.rows, shards.even(len(self.rows.ids), sharding) - len(self.rows.ids))
         quantizer, store = copied((self.quantizer, self.store), sharding)
@@ -199,68 +172,28 @@ class Index:
         Raises:
           ValueError: the index is sharded.
         """
-        self._check_whole("save")
+        ranking.check_whole(self, "save")
         treefile.save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Index":
         """What `save` wrote. Raises as `storage.load` does, and a ValueError if it is something else."""
-        index, _ = treefile.load(path)
-        if not isinstance(index, cls):
-            raise ValueError(f"expected an index in {path}, found a {type(index).__name__}")
-        return index
-
-    def _check_whole(self, what: str) -> None:
-        if self.sharding is not None:
-            raise ValueError(f"cannot {what} a sharded index; do so with the index that it was made from")
-
-    def _check_counts(self, k: int, rerank: int | None) -> None:
-        rows = len(self.rows.ids) if is_traced(self.rows.ids) else len(self)
-        if rows == 0:
-            raise ValueError("the index is empty")
-        k = check_int("k", k, 1, rows)
-        if rerank is not None:
-            check_int("rerank", rerank, k, rows)
-            if self.store is None:
-                raise ValueError("expected an index with a store to rerank with; pass store= to Index.build")
+        return ranking.load(cls, path)
 
 
 @operation
-def _search(index: Index, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None) -> tuple[Array, Array]:
+def search(index: Index, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None) -> tuple[Array, Array]:
     return search_with(index, y, k=k, rerank=rerank)
 
 
 def search_with(index: Index, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None) -> tuple[Array, Array]:
     """`Index.search` of what has been checked."""
-    candidates = rerank or k
-    queries = as_float32(y).reshape(-1, index.dim)
-    queries = norms.direction(queries) if index.metric == "cosine" else queries
-    find = functools.partial(_candidates, index.metric, candidates)
-    arguments = (index.quantizer, index.store if rerank else None), index.rows, queries
-    if index.sharding is None:
-        _, finals, ids = find(*arguments)
-    else:
-        keys, finals, ids = shards.gathered(find, index.sharding, *arguments)
-        _, finals, ids = largest(keys, candidates, finals, ids)
-    keys, ids = largest(finals, k, ids)
-    scores = jnp.sum(queries**2, axis=1, keepdims=True) - 2 * keys if index.metric == "l2" else keys
-    return scores.reshape(*y.shape[:-1], k), ids.reshape(*y.shape[:-1], k)
+    return ranking.ranked(_candidates, index, (index.quantizer,), index.rows, y, k=k, rerank=rerank)
 
 
 def _candidates(
-    metric: str, count: int, quantizers: tuple[Quantizer, Quantizer | None], rows: Rows, y: Float[Array, "m d"]
-) -> tuple[Float[Array, "m count"], Float[Array, "m count"], Int32[Array, "m count"]]:
-    """The rows that score best: by their codes, by the store's (by their codes if there is none), ids."""
-    quantizer, store = quantizers
-    bias = jnp.where(rows.ids == FREE, -jnp.inf, 0 if rows.energies is None else -rows.energies / 2)
-    keys, found = scan(quantizer, rows.codes, bias, y, min(count, len(bias)))
-    ids = jnp.where(keys > -jnp.inf, rows.ids[found], FREE)
-    if store is None:
-        return keys, keys, ids
-
-    def again(query: tuple[Array, Array]) -> Float[Array, "count"]:
-        x = store.decode(jax.tree.map(lambda a: a[query[1]], rows.stored))
-        return blocks.inner(query[0], x) - (jnp.sum(x**2, axis=1) / 2 if metric == "l2" else 0)
-
-    finals = lax.map(again, (y, found))
-    return keys, jnp.where(ids == FREE, -jnp.inf, finals), ids
+    metric: str, count: int, quantizers: tuple[Quantizer | None, Quantizer], rows: Rows, y: Float[Array, "m d"]
+) -> ranking.Candidates:
+    store, quantizer = quantizers
+    keys, found = scan(quantizer, rows.codes, rows.bias, y, min(count, len(rows.ids)))
+    return ranking.rescored(metric, store, rows, y, keys, found)

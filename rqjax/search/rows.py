@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int32, PyTree, Shaped
+from jaxtyping import Array, Float, Int, Int32, PyTree, Shaped
 
 from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
@@ -32,14 +32,21 @@ class Rows:
     stored: Codes | None
     """Codes of the store."""
 
+    @property
+    def bias(self) -> Float[Array, "rows"]:
+        """What is added to inner products: -<x, x~> / 2 where that is stored, -inf where there is no vector."""
+        return jnp.where(self.ids == FREE, -jnp.inf, 0 if self.energies is None else -self.energies / 2)
+
+    @functools.cached_property
+    def held(self) -> int:
+        """How many of them hold a vector."""
+        with jax.ensure_compile_time_eval():  # under jit too, of an index that is a constant there
+            return int(jnp.sum(self.ids != FREE))
+
 
 def encode(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Any, ids: Any, first: int) -> Rows:
     """Rows of checked vectors, a part at a time; ids from `first` on if they are not given."""
-    x = x if hasattr(x, "dtype") else np.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"expected vectors of a floating-point dtype (float32, bfloat16, float16), got {x.dtype}")
-    if x.ndim != 2 or x.shape[1] != quantizer.dim:
-        raise ValueError(f"expected vectors (n, {quantizer.dim}), got shape {x.shape}")
+    x = check_matrix(x, quantizer.dim)
     ids = check_ids(first + np.arange(len(x)) if ids is None else ids, len(x))
     size = max(1, ENCODED // quantizer.dim)
 
@@ -73,6 +80,16 @@ def _encoded(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Shap
     return (finite, functools.reduce(operator.and_, held, finite)), *made
 
 
+def check_matrix(x: Any, dim: int) -> Array | np.ndarray:
+    """`x`, which may be a memory-mapped file, if it holds floating-point vectors (n, dim)."""
+    x = x if hasattr(x, "dtype") else np.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"expected vectors of a floating-point dtype (float32, bfloat16, float16), got {x.dtype}")
+    if x.ndim != 2 or x.shape[1] != dim:
+        raise ValueError(f"expected vectors (n, {dim}), got shape {x.shape}")
+    return x
+
+
 def check_ids(ids: Any, count: int) -> Int32[np.ndarray, "n"]:
     """`count` different ids, or a TypeError or ValueError; one may be a scalar."""
     ids = np.atleast_1d(ids)
@@ -87,6 +104,24 @@ def check_ids(ids: Any, count: int) -> Int32[np.ndarray, "n"]:
     if len(twice):
         raise ValueError(f"expected different ids, got {len(twice)} more than once, the first is {twice[0]}")
     return ids.astype(np.int32)
+
+
+def encode_more(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Any, ids: Any, old: Rows) -> Rows:
+    """Rows of checked vectors that are not in the index; ids from the largest there on if they are not given."""
+    new = encode(quantizer, store, metric, x, ids, first=int(np.max(old.ids, initial=-1)) + 1)
+    known = np.isin(new.ids, old.ids)
+    if known.any():
+        raise ValueError(f"{known.sum()} ids are in the index already, the first is {np.asarray(new.ids)[known][0]}")
+    return new
+
+
+def without(rows: Rows, ids: Any) -> Rows:
+    """Rows of which those of some ids are free; a TypeError or ValueError if one is not there."""
+    ids = check_ids(ids, np.size(ids))
+    unknown = ~np.isin(ids, rows.ids)
+    if unknown.any():
+        raise ValueError(f"{unknown.sum()} ids are not in the index, the first is {ids[unknown][0]}")
+    return dataclasses.replace(rows, ids=jnp.where(np.isin(rows.ids, ids), FREE, rows.ids))
 
 
 @operation
@@ -104,3 +139,10 @@ def grow(rows: Rows, count: int) -> Rows:
 def put(rows: Rows, new: Rows, places: Int32[Array | np.ndarray, "n"]) -> Rows:
     """With new ones in some places."""
     return jax.tree.map(lambda array, part: array.at[places].set(part), rows, new)
+
+
+@operation
+def taken(rows: Rows, places: Int[Array | np.ndarray, "n"]) -> Rows:
+    """The rows in some places; rows that are free for places beyond the last."""
+    ids = jnp.where(places < len(rows.ids), rows.ids[places], FREE)
+    return dataclasses.replace(jax.tree.map(lambda array: array[places], rows), ids=ids)

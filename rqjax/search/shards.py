@@ -11,14 +11,18 @@ from jaxtyping import Array, PyTree
 from rqjax.core import mesh
 
 
+def own(sharding: NamedSharding) -> int:
+    """How many shards this process has."""
+    return len(set(map(str, sharding.addressable_devices_indices_map((mesh.count(sharding),)).values())))
+
+
 def even(rows: int, sharding: NamedSharding) -> int:
     """The least number of rows, from `rows` on, that fills all shards of this process as those of any other."""
-    own = len(set(map(str, sharding.addressable_devices_indices_map((mesh.count(sharding),)).values())))
     if jax.process_count() > 1:
         from jax.experimental.multihost_utils import process_allgather
 
         rows = int(process_allgather(np.int32(rows)).max())
-    return -(-rows // own) * own
+    return -(-rows // own(sharding)) * own(sharding)
 
 
 def gathered(

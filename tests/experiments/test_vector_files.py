@@ -48,6 +48,51 @@ def test_vectors_on_disk_are_those_in_memory(folder, name):
     np.testing.assert_array_equal(vectors, files.read(folder / name))
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("a.fvecs", "f4"), ("a.bvecs", "u1"), ("a.ivecs", "i4"), ("a.hdf5", "f8")])
+def test_what_is_written_is_read(tmp_path, name, dtype):
+    rows = (np.arange(70).reshape(10, 7) % 256).astype(dtype)
+    files.write(tmp_path / name, rows)
+    read = files.read if name != "a.ivecs" else files.read_ids
+    np.testing.assert_array_equal(read(tmp_path / name), rows)
+
+
+def test_a_file_of_ann_benchmarks_is_written(tmp_path):
+    path = tmp_path / "x.hdf5"
+    for name, rows in {"train": X, "test": X[:5], "neighbors": IDS, "distances": X[:, :3]}.items():
+        files.write(path, rows, name)
+    np.testing.assert_array_equal(files.read(path), X)
+    np.testing.assert_array_equal(files.read_ids(path, "neighbors"), IDS)
+    with pytest.raises(ValueError, match="has an array 'test'"):
+        files.write(path, X, "test")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("a.npy", X, r"expected a file that ends in .fvecs, .bvecs, .ivecs or .hdf5, got .*a.npy"),
+        ("a.bvecs", IDS + 200, "expected numbers that uint8 holds for .*a.bvecs, got int32"),
+        ("a.ivecs", X, "expected numbers that int32 holds"),
+        ("a.fvecs", IDS, "expected numbers that float32 holds"),
+        ("a.fvecs", X[0], r"expected numbers \(n, d\) for .*, got float32 \(24,\)"),
+        ("a.hdf5", X[:0], r"expected numbers \(n, d\)"),
+    ],
+)
+def test_what_cannot_be_written(tmp_path, name, rows, message):
+    with pytest.raises(ValueError, match=message):
+        files.write(tmp_path / name, rows)
+    assert not list(tmp_path.iterdir())
+
+
+def test_filters(tmp_path):
+    np.save(tmp_path / "mask.npy", X[:, 0] > 0)
+    np.save(tmp_path / "ids.npy", IDS)
+    assert files.read_filter(tmp_path / "mask.npy").dtype == bool
+    np.testing.assert_array_equal(files.read_filter(tmp_path / "ids.npy"), np.arange(150))
+    np.save(tmp_path / "x.npy", X)
+    with pytest.raises(ValueError, match=r"expected whole numbers or booleans in .*, got float32"):
+        files.read_filter(tmp_path / "x.npy")
+
+
 def test_a_file_is_mapped(tmp_path):
     np.save(tmp_path / "x.npy", X.reshape(5, 10, 24))
     vectors = files.mapped(tmp_path / "x.npy")

@@ -1,6 +1,7 @@
 """The search index: what it finds, how it changes, what it refuses, and itself on disk and on a mesh."""
 
 import dataclasses
+import itertools
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from safetensors.numpy import save_file
 import rqjax
 from experiments.data import samples
 from rqjax import Index, metrics
-from rqjax.search import rough, rows as stored_rows, scan
+from rqjax.search import filters, rough, rows as stored_rows, scan
 from tests.tools.suites import some
 
 DIM = 64
@@ -197,6 +198,68 @@ def test_search_is_a_part_of_a_jitted_function(index):
     assert scores[0, 1] == -jnp.inf
 
 
+RANDOM = np.random.default_rng(0)
+FILTERS = {
+    "half of a mask": RANDOM.random(3000) < 0.5,
+    "a short mask": np.ones(1200, bool),
+    "many ids": RANDOM.permutation(3000)[:1500].astype(np.int64),
+    "few ids": np.array([2998, 5, 2000, 5, 7, 2**31 - 1]),
+    "a list": [1, 2, 3, *range(100, 140)],
+    "a range": range(200, 2900, 3),
+    "a range downwards": range(2**31 - 1, 5, -7),
+    "a short range": range(40, 160),
+    "none": [],
+    "no range": range(0),
+    "no mask": np.zeros(3000, bool),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    some(
+        zip(FILTERS, itertools.cycle(["cosine", "ip", "l2"]), strict=False),
+        [("few ids", "cosine"), ("a range", "l2")],
+    ),
+)
+def test_a_filter_finds_what_brute_force_finds_of_what_passes(name, metric):
+    """Eagerly and under jit, by codes and by a store; where there is too little, `FREE` fills up."""
+    x, queries, where = vectors(), vectors(5, seed=1), FILTERS[name]
+    ids = np.random.default_rng(1).permutation(3000)[: len(x)]
+    exact = {"metric": metric, "ids": ids}
+    index = Index.build(rqjax.Exact(DIM, "float32"), x, store=rqjax.Exact(DIM, "float32"), **exact)
+    index = index.remove(ids[::10])
+    mask = isinstance(where, np.ndarray) and where.dtype == bool
+    passing = np.flatnonzero(where) if mask else where
+    left = np.array([i for i in range(len(x)) if i % 10 and int(ids[i]) in passing], int)
+    scores, rows = brute_force(x[left], queries, metric, 20)
+    missing = 20 - rows.shape[1]
+    scores = np.pad(scores, ((0, 0), (0, missing)), constant_values=np.inf if metric == "l2" else -np.inf)
+    expected = np.pad(ids[left][rows], ((0, 0), (0, missing)), constant_values=-1)
+    as_argument = jax.jit(lambda index, y, where: index.search(y, 20, where=where))
+    searches = [
+        lambda: index.search(queries, 20, where=where),
+        lambda: index.search(queries, 20, where=where, rerank=50),
+        lambda: jax.jit(lambda y: index.search(y, 20, where=where))(queries),
+    ]
+    if not isinstance(where, range | list):
+        searches.append(lambda: as_argument(index, queries, where))
+    for search in searches:
+        found = search()
+        np.testing.assert_array_equal(found[1], expected)
+        np.testing.assert_allclose(found[0], scores, rtol=1e-4, atol=1e-5)
+
+
+def test_few_that_pass_are_searched_alone(index):
+    """Scores are those of a search of all, and what is compiled is for a power of two of rows."""
+    scores, ids = map(np.asarray, index.search(vectors(1, seed=1), 1000))
+    few = np.sort(RANDOM.permutation(1000)[:200])
+    some_scores, some_ids = index.search(vectors(1, seed=1), 200, where=few)
+    np.testing.assert_array_equal(some_ids[0], ids[0][np.isin(ids[0], few)])
+    np.testing.assert_allclose(some_scores[0], scores[0][np.isin(ids[0], few)], rtol=1e-5)
+    sizes = [len(filters.narrowed(index.rows, few[:n].astype(np.int32), 1, 250)[0].ids) for n in (1, 3, 128, 129)]
+    assert sizes == [1, 4, 128, 1000]
+
+
 def test_the_bytes_are_those_of_the_codes_and_four_an_id():
     code = quantizer()
     built = Index.build(code, vectors())
@@ -260,6 +323,12 @@ def test_rows_grow_by_an_eighth_at_least():
             "expected a store of dimension 64, got 8",
         ),
         (lambda i: Index.build(quantizer(), vectors()).search(vectors(2), 1, rerank=2), "an index with a store"),
+        (lambda i: i.search(vectors(2), 1, where=[0.5]), "expected where to be booleans, whole numbers or a range"),
+        (lambda i: i.search(vectors(2), 1, where=[3, -1]), "expected ids from 0 to 2\\^31 - 1, got -1 to 3"),
+        (lambda i: i.search(vectors(2), 1, where=range(4, -3, -2)), "expected ids from 0 to 2\\^31 - 1, got -2 to 4"),
+        (lambda i: i.search(vectors(2), 1, where=np.ones((2, 2), bool)), "where of shape \\(n,\\), got \\(2, 2\\)"),
+        (lambda i: i.search(vectors(2), 1, where="all"), "expected where to be booleans, .* got <U3"),
+        (lambda i: i.search(vectors(2), 1001, where=[3]), "expected k to be a whole number from 1 to 1000, got 1001"),
         (lambda i: i.shard(jax.sharding.Mesh(jax.devices()[:1], "x"), "y"), "expected an axis of the mesh \\(x\\)"),
     ],
 )
@@ -290,7 +359,7 @@ def test_files_that_hold_no_index_are_refused(index, tmp_path):
     with pytest.raises(ValueError, match="is not a whole safetensors file"):
         Index.load(path)
     rqjax.save(quantizer(), path)
-    with pytest.raises(ValueError, match=r"expected an index in .*, found a Scaled"):
+    with pytest.raises(ValueError, match=r"expected an Index in .*, found a Scaled"):
         Index.load(path)
     save_file({"x": vectors()}, path)
     with pytest.raises(ValueError, match="was not saved here"):

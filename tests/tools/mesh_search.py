@@ -30,9 +30,37 @@ for metric in ("ip", "l2"):
     whole = whole.remove(np.concatenate([ids[part][:2] for part in parts]))
     shards = own.shard(Mesh(np.array(jax.devices()).reshape(4, 2), ("rows", "copies")), "rows")
     assert len(shards) == len(whole) == len(x) - 2 * processes
-    for k, rerank in ((10, None), (300, None), (10, 40)):
+    mask = np.random.default_rng(1).random(5000) < 0.5
+    for k, rerank, where in (
+        *((10, None, None), (300, None, None), (10, 40, None)),
+        *(
+            (300, None, mask),
+            (300, 400, ids[:500]),
+            (10, None, range(5, 4000, 3)),
+            (10, None, ids[2:5]),
+            (10, None, []),
+        ),
+    ):
+        options = {"rerank": rerank, "where": where}
         for expected, found in zip(
-            whole.search(queries, k, rerank=rerank), shards.search(queries, k, rerank=rerank), strict=True
+            whole.search(queries, k, **options), shards.search(queries, k, **options), strict=True
         ):
             np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+residuals = rqjax.turboquant_trellis(jax.random.key(2), 64, 3)
+for metric in ("ip", "l2"):
+    options = {"metric": metric, "store": rqjax.Exact(64, "float16"), "key": jax.random.key(3)}
+    whole = rqjax.IVF.build(residuals, x, ids=ids, lists=37, **options)
+    own = whole.remove(np.delete(ids, parts[rank]))
+    shards = own.shard(Mesh(np.array(jax.devices()).reshape(4, 2), ("rows", "copies")), "rows")
+    assert len(shards) == len(whole) == len(x)
+    for k, probes, rerank, where in (
+        *((10, 5, None, None), (300, 37, None, None), (1, 1, None, None), (10, 20, 40, None)),
+        *((10, 10, None, range(5, 4000, 3)), (10, 37, None, ids[2:5])),
+    ):
+        options = {"probes": probes, "rerank": rerank, "where": where}
+        for expected, found in zip(
+            whole.search(queries, k, **options), shards.search(queries, k, **options), strict=True
+        ):
+            np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-6)
 print("the same")

@@ -1,0 +1,62 @@
+"""A coarse quantizer before another one: what an inverted file is made of."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rqjax.arrays import blocks, norms
+from rqjax.arrays.kmeans import lloyd, nearest, spread
+from rqjax.arrays.planes import as_float32
+from rqjax.core import Codes, Quantizer, Vectors, Wrapper, check_vectors, operation, pytree, static
+from rqjax.scoring import rules
+
+START, ITERATIONS = 8, 10
+"""Vectors a cell that k-means++ chooses among, and iterations of Lloyd."""
+
+
+@pytree
+class Cells(Wrapper):
+    """Vectors, or what the nearest of many centroids leaves of them, in the codes of another quantizer. Codes: (cells
+    int32 (*n,), inner codes).
+
+    All cells have the same inner quantizer; `Local` has one for each.
+    """
+
+    centroids: Float[Array, "cells d"]
+    inner: Quantizer
+    residual: bool = static(default=True)
+    """Whether the centroid is subtracted."""
+
+    def encode(self, x: Vectors) -> Codes:
+        x = as_float32(check_vectors(x, self.dim))
+        cell = nearest(x.reshape(-1, self.dim), self.centroids).reshape(x.shape[:-1]).astype(jnp.int32)
+        return cell, self.inner.encode(x - self.centroids[cell] if self.residual else x)
+
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        x = self.inner.decode(codes[1])
+        return x + self.centroids[codes[0]] if self.residual else x
+
+
+rules.RULES[Cells] = rules.Rule(
+    prepare=lambda q, y: (blocks.inner(y, q.centroids), rules.prepare(q.inner, y)),
+    scores=lambda q, y, codes: (
+        rules.scores(q.inner, y[1], codes[1])
+        + (jax.vmap(jax.vmap(lambda near, cell: near[:, cell]))(y[0], codes[0]) if q.residual else 0)
+    ),
+)
+
+
+def learned(key: Array, x: Array | np.ndarray, cells: int, sample: int, unit: bool) -> Float[Array, "cells d"]:
+    """Centroids of `sample` of the vectors (n, d), of their directions if `unit`; a random one of each n / sample
+    consecutive vectors is read."""
+    first, second, third = jax.random.split(key, 3)
+    places = np.arange(sample) + np.asarray(jax.random.uniform(first, (sample,)), np.float64)
+    chosen = jnp.asarray(x[np.minimum(places * (len(x) / sample), len(x) - 1).astype(np.int64)])
+    few = jax.random.permutation(second, sample)[: START * cells]
+    return _kmeans(third, norms.direction(chosen) if unit else as_float32(chosen), few, cells=cells)
+
+
+@operation
+def _kmeans(key: Array, x: Float[Array, "n d"], few: Array, *, cells: int) -> Float[Array, "cells d"]:
+    return lloyd(x, spread(key, x[few], cells), ITERATIONS)

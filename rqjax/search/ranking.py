@@ -1,0 +1,114 @@
+"""What every index does: checks, and the order of what it finds."""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int32, PyTree, Shaped
+
+from rqjax.arrays import blocks, norms
+from rqjax.arrays.planes import as_float32
+from rqjax.core import Quantizer, Queries, check_int, check_vectors, is_traced, treefile
+from rqjax.search import shards
+from rqjax.search.rows import FREE, Rows
+from rqjax.search.scan import largest
+
+T = TypeVar("T")
+Candidates: TypeAlias = tuple[Float[Array, "m count"], Float[Array, "m count"], Int32[Array, "m count"]]
+"""Keys by which they were chosen, keys by which they are ordered, ids."""
+
+
+def check_parts(quantizer: Quantizer, store: Quantizer | None, metric: str) -> None:
+    if metric not in ("ip", "l2", "cosine"):
+        raise ValueError(f"expected metric 'ip', 'l2' or 'cosine', got {metric!r}")
+    if store is not None and store.dim != quantizer.dim:
+        raise ValueError(f"expected a store of dimension {quantizer.dim}, got {store.dim}")
+    if tile := next((part.tile for part in (quantizer, store) if part is not None and part.tile > 1), None):
+        raise ValueError(f"expected codes of one vector each, got those of {tile} vectors together")
+
+
+def check_whole(index: Any, what: str) -> None:
+    if index.sharding is not None:
+        raise ValueError(f"cannot {what} a sharded index; do so with the index that it was made from")
+
+
+def check_search(index: Any, queries: Queries, k: int, rerank: int | None) -> Array | np.ndarray:
+    """The queries, if an index can be searched for k of them."""
+    y = check_vectors(queries, index.dim)
+    rows = len(index.rows.ids) if is_traced(index.rows.ids) else len(index)
+    if rows == 0:
+        raise ValueError("the index is empty")
+    k = check_int("k", k, 1, rows)
+    if rerank is not None:
+        check_int("rerank", rerank, k, rows)
+        if index.store is None:
+            raise ValueError(
+                f"expected an index with a store to rerank with; pass store= to {type(index).__name__}.build"
+            )
+    if is_traced(y):
+        return y
+    with jax.ensure_compile_time_eval():
+        bad = int((~jnp.isfinite(y)).sum())
+    if bad:
+        raise ValueError(f"expected finite queries, got {bad} NaN or Inf")
+    return np.asarray(y) if index.sharding else y
+
+
+def load(cls: type[T], path: str | os.PathLike[str]) -> T:
+    index, _ = treefile.load(path)
+    if not isinstance(index, cls):
+        raise ValueError(f"expected an {cls.__name__} in {path}, found a {type(index).__name__}")
+    return index
+
+
+def ranked(
+    find: Callable[..., Any],
+    index: Any,
+    quantizers: tuple[Quantizer, ...],
+    rows: PyTree,
+    y: Shaped[Array, "*m d"],
+    *,
+    k: int,
+    rerank: int | None,
+) -> tuple[Array, Array]:
+    """The best k of `find(metric, count, (store, *quantizers), rows, queries)`; of a sharded index `find` is of each
+    shard. `store` is None if nothing is scored again."""
+    candidates = rerank or k
+    queries = as_float32(y).reshape(-1, index.dim)
+    queries = norms.direction(queries) if index.metric == "cosine" else queries
+    find = functools.partial(find, index.metric, candidates)
+    arguments = (index.store if rerank else None, *quantizers), rows, queries
+    if index.sharding is None:
+        _, finals, ids = find(*arguments)
+    else:
+        keys, finals, ids = shards.gathered(find, index.sharding, *arguments)
+        _, finals, ids = largest(keys, candidates, finals, ids)
+    keys, ids = largest(finals, k, ids)
+    scores = jnp.sum(queries**2, axis=1, keepdims=True) - 2 * keys if index.metric == "l2" else keys
+    return scores.reshape(*y.shape[:-1], k), ids.reshape(*y.shape[:-1], k)
+
+
+def rescored(
+    metric: str,
+    store: Quantizer | None,
+    rows: Rows,
+    y: Float[Array, "m d"],
+    keys: Float[Array, "m count"],
+    found: Int32[Array, "m count"],
+) -> Candidates:
+    """The rows that were found: their keys, those by the store (the same ones if there is none), ids."""
+    ids = jnp.where(keys > -jnp.inf, rows.ids[found], FREE)
+    if store is None:
+        return keys, keys, ids
+
+    def again(query: tuple[Array, Array]) -> Float[Array, "count"]:
+        x = store.decode(jax.tree.map(lambda a: a[query[1]], rows.stored))
+        return blocks.inner(query[0], x) - (jnp.sum(x**2, axis=1) / 2 if metric == "l2" else 0)
+
+    finals = lax.map(again, (y, found))
+    return keys, jnp.where(ids == FREE, -jnp.inf, finals), ids

@@ -1,0 +1,235 @@
+"""Inverted files: what the nearest lists hold, filters, how they change, what they refuse, and themselves on disk."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rqjax
+from experiments.data import samples
+from rqjax import IVF, Index
+from rqjax.search import probe
+from tests.search.test_index import brute_force
+from tests.tools.suites import some
+
+DIM, LISTS = 16, 12
+EXACT = rqjax.Exact(DIM, "float32")
+
+
+def vectors(count=600, seed=0):
+    return np.array(samples.clustered(jax.random.key(seed), count, DIM)) * np.linspace(0.7, 1, count)[:, None]
+
+
+def build(quantizer=EXACT, x=None, **options):
+    return IVF.build(quantizer, vectors() if x is None else x, **{"key": jax.random.key(9), "lists": LISTS, **options})
+
+
+@pytest.fixture(scope="module")
+def ivf():
+    return build(store=EXACT)
+
+
+def in_lists(ivf, x, queries, probes):
+    """Which vectors are in the lists that each query looks into."""
+    centroids = np.asarray(ivf.quantizer.centroids)
+    if ivf.metric == "cosine":
+        x, queries = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, queries))
+    own = ((x[:, None] - centroids) ** 2).sum(2).argmin(axis=1)
+    near = queries @ centroids.T - ((centroids**2).sum(1) / 2 if ivf.metric == "l2" else 0)
+    return (np.argsort(-near, axis=1)[:, :probes, None] == own).any(axis=1)
+
+
+def expected_of(ivf, x, queries, k, probes, passes=True):
+    scores, rows = brute_force(x, queries, ivf.metric, len(x))
+    allowed = np.take_along_axis(in_lists(ivf, x, queries, probes) & passes, rows, axis=1)
+    order = np.argsort(~allowed, axis=1, kind="stable")[:, :k]
+    there = np.take_along_axis(allowed, order, axis=1)
+    worst = np.inf if ivf.metric == "l2" else -np.inf
+    return (
+        np.where(there, np.take_along_axis(scores, order, axis=1), worst),
+        np.where(there, np.take_along_axis(rows, order, axis=1), -1),
+    )
+
+
+def assert_same(found, expected):
+    np.testing.assert_array_equal(found[1], expected[1])
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("metric", "residual", "probes"),
+    some(
+        [(m, r, p) for m in ("ip", "l2", "cosine") for r in (True, False) for p in (1, 5, LISTS)],
+        [("l2", True, 5), ("cosine", False, 1)],
+    ),
+)
+def test_what_is_found_is_the_best_of_the_nearest_lists(metric, residual, probes, monkeypatch):
+    """Few and many queries, in parts of lists, whose numbers do not come out even."""
+    monkeypatch.setattr(probe, "LEAST_ROWS", 16)
+    monkeypatch.setattr(probe, "MOST_ROWS", 16)
+    x, queries = vectors(), vectors(40, seed=1)
+    ivf = build(metric=metric, residual=residual, store=EXACT)
+    assert_same(ivf.search(queries, 30, probes=probes), expected_of(ivf, x, queries, 30, probes))
+    assert_same(ivf.search(queries[:1], 5, probes=probes), expected_of(ivf, x, queries[:1], 5, probes))
+    assert_same(ivf.search(queries[:1], 5, probes=probes, rerank=9), expected_of(ivf, x, queries[:1], 5, probes))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["eden_unbiased", "turboquant_trellis", "affine", "rtn"])
+def test_scores_are_those_of_the_decoded_vectors(name):
+    x, queries = vectors(), vectors(40, seed=1)
+    ivf = build(rqjax.METHODS[name](jax.random.key(100), DIM, 4), metric="l2")
+    whole = Index.build(ivf.quantizer, x, metric="l2")
+    for y in (queries, queries[:1]):
+        scores, ids = ivf.search(y, 20, probes=LISTS)
+        expected, rows = whole.search(y, 20)
+        np.testing.assert_allclose(scores, expected, atol=2e-3)
+        assert rqjax.metrics.recall(ids, rows) > 0.99
+        decoded = np.asarray(ivf.quantizer.decode(ivf.quantizer.encode(x)))
+        product = np.take_along_axis(np.sum(x * decoded, axis=1) - 2 * y @ decoded.T, np.asarray(ids), axis=1)
+        np.testing.assert_allclose(scores, np.sum(y**2, axis=1, keepdims=True) + product, atol=2e-3)
+
+
+@pytest.mark.full
+def test_residuals_have_less_error_than_vectors():
+    x, queries = vectors(3000), vectors(100, seed=1)
+    code, exact = rqjax.eden_unbiased(jax.random.key(100), DIM, 2), brute_force(x, queries, "ip", 10)[1]
+    of = [build(code, x, lists=50, residual=residual) for residual in (True, False)]
+    residual, whole = (rqjax.metrics.recall(ivf.search(queries, 10, probes=50)[1], exact) for ivf in of)
+    assert residual > whole + 0.05
+    assert of[0].nbytes == of[1].nbytes == Index.build(code, x).nbytes + 4 * (50 * DIM + 51)
+
+
+def test_of_few_that_pass_all_are_scored_of_many_those_in_the_lists(ivf):
+    x, queries = vectors(), vectors(5, seed=1)
+    few, many = np.arange(0, 600, 40), np.arange(600) % 3 > 0
+    assert_same(
+        ivf.search(queries, 20, probes=2, where=few),
+        expected_of(ivf, x, queries, 20, LISTS, ~(np.arange(600) % 40 > 0)),
+    )
+    assert_same(ivf.search(queries, 20, probes=2, where=many), expected_of(ivf, x, queries, 20, 2, many))
+    traced = jax.jit(lambda ivf, y, where: ivf.search(y, 20, probes=3, where=where))
+    assert_same(traced(ivf, queries, many), expected_of(ivf, x, queries, 20, 3, many))
+    nothing = ivf.search(queries, 2, where=[])
+    assert np.asarray(nothing[1]).tolist() == [[-1, -1]] * 5
+
+
+@pytest.mark.full
+def test_search_is_a_part_of_a_jitted_function(ivf):
+    queries = vectors(6, seed=1)
+    expected = ivf.search(queries, 3, probes=4)
+    for function in (lambda _, y: ivf.search(y, 3, probes=4), lambda ivf, y: ivf.search(y, 3, probes=4)):
+        scores, ids = jax.jit(function)(ivf, queries.reshape(2, 3, DIM))
+        np.testing.assert_array_equal(ids.reshape(6, 3), expected[1])
+        np.testing.assert_allclose(scores.reshape(6, 3), expected[0], rtol=1e-5)
+
+
+def test_vectors_are_added_and_removed(ivf):
+    x, queries = vectors(), vectors(5, seed=1)
+    without = ivf.remove(np.arange(0, 600, 2))
+    assert len(without) == 300
+    odd = np.arange(600) % 2 > 0
+    assert_same(without.search(queries, 9, probes=4), expected_of(ivf, x, queries, 9, 4, odd))
+    again = without.add(x[:600:2], ids=np.arange(0, 600, 2))
+    assert len(again.rows.ids) == 600  # free rows are given up
+    assert_same(again.search(queries, 9, probes=4), ivf.search(queries, 9, probes=4))
+    more = again.add(vectors(1, seed=2))
+    assert len(more.rows.ids) == 675
+    assert int(more.search(vectors(1, seed=2), 1, probes=1)[1][0, 0]) in (
+        600,
+        int(brute_force(x, vectors(1, seed=2), "ip", 1)[1][0, 0]),
+    )
+    assert [len(i) for i in (ivf, without, again, more, more.add(x[:0]))] == [600, 300, 600, 601, 601]
+    assert_same(more.remove([600]).search(queries, 9, probes=4), ivf.search(queries, 9, probes=4))
+
+
+def test_lists_may_be_empty_or_hold_nearly_all():
+    x = np.concatenate([np.ones((300, DIM)), vectors(5)]).astype(np.float32)
+    ivf = build(x=x, lists=8, metric="l2")
+    scores, ids = ivf.search(x[-5:], 305, probes=8)
+    expected, _ = brute_force(x, x[-5:], "l2", 305)
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    assert all(sorted(row) == list(range(305)) for row in ids.tolist())
+
+
+def test_a_memory_mapped_file_is_read_a_part_at_a_time(tmp_path):
+    np.save(tmp_path / "x.npy", vectors().astype(np.float32))
+    mapped = build(x=np.load(tmp_path / "x.npy", mmap_mode="r"), sample=100)
+    for one, other in zip(jax.tree.leaves(mapped), jax.tree.leaves(build(x=vectors(), sample=100)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i: build(lists=0), "expected lists to be a whole number from 1 to 600, got 0"),
+        (lambda i: build(lists=601), "expected lists to be a whole number from 1 to 600, got 601"),
+        (lambda i: build(sample=11), "expected sample to be a whole number from 12 to 600, got 11"),
+        (lambda i: build(x=vectors()[:0]), "expected at least 1 vector, got none"),
+        (lambda i: build(x=vectors()[:, :3]), "expected vectors \\(n, 16\\), got shape \\(600, 3\\)"),
+        (lambda i: build(x=vectors() * np.nan), "expected finite vectors, got 600 with NaN or Inf"),
+        (lambda i: build(x=vectors().astype(int)), "expected vectors of a floating-point dtype"),
+        (lambda i: build(metric="dot"), "expected metric 'ip', 'l2' or 'cosine', got 'dot'"),
+        (lambda i: jax.jit(lambda x: build(x=x).rows)(vectors()), "expected vectors whose numbers are known"),
+        (lambda i: i.search(vectors(2), 1, probes=13), "expected probes to be a whole number from 1 to 12, got 13"),
+        (lambda i: i.search(vectors(2), 1, probes=0), "expected probes to be a whole number from 1 to 12, got 0"),
+        (lambda i: i.search(vectors(2), 601), "expected k to be a whole number from 1 to 600, got 601"),
+        (lambda i: i.search(vectors(2) * np.nan, 1), "expected finite queries, got 32 NaN or Inf"),
+        (lambda i: i.search(vectors(2), 1, where=[0.5]), "expected where to be booleans, whole numbers or a range"),
+        (lambda i: build().search(vectors(2), 1, rerank=2), "pass store= to IVF.build"),
+        (lambda i: i.add(vectors(2), ids=[5, 2000]), "1 ids are in the index already, the first is 5"),
+        (lambda i: i.remove([600]), "1 ids are not in the index, the first is 600"),
+        (lambda i: i.shard(jax.sharding.Mesh(jax.devices()[:1], "x"), "y"), "expected an axis of the mesh \\(x\\)"),
+    ],
+)
+def test_bad_input_is_one_error(ivf, change, message):
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        change(ivf)
+    assert "\n" not in str(error.value)
+
+
+def test_it_comes_back_from_disk_and_a_torn_file_does_not(ivf, tmp_path):
+    path, queries = tmp_path / "a.safetensors", vectors(5, seed=1)
+    ivf.save(path)
+    again = IVF.load(path)
+    assert jax.tree.structure(again) == jax.tree.structure(ivf)
+    for one, other in zip(again.search(queries, 5), ivf.search(queries, 5), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(again.add(vectors(3))) == 603
+    with pytest.raises(ValueError, match=r"expected an Index in .*, found a IVF"):
+        Index.load(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+        IVF.load(path)
+
+
+@pytest.mark.full
+def test_a_damaged_file_is_refused(tmp_path):
+    """1,000 files cut or with one bit flipped anywhere."""
+    path, random = tmp_path / "a.safetensors", np.random.default_rng(0)
+    build(x=vectors(40), lists=3).save(path)
+    content = path.read_bytes()
+    for i in range(1000):
+        place = int(random.integers(len(content)))
+        flipped = content[:place] + bytes([content[place] ^ 1 << int(random.integers(8))]) + content[place + 1 :]
+        path.write_bytes(content[:place] if i % 4 == 0 else flipped)
+        with pytest.raises(ValueError, match=r"safetensors|damaged|was not saved here"):
+            IVF.load(path)
+
+
+@pytest.mark.full
+def test_memory_does_not_grow_with_the_index(ivf):
+    """Of what a compiled search of 1000 queries allocates, 64 MiB are enough, whatever the number of vectors."""
+
+    def temporaries(count):
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), ivf.rows)
+        queries = jax.ShapeDtypeStruct((1000, DIM), jnp.float32)
+
+        def search(rows, y):
+            return IVF(ivf.quantizer, rows, ivf.starts, None, ivf.metric).search(y, 10, probes=4)
+
+        return jax.jit(search).lower(rows, queries).compile().memory_analysis().temp_size_in_bytes
+
+    few, many = temporaries(10_000), temporaries(1_000_000)
+    assert many < 2**26
+    assert many - few < 2**20
