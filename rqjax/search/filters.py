@@ -33,7 +33,8 @@ def check_filter(where: Any) -> Filter:
         where = where[::-1] if where.step < 0 else where
         if where and not 0 <= where[0] <= where[-1] < 2**31:
             raise ValueError(f"expected ids from 0 to 2^31 - 1, got {where[0]} to {where[-1]}")
-        return Range(*map(np.int32, (where[0], where[-1], min(where.step, 2**31 - 1)) if where else (0, FREE, 1)))
+        first, last, step = (where[0], where[-1], min(where.step, 2**31 - 1)) if where else (0, FREE, 1)
+        return Range(*(np.asarray(number, np.int32) for number in (first, last, step)))
     where = where if hasattr(where, "dtype") else np.asarray(where)
     if where.size and where.dtype.kind not in "biu":
         raise TypeError(f"expected where to be booleans, whole numbers or a range, got {where.dtype}")

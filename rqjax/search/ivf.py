@@ -192,7 +192,8 @@ class IVF:
         starts = np.pad(np.cumsum(sizes * (of == np.arange(own)[:, None]), axis=1), ((0, 0), (1, 0)))
         parts = taken(self.rows, places.reshape(-1)), starts.reshape(-1).astype(np.int32)
         quantizer, store = copied((self.quantizer, self.store), sharding)
-        return IVF(quantizer, *placed(parts, sharding), store, self.metric, sharding)
+        rows, starts = placed(parts, sharding)
+        return IVF(quantizer, rows, starts, store, self.metric, sharding)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the index to a safetensors file; one that was there is replaced at once or stays as it was.

@@ -61,7 +61,7 @@ def _probe(
         place = firsts[of + 1] - together * (groups[of] - i)  # groups of a list are full but for the first
         place = place + jnp.arange(together)
         query = jnp.where(place >= firsts[of], order[jnp.maximum(place, 0)] // probes, len(y))
-        # rules know how queries lie side by side; what they make of one is taken from what they made of each
+        # Only rules know how what they prepare lies for several queries: these are prepared anew for each list.
         prepared = rules.prepare(cells.inner, y[query][None, None]) if each is None else _at(each, query[0])
         base = near[query, of][:, None] if cells.residual else 0
 
@@ -77,9 +77,8 @@ def _probe(
             scores, row = jnp.concatenate([best[0], one], 1), jnp.concatenate([best[1], row[place]], 1)
             return largest(scores, k, row)
 
-        best = tuple(a[query] for a in found)
-        best = lax.fori_loop(0, -(-lengths[of] // size), scored, best)
-        return tuple(a.at[query].set(new, mode="drop") for a, new in zip(found, best, strict=True))
+        best = lax.fori_loop(0, -(-lengths[of] // size), scored, _at(found, query))
+        return jax.tree.map(lambda a, new: a.at[query].set(new, mode="drop"), found, best)
 
     start = jnp.full((len(y), k), -jnp.inf), jnp.zeros((len(y), k), jnp.int32)
     return lax.fori_loop(0, groups[-1], group, start)
