@@ -42,11 +42,10 @@ for metric in ("ip", "l2"):
         ),
     ):
         options = {"rerank": rerank, "where": where}
-        for expected, found in zip(
-            whole.search(queries, k, **options), shards.search(queries, k, **options), strict=True
-        ):
-            np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
-
+        # rows are scored in groups or one by one, as there are many or few: sums are rounded in another order
+        (scores, found), (expected, nearest) = (i.search(queries, k, **options) for i in (shards, whole))
+        np.testing.assert_allclose(np.asarray(scores), np.asarray(expected), rtol=1e-6)
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(nearest))
 residuals = rqjax.turboquant_trellis(jax.random.key(2), 64, 3)
 for metric in ("ip", "l2"):
     options = {"metric": metric, "store": rqjax.Exact(64, "float16"), "key": jax.random.key(3)}
