@@ -69,7 +69,7 @@ test: $(VENV)/.test ## an environment and the core of the test suite
 
 test-full: env gpu-compile-env ## all tests, those of kernels compiled for a GPU among them
 	$(RUN) $(PYTEST) --core-share=0.25 tests
-	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" $(addprefix tests/, quantizers/test_laws.py cache/test_cache.py search/test_index.py nn/test_decoder.py)
+	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" $(addprefix tests/, quantizers/test_laws.py cache/test_cache.py search/test_index.py search/test_ivf.py nn/test_decoder.py)
 
 # Every kernel lowers for CUDA on the newest jax too; nothing to do where there is no Python for it.
 test-newest: ## the kernels lower on the newest jax

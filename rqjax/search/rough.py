@@ -62,7 +62,9 @@ def rough(quantizer: Quantizer, y: Float[Array, "1 1 m d"]) -> tuple[Callable[[C
     deviation.
     """
     if counted(quantizer, y.shape[2]):
-        planes = jax.tree.map(lambda q: Planes(**vars(q)) if _counted(q) else q, quantizer, is_leaf=_counted)
+        planes = jax.tree.map(
+            lambda q: Planes(q.levels, q.step, q.dim, q.symmetric) if _counted(q) else q, quantizer, is_leaf=_counted
+        )
         return exact(planes, y)[0], 2.0
     if platforms.on_cpu() and integers.in_floats(y.shape[2]) and rules.in_integers(quantizer):
         prepared = jax.tree.map(lambda a: a.astype(jnp.bfloat16), rules.prepare(quantizer, y))
@@ -103,7 +105,7 @@ def _scores(quantizer: Planes, y: Query, codes: UInt32[Array, "b h t words"]) ->
     chosen = functions(quantizer.bits)
     planes = bit_planes(codes, quantizer.bits, quantizer.dim)
     weights = jnp.asarray(_weights(chosen, quantizer.bits), jnp.float32) @ jnp.asarray(quantizer.levels, jnp.float32)
-    total = jnp.zeros(())
+    total = jnp.float32(0)
     for weight, subset in zip(weights, chosen, strict=True):
         words = [functools.reduce(operator.xor, parts)[:, :, None] for parts in zip(*(planes[k] for k in subset))]  # noqa: B905
         *low, sign = [_count(words, plane) << i for i, plane in enumerate(y.planes)]

@@ -91,7 +91,7 @@ def _groups(
         row = (start + jnp.arange(size)).astype(jnp.int32)
         scores = first(jax.tree.map(lambda a: part(a)[None, None], codes))[0, 0]
         scores = materialized(scores + jnp.where(row >= i * size, part(bias), -jnp.inf))
-        made = scores.reshape(m, in_block, group).max(axis=2), row[None, ::group]
+        made = scores.reshape(m, in_block, group).max(axis=2).astype(found[0].dtype), row[None, ::group]
         return jax.tree.map(lambda a, new: lax.dynamic_update_slice_in_dim(a, new, j * in_block, 1), found, made)
 
     def some(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
