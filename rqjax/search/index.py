@@ -5,22 +5,21 @@ takes memory for the codes and one block of scores: the vectors are never decode
 """
 
 import dataclasses
-import os
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int32, Shaped
 
-from rqjax.core import Implementation, Quantizer, Queries, Vectors, nbytes, operation, pytree, static, treefile
+from rqjax.core import Implementation, Quantizer, Queries, Vectors, operation, pytree, static
 from rqjax.core.mesh import along, copied, placed
 from rqjax.search import filters, ranking, shards
-from rqjax.search.rows import FREE, Rows, encode, encode_more, grow, put, without
+from rqjax.search.rows import FREE, Rows, encode, encode_more, grow, put
 from rqjax.search.scan import scan
 
 
 @pytree
-class Index:
+class Index(ranking.Searched):
     """An index as `Index.build` makes it. `add` and `remove` return another one.
 
     It is a pytree: searches may be parts of jit-compiled functions.
@@ -40,18 +39,6 @@ class Index:
     metric: str = static()
     sharding: NamedSharding | None = static(default=None)
     """Of the rows, if they are on a mesh."""
-
-    @property
-    def dim(self) -> int:
-        return self.quantizer.dim
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays: the quantizers' own, codes, ids, and rows that are free."""
-        return nbytes(self)
-
-    def __len__(self) -> int:
-        return self.rows.held
 
     @classmethod
     def build(
@@ -93,7 +80,7 @@ class Index:
         Raises:
           TypeError, ValueError: as in `build`; or an id is in the index, or the index is sharded.
         """
-        ranking.check_whole(self, "add to")
+        self._check_whole("add to")
         old = np.asarray(self.rows.ids)
         new = encode_more(self.quantizer, self.store, self.metric, x, ids, self.rows)
         free = np.flatnonzero(old == FREE)
@@ -101,15 +88,6 @@ class Index:
         rows = grow(self.rows, max(missing, len(old) // 8)) if missing > 0 else self.rows
         places = np.concatenate([free, np.arange(len(old), len(rows.ids))], dtype=np.int32)[: len(new.ids)]
         return dataclasses.replace(self, rows=put(rows, new, places))
-
-    def remove(self, ids: Any) -> "Index":
-        """Without some vectors, whose rows are free from then on.
-
-        Raises:
-          TypeError, ValueError: ids are no different whole numbers, one is not in the index, or the index is sharded.
-        """
-        ranking.check_whole(self, "remove from")
-        return dataclasses.replace(self, rows=without(self.rows, ids))
 
     def search(
         self,
@@ -142,7 +120,7 @@ class Index:
             is less than k, or there is no store; `where` has another shape or ids below 0.
           Unsupported: there is no such kernel for this; the message says why.
         """
-        y = ranking.check_search(self, queries, k, rerank)
+        y = self._checked(queries, k, rerank)
         index = self
         if where is not None:
             most = len(self.rows.ids) // 4 if self.sharding is None else None
@@ -160,25 +138,11 @@ class Index:
           TypeError: it is no mesh.
           ValueError: the mesh has no such axis, or the index is sharded.
         """
-        ranking.check_whole(self, "shard")
+        self._check_whole("shard")
         sharding = along(mesh, axis)
         rows = grow(self.rows, shards.even(len(self.rows.ids), sharding) - len(self.rows.ids))
         quantizer, store = copied((self.quantizer, self.store), sharding)
         return Index(quantizer, placed(rows, sharding), store, self.metric, sharding)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the index to a safetensors file; one that was there is replaced at once or stays as it was.
-
-        Raises:
-          ValueError: the index is sharded.
-        """
-        ranking.check_whole(self, "save")
-        treefile.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Index":
-        """What `save` wrote. Raises as `storage.load` does, and a ValueError if it is something else."""
-        return ranking.load(cls, path)
 
 
 @operation

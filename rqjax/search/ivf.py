@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from typing import Any
 
 import jax
@@ -11,12 +10,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int32, Shaped
 
-from rqjax.core import Quantizer, Queries, Vectors, check_int, is_traced, nbytes, operation, pytree, static, treefile
+from rqjax.core import Quantizer, Queries, Vectors, check_int, is_traced, operation, pytree, static
 from rqjax.core.mesh import along, copied, placed
 from rqjax.search import cells, filters, index, ranking, shards
 from rqjax.search.cells import Cells
 from rqjax.search.probe import probe
-from rqjax.search.rows import FREE, Rows, check_matrix, encode, encode_more, taken, without
+from rqjax.search.rows import FREE, Rows, check_matrix, encode, encode_more, taken
 
 SAMPLE = 64
 """Vectors a list that centroids are learned from."""
@@ -24,7 +23,7 @@ PROBES = 16
 
 
 @pytree
-class IVF:
+class IVF(ranking.Searched):
     """An inverted file as `IVF.build` makes it. `add` and `remove` return another one.
 
     Vectors lie in the list of the nearest of many centroids, and a search scores those of the lists whose centroids are
@@ -51,20 +50,8 @@ class IVF:
     """Of the rows, if they are on a mesh."""
 
     @property
-    def dim(self) -> int:
-        return self.quantizer.dim
-
-    @property
     def lists(self) -> int:
         return len(self.quantizer.centroids)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays: the quantizers' own, centroids, codes, ids, and rows that are free."""
-        return nbytes(self)
-
-    def __len__(self) -> int:
-        return self.rows.held
 
     @classmethod
     def build(
@@ -118,21 +105,12 @@ class IVF:
         Raises:
           TypeError, ValueError: as in `Index.build`; or an id is in the index, or the index is sharded.
         """
-        ranking.check_whole(self, "add to")
+        self._check_whole("add to")
         new = encode_more(self.quantizer, self.store, self.metric, x, ids, self.rows)
         both = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), self._with_cells(), new)
         old, needed = len(self.rows.ids), both.held
         made, starts = _in_lists(both, self.lists, old if needed <= old else max(needed, old + old // 8))
         return dataclasses.replace(self, rows=made, starts=starts)
-
-    def remove(self, ids: Any) -> "IVF":
-        """Without some vectors, whose rows are free from then on.
-
-        Raises:
-          TypeError, ValueError: ids are no different whole numbers, one is not in the index, or the index is sharded.
-        """
-        ranking.check_whole(self, "remove from")
-        return dataclasses.replace(self, rows=without(self.rows, ids))
 
     def search(
         self, queries: Queries, k: int, *, probes: int | None = None, where: Any = None, rerank: int | None = None
@@ -154,7 +132,7 @@ class IVF:
         Raises:
           TypeError, ValueError: as in `Index.search`; or there are fewer lists than `probes`.
         """
-        y = ranking.check_search(self, queries, k, rerank)
+        y = self._checked(queries, k, rerank)
         probes = check_int("probes", min(PROBES, self.lists) if probes is None else probes, 1, self.lists)
         rows = self.rows
         if where is not None:
@@ -178,7 +156,7 @@ class IVF:
         Raises:
           ValueError: the mesh has no such axis, or the index is sharded.
         """
-        ranking.check_whole(self, "shard")
+        self._check_whole("shard")
         sharding = along(mesh, axis)
         sizes, own = np.diff(self.starts), shards.own(sharding)
         loads, of = np.zeros(own, int), np.zeros(self.lists, int)
@@ -194,20 +172,6 @@ class IVF:
         quantizer, store = copied((self.quantizer, self.store), sharding)
         rows, starts = placed(parts, sharding)
         return IVF(quantizer, rows, starts, store, self.metric, sharding)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the index to a safetensors file; one that was there is replaced at once or stays as it was.
-
-        Raises:
-          ValueError: the index is sharded.
-        """
-        ranking.check_whole(self, "save")
-        treefile.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "IVF":
-        """What `save` wrote. Raises as `storage.load` does, and a ValueError if it is something else."""
-        return ranking.load(cls, path)
 
     def _with_cells(self) -> Rows:
         """Rows with the codes of `quantizer`, in which each has its cell."""

@@ -1,5 +1,6 @@
 """What every index does: checks, and the order of what it finds."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -9,16 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int32, PyTree, Shaped
 
 from rqjax.arrays import blocks, norms
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Quantizer, Queries, check_int, check_vectors, is_traced, treefile
+from rqjax.core import Quantizer, Queries, check_int, check_vectors, is_traced, nbytes, treefile
 from rqjax.search import shards
-from rqjax.search.rows import FREE, Rows
+from rqjax.search.rows import FREE, Rows, without
 from rqjax.search.scan import largest
 
-T = TypeVar("T")
+T = TypeVar("T", bound="Searched")
 Candidates: TypeAlias = tuple[Float[Array, "m count"], Float[Array, "m count"], Int32[Array, "m count"]]
 """Keys by which they were chosen, keys by which they are ordered, ids."""
 
@@ -32,43 +34,81 @@ def check_parts(quantizer: Quantizer, store: Quantizer | None, metric: str) -> N
         raise ValueError(f"expected codes of one vector each, got those of {tile} vectors together")
 
 
-def check_whole(index: Any, what: str) -> None:
-    if index.sharding is not None:
-        raise ValueError(f"cannot {what} a sharded index; do so with the index that it was made from")
+class Searched:
+    """What every index has: these fields, and what does not depend on how its rows lie."""
 
+    quantizer: Quantizer
+    rows: Rows
+    store: Quantizer | None
+    metric: str
+    sharding: NamedSharding | None
 
-def check_search(index: Any, queries: Queries, k: int, rerank: int | None) -> Array | np.ndarray:
-    """The queries, if an index can be searched for k of them."""
-    y = check_vectors(queries, index.dim)
-    rows = len(index.rows.ids) if is_traced(index.rows.ids) else len(index)
-    if rows == 0:
-        raise ValueError("the index is empty")
-    k = check_int("k", k, 1, rows)
-    if rerank is not None:
-        check_int("rerank", rerank, k, rows)
-        if index.store is None:
-            raise ValueError(
-                f"expected an index with a store to rerank with; pass store= to {type(index).__name__}.build"
-            )
-    if is_traced(y):
-        return y
-    with jax.ensure_compile_time_eval():
-        bad = int((~jnp.isfinite(y)).sum())
-    if bad:
-        raise ValueError(f"expected finite queries, got {bad} NaN or Inf")
-    return np.asarray(y) if index.sharding else y
+    @property
+    def dim(self) -> int:
+        return self.quantizer.dim
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays: the quantizers' own, centroids, codes, ids, and rows that are free."""
+        return nbytes(self)
 
-def load(cls: type[T], path: str | os.PathLike[str]) -> T:
-    index, _ = treefile.load(path)
-    if not isinstance(index, cls):
-        raise ValueError(f"expected an {cls.__name__} in {path}, found a {type(index).__name__}")
-    return index
+    def __len__(self) -> int:
+        return self.rows.held
+
+    def remove(self: T, ids: Any) -> T:
+        """Without some vectors, whose rows are free from then on.
+
+        Raises:
+          TypeError, ValueError: ids are no different whole numbers, one is not in the index, or the index is sharded.
+        """
+        self._check_whole("remove from")
+        return dataclasses.replace(self, rows=without(self.rows, ids))  # pyright: ignore[reportArgumentType]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the index to a safetensors file; one that was there is replaced at once or stays as it was.
+
+        Raises:
+          ValueError: the index is sharded.
+        """
+        self._check_whole("save")
+        treefile.save(self, path)
+
+    @classmethod
+    def load(cls: type[T], path: str | os.PathLike[str]) -> T:
+        """What `save` wrote. Raises as `storage.load` does, and a ValueError if it is something else."""
+        index, _ = treefile.load(path)
+        if not isinstance(index, cls):
+            raise ValueError(f"expected an {cls.__name__} in {path}, found a {type(index).__name__}")
+        return index
+
+    def _check_whole(self, what: str) -> None:
+        if self.sharding is not None:
+            raise ValueError(f"cannot {what} a sharded index; do so with the index that it was made from")
+
+    def _checked(self, queries: Queries, k: int, rerank: int | None) -> Array | np.ndarray:
+        """The queries, if the index can be searched for k of them."""
+        y = check_vectors(queries, self.dim)
+        rows = len(self.rows.ids) if is_traced(self.rows.ids) else len(self)
+        if rows == 0:
+            raise ValueError("the index is empty")
+        k = check_int("k", k, 1, rows)
+        if rerank is not None:
+            check_int("rerank", rerank, k, rows)
+            if self.store is None:
+                name = type(self).__name__
+                raise ValueError(f"expected an index with a store to rerank with; pass store= to {name}.build")
+        if is_traced(y):
+            return y
+        with jax.ensure_compile_time_eval():
+            bad = int((~jnp.isfinite(y)).sum())
+        if bad:
+            raise ValueError(f"expected finite queries, got {bad} NaN or Inf")
+        return np.asarray(y) if self.sharding else y
 
 
 def ranked(
     find: Callable[..., Any],
-    index: Any,
+    index: Searched,
     quantizers: tuple[Quantizer, ...],
     rows: PyTree,
     y: Shaped[Array, "*m d"],

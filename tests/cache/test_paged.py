@@ -345,7 +345,7 @@ def test_prefixes_come_back_from_files(tmp_path):
     assert second.admit(TEXTS[0, :400])[1] == 258  # read again
     other = rqjax.PagedCache(cache(SLOTS, PAGES, "eden_4+centered"), chunk=CHUNK, folder=tmp_path)
     assert other.admit(TEXTS[0, :400])[1] == 0  # other codes
-    with pytest.raises(ValueError, match="expected PagedCache"):
+    with pytest.raises(ValueError, match="expected a PagedCache with a folder"):
         rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK).save()
 
 

@@ -36,7 +36,7 @@ def test_files_of_vectors(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.txt", b"", "expected a file that ends in .npy, .npz, .safetensors, .fvecs, .ivecs, .hdf5, got"),
+        ("x.txt", b"", "expected a file that ends in .npy, .npz, .safetensors, .fvecs, .bvecs, .ivecs, .hdf5, got"),
         ("x.npy", b"\x93NUMPY torn", "is not a readable .npy file"),
         ("x.npz", b"PK\x03\x04torn", "is not a readable .npz file"),
         ("x.safetensors", b"torn", "is not a readable .safetensors file"),

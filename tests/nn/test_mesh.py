@@ -1,10 +1,5 @@
 """Decoders on a mesh of devices against the same on one."""
 
-import os
-import socket
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -14,6 +9,7 @@ from rqjax.core.mesh import along
 from rqjax.nn import load_decoder
 from tests.nn.test_decoder import CHECKPOINTS, through_caches
 from tests.tools import mesh_decoder
+from tests.tools.processes import on_devices
 
 MESH = Mesh(np.array(jax.devices()[:1]), "heads")
 
@@ -51,21 +47,4 @@ def test_devices_are_no_mesh():
 def test_a_mesh_makes_the_same(processes, tmp_path):
     """8 devices, in one process and in two that talk over the loopback device."""
     mesh_decoder.write(tmp_path)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    flags = f"--xla_force_host_platform_device_count={8 // processes} --xla_backend_optimization_level=0"
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "tests/tools/mesh_decoder.py", *map(str, (tmp_path, processes, rank, port))],
-            env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": "."},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    for run in runs:
-        out, error = run.communicate(timeout=900)
-        assert run.returncode == 0, error
-        assert "the same" in out
+    on_devices("tests/tools/mesh_decoder.py", processes, tmp_path, timeout=900)

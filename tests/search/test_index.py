@@ -2,9 +2,7 @@
 
 import dataclasses
 import itertools
-import os
 import signal
-import socket
 import subprocess
 import sys
 
@@ -19,6 +17,7 @@ import rqjax
 from experiments.data import samples
 from rqjax import Index, metrics
 from rqjax.search import filters, rough, rows as stored_rows, scan
+from tests.tools.processes import on_devices
 from tests.tools.suites import some
 
 DIM = 64
@@ -398,25 +397,7 @@ while True:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_mesh_finds_the_same(processes):
     """8 devices, in one process and in two that talk over the loopback device."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    flags = f"--xla_force_host_platform_device_count={8 // processes} --xla_backend_optimization_level=0"
-    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": "."}
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "tests/tools/mesh_search.py", str(processes), str(rank), str(port)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    for run in runs:
-        out, error = run.communicate(timeout=300)
-        assert run.returncode == 0, error
-        assert "the same" in out
+    on_devices("tests/tools/mesh_search.py", processes)
 
 
 @pytest.mark.full
