@@ -9,9 +9,10 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from rqjax.core import platforms
 
@@ -75,6 +76,16 @@ def never_true(x: Shaped[Array, "..."]) -> Bool[Array, ""]:
     has at most 32 that are 1. jax-metal cannot count them."""
     one = x[tuple(slice(1) for _ in x.shape)]  # to ravel x would copy it
     return (lax.population_count(as_bits(one)) > 8 * x.dtype.itemsize).any()
+
+
+def picked(tree: PyTree, pick: Callable[[Array], Array]) -> PyTree:
+    """`pick` of each array, for a part of long ones. XLA would convert all of a bfloat16 array on a CPU first: it is
+    picked as bits."""
+
+    def one(a: Array) -> Array:
+        return lax.bitcast_convert_type(pick(as_bits(a)), a.dtype) if a.dtype == jnp.bfloat16 else pick(a)
+
+    return jax.tree.map(one, tree)
 
 
 def as_bits(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:

@@ -12,11 +12,16 @@ from jaxtyping import Array, PyTree
 def check_vectors(x: Any, dim: int) -> Array:
     """`x` as an array, if it holds floating-point vectors of dimension `dim`."""
     x = jnp.asarray(x)
+    check_floats(x, dim)
+    return x
+
+
+def check_floats(x: Array | np.ndarray, dim: int) -> None:
+    """Raises for an array that does not hold floating-point vectors of dimension `dim`."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"expected vectors of a floating-point dtype (float32, bfloat16, float16), got {x.dtype}")
     if x.ndim == 0 or x.shape[-1] != dim:
         raise ValueError(f"expected vectors of dimension {dim} along the last axis, got shape {x.shape}")
-    return x
 
 
 def check_int(name: str, value: Any, low: int, high: int) -> int:

@@ -1,4 +1,7 @@
-"""The best of the lists nearest to each query: a list is unpacked once for all queries that look into it."""
+"""The best of the lists nearest to each query."""
+
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,15 +9,23 @@ from jax import lax
 from jaxtyping import Array, Float, Int32, PyTree
 
 from rqjax.arrays import blocks
+from rqjax.arrays.planes import materialized, picked
 from rqjax.scoring import rules
 from rqjax.search.cells import Cells
+from rqjax.search.rough import counted, rough
 from rqjax.search.rows import Rows
 from rqjax.search.scan import QUERIES_TOGETHER, largest
 
-QUERIES_OF_A_LIST = 16
-"""That are scored together at most."""
 LEAST_ROWS, MOST_ROWS = 64, 1024
 """Of a list that are scored together."""
+QUERIES_OF_A_LIST = 16
+"""That are scored together at most."""
+MOST_COUNTED = 4096
+"""Rows of a query's lists that are counted together."""
+GROUP = 8
+"""Of these that are ranked by the best of their scores."""
+RANKED_TOGETHER = 64
+"""Queries whose best rows are scored exactly together."""
 
 
 def probe(
@@ -38,19 +49,67 @@ def probe(
       probes: at most as many as there are lists.
       closeness: of each list.
     """
-    return blocks.in_blocks(lambda y: _probe(cells, rows, starts, y, k, probes, closeness), y, rows=QUERIES_TOGETHER)
+    way = _by_query if counted(cells.inner, 1) else _by_list
+
+    def some(y: Array) -> tuple[Array, Array]:
+        near = blocks.inner(y, cells.centroids)
+        chosen = lax.top_k(near + closeness, probes)[1]
+        return way(cells, rows, starts, y, k, near if cells.residual else jnp.zeros_like(near), chosen)
+
+    return blocks.in_blocks(some, y, rows=QUERIES_TOGETHER)
 
 
-def _probe(
-    cells: Cells, rows: Rows, starts: Array, y: Array, k: int, probes: int, closeness: Array
+def _by_query(
+    cells: Cells, rows: Rows, starts: Array, y: Array, k: int, near: Array, chosen: Array
 ) -> tuple[Array, Array]:
-    count, lists, pairs = len(rows.ids), len(cells.centroids), len(y) * probes
-    together = min(QUERIES_OF_A_LIST, 2 ** (pairs // lists).bit_length())
+    """Query by query: the rows of all its lists side by side, first by scores that are nearly right, then by exact
+    ones."""
+    count, lengths = len(rows.ids), jnp.diff(starts)
+    expected = chosen.shape[1] * (count // len(lengths) + 1)
+    size = max(LEAST_ROWS, min(MOST_COUNTED, 2 ** (expected - 1).bit_length()))
+    first = rough(cells.inner, 1)
+    wanted = math.ceil(first.spare * k)
+    none = jnp.full(wanted, -jnp.inf), jnp.zeros(wanted, jnp.int32), jnp.zeros(wanted)
+
+    def best(query: tuple[Any, Array, Array]) -> tuple[Array, Array, Array]:
+        prepared, near, chosen = query
+        ends = jnp.cumsum(lengths[chosen])
+
+        def some(i: Array, found: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            place = i * size + jnp.arange(size, dtype=jnp.int32)
+            which = jnp.minimum(jnp.searchsorted(ends, place, side="right", method="compare_all"), len(ends) - 1)
+            of = chosen[which]
+            row = materialized(jnp.clip(starts[of + 1] - ends[which] + place, 0, count - 1))
+            part = picked(rows, lambda a: a[row])
+            added = jnp.where(place < ends[-1], near[of] + part.bias, -jnp.inf)
+            codes = jax.tree.map(lambda a: materialized(a)[None, None], part.codes)
+            new = [
+                a.reshape(GROUP, -1) for a in (materialized(first.scores(prepared, codes)[0, 0, 0] + added), row, added)
+            ]
+            groups = lax.top_k(new[0].max(axis=0), min(wanted, size // GROUP))[1]
+            both = [jnp.concatenate([a, b[:, groups].reshape(-1)]) for a, b in zip(found, new, strict=True)]
+            return largest(both[0], wanted, *both[1:])
+
+        return lax.fori_loop(0, -(-ends[-1] // size), some, none)
+
+    def ranked(y: Array, row: Array, added: Array) -> tuple[Array, Array]:
+        codes = jax.tree.map(lambda a: a[:, None], picked(rows.codes, lambda a: a[row]))
+        scores = rules.scores(cells.inner, rules.prepare(cells.inner, y[:, None, None]), codes)[:, 0, 0]
+        return largest(scores + added, k, row)
+
+    _, row, added = lax.map(best, (jax.vmap(first.prepare)(y[:, None, None, None]), near, chosen))
+    return blocks.in_blocks(ranked, y, row, added, rows=RANKED_TOGETHER)
+
+
+def _by_list(
+    cells: Cells, rows: Rows, starts: Array, y: Array, k: int, near: Array, chosen: Array
+) -> tuple[Array, Array]:
+    """List by list: it is unpacked once for some queries that look into it."""
+    count, lists, probes = len(rows.ids), near.shape[1], chosen.shape[1]
+    together = min(QUERIES_OF_A_LIST, 2 ** (chosen.size // lists).bit_length())
     size = min(count, max(LEAST_ROWS, min(MOST_ROWS, 2 ** (count // lists - 1).bit_length())))
-    near = blocks.inner(y, cells.centroids)
     lengths = jnp.diff(starts)
-    chosen = lax.top_k(near + closeness, probes)[1].reshape(-1)
-    chosen = jnp.where(lengths[chosen] > 0, chosen, lists)  # no one looks into an empty list
+    chosen = jnp.where(lengths[chosen] > 0, chosen, lists).reshape(-1)  # no one looks into an empty list
     order = jnp.argsort(chosen)
     firsts = jnp.searchsorted(chosen[order], jnp.arange(lists + 1))  # of the pairs of a list
     groups = jnp.cumsum(-(-jnp.diff(firsts) // together))
@@ -63,12 +122,12 @@ def _probe(
         query = jnp.where(place >= firsts[of], order[jnp.maximum(place, 0)] // probes, len(y))
         # Only rules know how what they prepare lies for several queries: these are prepared anew for each list.
         prepared = rules.prepare(cells.inner, y[query][None, None]) if each is None else _at(each, query[0])
-        base = near[query, of][:, None] if cells.residual else 0
+        base = near[query, of][:, None]
 
         def scored(j: Array, best: tuple[Array, Array]) -> tuple[Array, Array]:
             wanted = starts[of] + j * size
             start = jnp.minimum(wanted, count - size)
-            part = jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, start, size), rows)
+            part = picked(rows, lambda a: lax.dynamic_slice_in_dim(a, start, size))
             row = (start + jnp.arange(size)).astype(jnp.int32)
             inside = (row >= wanted) & (row < starts[of + 1])
             codes = jax.tree.map(lambda a: a[None, None], part.codes)

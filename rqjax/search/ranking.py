@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -14,8 +13,8 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int32, PyTree, Shaped
 
 from rqjax.arrays import blocks, norms
-from rqjax.arrays.planes import as_float32
-from rqjax.core import Quantizer, Queries, check_int, check_vectors, is_traced, nbytes, treefile
+from rqjax.arrays.planes import as_float32, picked
+from rqjax.core import Quantizer, Queries, check_floats, check_int, is_traced, nbytes, treefile
 from rqjax.search import shards
 from rqjax.search.rows import FREE, Rows, without
 from rqjax.search.scan import largest
@@ -87,7 +86,8 @@ class Searched:
 
     def _checked(self, queries: Queries, k: int, rerank: int | None) -> Array | np.ndarray:
         """The queries, if the index can be searched for k of them."""
-        y = check_vectors(queries, self.dim)
+        y = queries if isinstance(queries, Array | np.ndarray) else np.asarray(queries)  # to convert it takes longer
+        check_floats(y, self.dim)
         rows = len(self.rows.ids) if is_traced(self.rows.ids) else len(self)
         if rows == 0:
             raise ValueError("the index is empty")
@@ -99,10 +99,9 @@ class Searched:
                 raise ValueError(f"expected an index with a store to rerank with; pass store= to {name}.build")
         if is_traced(y):
             return y
-        with jax.ensure_compile_time_eval():
-            bad = int((~jnp.isfinite(y)).sum())
-        if bad:
-            raise ValueError(f"expected finite queries, got {bad} NaN or Inf")
+        finite = np.isfinite(np.asarray(y))
+        if not finite.all():
+            raise ValueError(f"expected finite queries, got {(~finite).sum()} NaN or Inf")
         return np.asarray(y) if self.sharding else y
 
 
@@ -147,7 +146,7 @@ def rescored(
         return keys, keys, ids
 
     def again(query: tuple[Array, Array]) -> Float[Array, "count"]:
-        x = store.decode(jax.tree.map(lambda a: a[query[1]], rows.stored))
+        x = store.decode(picked(rows.stored, lambda a: a[query[1]]))
         return blocks.inner(query[0], x) - (jnp.sum(x**2, axis=1) / 2 if metric == "l2" else 0)
 
     finals = lax.map(again, (y, found))

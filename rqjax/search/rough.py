@@ -9,7 +9,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,31 +45,42 @@ class Query(NamedTuple):
     """The sum of its numbers."""
 
 
+class Products(NamedTuple):
+    """How queries are multiplied with codes."""
+
+    prepare: Callable[[Float[Array, "1 1 m d"]], Any]
+    scores: Callable[[Any, Codes], Float[Array, "1 1 m n"]]
+    """Of prepared queries and codes (1, 1, n)."""
+    spare: float = 1.0
+    """How many times as many rows are to be chosen by these scores as are wanted."""
+
+
 def counted(quantizer: Quantizer, queries: int) -> bool:
     """Whether products of so many queries are counted."""
     return queries <= FEW and platforms.on_cpu() and any(map(_counted, jax.tree.leaves(quantizer, is_leaf=_counted)))
 
 
-def exact(quantizer: Quantizer, y: Float[Array, "1 1 m d"]) -> tuple[Callable[[Codes], Array], float]:
-    """Scores of codes (1, 1, n), and how many times as many rows are to be chosen by them as are wanted: 1."""
-    return functools.partial(rules.scores, quantizer, rules.prepare(quantizer, y)), 1.0
+def exact(quantizer: Quantizer) -> Products:
+    """The products of a quantizer's own rule."""
+    return Products(functools.partial(rules.prepare, quantizer), functools.partial(rules.scores, quantizer))
 
 
-def rough(quantizer: Quantizer, y: Float[Array, "1 1 m d"]) -> tuple[Callable[[Codes], Array], float]:
-    """As `exact`, of scores that are nearly right where these are faster.
+def rough(quantizer: Quantizer, queries: int) -> Products:
+    """As `exact`, of scores that are nearly right where these are faster for so many queries.
 
     Many queries are rounded to bfloat16, which holds levels in int8 as they are: scores err by a 500th of their
     deviation.
     """
-    if counted(quantizer, y.shape[2]):
+    if counted(quantizer, queries):
         planes = jax.tree.map(
             lambda q: Planes(q.levels, q.step, q.dim, q.symmetric) if _counted(q) else q, quantizer, is_leaf=_counted
         )
-        return exact(planes, y)[0], 2.0
-    if platforms.on_cpu() and integers.in_floats(y.shape[2]) and rules.in_integers(quantizer):
-        prepared = jax.tree.map(lambda a: a.astype(jnp.bfloat16), rules.prepare(quantizer, y))
-        return functools.partial(rules.scores, quantizer, prepared), 1.25
-    return exact(quantizer, y)
+        return exact(planes)._replace(spare=2.0)
+    products = exact(quantizer)
+    if platforms.on_cpu() and integers.in_floats(queries) and rules.in_integers(quantizer):
+        prepare = lambda y: jax.tree.map(lambda a: a.astype(jnp.bfloat16), products.prepare(y))  # noqa: E731
+        return products._replace(prepare=prepare, spare=1.25)
+    return products
 
 
 def _counted(quantizer: object) -> bool:

@@ -1,5 +1,6 @@
 """The codes that score best against queries: groups of rows by their best scores, block after block, then the rows."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32, Shaped
 
 from rqjax.arrays.blocks import in_blocks
-from rqjax.arrays.planes import materialized
+from rqjax.arrays.planes import materialized, picked
 from rqjax.core import Codes, Quantizer
 from rqjax.scoring import rules
 from rqjax.search.rough import counted, exact, rough
@@ -49,14 +50,16 @@ def scan(
 def _scan(
     quantizer: Quantizer, codes: Codes, bias: Float[Array, "n"], y: Float[Array, "m d"], k: int, nearly: bool, few: bool
 ) -> tuple[Float[Array, "m k"], Int32[Array, "m k"]]:
-    first, spare = rough(quantizer, y[None, None]) if nearly else exact(quantizer, y[None, None])
-    rows, wanted, group = len(bias), math.ceil(spare * k), GROUP
+    first = rough(quantizer, len(y)) if nearly else exact(quantizer)
+    prepared = first.prepare(y[None, None])
+    rows, wanted, group = len(bias), math.ceil(first.spare * k), GROUP
     while group > 1 and 4 * group * wanted > rows:
         group //= 2
     size = BLOCK_SCORES if few else min(BLOCK_SCORES // max(1, len(y)), BLOCK_COORDINATES // quantizer.dim)
     size = min(-(-max(size, wanted) // group), rows // group) * group
-    best = _groups(first, codes, bias, len(y), min(wanted, rows // group), group, size)
-    if spare == 1.0 and group == 1:
+    made = functools.partial(first.scores, prepared)
+    best = _groups(made, codes, bias, len(y), min(wanted, rows // group), group, size)
+    if first.spare == 1.0 and group == 1:
         return best
     last = -(-rows // size) * size - size  # where the last block begins that overlaps the one before
 
@@ -66,7 +69,7 @@ def _scan(
         row = start + jnp.arange(group, dtype=jnp.int32)
         seen = (maxima == -jnp.inf) | ((row < last) & (last < start + group))
         row, seen = row.reshape(len(y), -1), seen.reshape(len(y), -1)
-        some = jax.tree.map(lambda a: a[row][:, None], codes)
+        some = picked(codes, lambda a: a[row][:, None])
         scores = rules.scores(quantizer, rules.prepare(quantizer, y[:, None, None]), some)[:, 0, 0]
         return largest(scores + jnp.where(seen, -jnp.inf, bias[row]), k, row)
 
@@ -89,7 +92,7 @@ def _groups(
             return lax.dynamic_slice_in_dim(array, start, size)
 
         row = (start + jnp.arange(size)).astype(jnp.int32)
-        scores = first(jax.tree.map(lambda a: part(a)[None, None], codes))[0, 0]
+        scores = first(picked(codes, lambda a: part(a)[None, None]))[0, 0]
         scores = materialized(scores + jnp.where(row >= i * size, part(bias), -jnp.inf))
         made = scores.reshape(m, in_block, group).max(axis=2).astype(found[0].dtype), row[None, ::group]
         return jax.tree.map(lambda a, new: lax.dynamic_update_slice_in_dim(a, new, j * in_block, 1), found, made)
@@ -104,7 +107,7 @@ def _groups(
     return lax.fori_loop(0, parts, some, none)
 
 
-def largest(scores: Float[Array, "m n"], k: int, *others: Shaped[Array, "m n"]) -> Any:
+def largest(scores: Float[Array, "*m n"], k: int, *others: Shaped[Array, "*m n"]) -> Any:
     """The k largest scores, and what other arrays have in their places."""
     best, place = lax.top_k(scores, k)
-    return best, *(jnp.take_along_axis(other, place, axis=1) for other in others)
+    return best, *(jnp.take_along_axis(other, place, axis=-1) for other in others)

@@ -111,7 +111,8 @@ def test_counted_products_are_nearly_those_of_the_levels(bits, dim):
     x, y = (np.random.default_rng(i).standard_normal((100, dim)).astype(np.float32) / dim**0.5 for i in range(2))
     codes = code.encode(x)
     assert rough.counted(code, 3)
-    found = rough.rough(code, jnp.asarray(y[None, None, :3]))[0](codes[None, None])[0, 0]
+    products = rough.rough(code, 3)
+    found = products.scores(products.prepare(jnp.asarray(y[None, None, :3])), codes[None, None])[0, 0]
     expected = y[:3] @ np.asarray(code.decode(codes)).T
     assert np.std(found - expected) < 0.05 * np.std(expected)
 

@@ -90,6 +90,22 @@ def test_scores_are_those_of_the_decoded_vectors(name):
         np.testing.assert_allclose(scores, np.sum(y**2, axis=1, keepdims=True) + product, atol=2e-3)
 
 
+@pytest.mark.parametrize("residual", some([True, False], [True]))
+def test_counted_lists_hold_what_is_best_of_them(residual, monkeypatch):
+    """Lists that are longer than what is counted together; rows are chosen by scores that are nearly right."""
+    monkeypatch.setattr(probe, "LEAST_ROWS", 16)
+    monkeypatch.setattr(probe, "MOST_COUNTED", 16)
+    x, queries = vectors(), vectors(40, seed=1)
+    ivf = build(rqjax.eden_unbiased(jax.random.key(100), DIM, 4), residual=residual).remove(np.arange(0, 600, 9))
+    decoded = np.asarray(ivf.quantizer.decode(ivf.quantizer.encode(x)))
+    near = in_lists(ivf, x, queries, 3) & (np.arange(600) % 9 > 0)
+    products = np.where(near, queries @ decoded.T, -np.inf)
+    scores, ids = ivf.search(queries, 10, probes=3)
+    best = np.argsort(-products, axis=1)[:, :10]
+    assert rqjax.metrics.recall(ids, best) > 0.995
+    np.testing.assert_allclose(scores, np.take_along_axis(products, np.asarray(ids), axis=1), atol=2e-3)
+
+
 @pytest.mark.full
 def test_residuals_have_less_error_than_vectors():
     x, queries = vectors(3000), vectors(100, seed=1)
