@@ -7,6 +7,7 @@ python -m experiments.search_cli info --index=out.safetensors
 With --lists the index is an inverted file, and a query looks into --probes lists. A terminal shows a bar of progress.
 """
 
+import dataclasses
 import inspect
 import re
 import sys
@@ -44,6 +45,7 @@ flags.DEFINE_integer("rerank", None, "query: how many candidates are scored agai
 flags.DEFINE_integer("probes", None, "query: how many lists of an inverted file are looked into.", lower_bound=1)
 flags.DEFINE_string("where", None, "query: ids that may be found, FIRST-LAST or a file of ids or booleans.")
 flags.DEFINE_string("truth", None, "query: file of the ids of the nearest, PATH or PATH#ARRAY, to tell the recall.")
+flags.DEFINE_boolean("mapped", False, "query: rows stay in the file, which may be larger than memory.")
 flags.DEFINE_string("out", None, "query: .npz file of scores and ids (queries, k); some are printed if there is none.")
 
 LEARNED, TOGETHER, SHOWN = 20_000, 4096, 5
@@ -82,6 +84,7 @@ def query(
     probes: int | None = None,
     where: str | None = None,
     truth: str | None = None,
+    mapped: bool = False,
     out: str | None = None,
 ) -> None:
     """Finds the k vectors nearest to each query."""
@@ -89,20 +92,25 @@ def query(
     passing = _filter(where)
     true = _file(vector_files.read_ids, truth)[:, :k] if truth else None
     path = out and _output(out)
-    loaded = _timed("load", lambda: _index(index))
+    loaded = _timed("load", lambda: Index.load(index, mapped=True) if mapped else _index(index))
     if probes and isinstance(loaded, Index):
         raise ValueError(f"{index} has no lists to probe; build it with --lists")
-    options = {"where": passing, "rerank": rerank} | ({"probes": probes} if probes else {})
+    options: dict[str, Any] = {"where": passing, "rerank": rerank} | ({"probes": probes} if probes else {})
     size = min(len(y), TOGETHER)
 
     def search() -> list[np.ndarray]:
-        parts = []
-        for start in tqdm(range(0, len(y), size), desc="search", unit="part", disable=None):
-            low = min(start, len(y) - size)  # the last part overlaps the one before: nothing is compiled for it
-            parts.append([np.asarray(a)[start - low :] for a in loaded.search(y[low : low + size], k, **options)])
+        parts, starts = [], range(0, len(y), size)
+        with tqdm(total=len(starts) * len(loaded.rows.ids), desc="search", unit="row", disable=None) as bar:
+            searched = _watched(loaded, bar) if mapped else loaded
+            for start in starts:
+                low = min(start, len(y) - size)  # the last part overlaps the one before: nothing is compiled for it
+                found = searched.search(y[low : low + size], k, **options)
+                parts.append([np.asarray(a)[start - low :] for a in found])
+                bar.update((start // size + 1) * len(loaded.rows.ids) - bar.n)
         return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
-    _timed("compile", lambda: loaded.search(y[:size], k, **options))
+    if not mapped:
+        _timed("compile", lambda: loaded.search(y[:size], k, **options))
     scores, ids = _timed("search", search, len(y), "queries")
     if true is not None:
         nearest, all_of_them = metrics.recall(ids, true[:, :1]), metrics.recall(ids, true)
@@ -160,6 +168,15 @@ def _filter(where: str | None) -> np.ndarray | range | None:
     if ends:
         return range(int(ends[1]), int(ends[2]) + 1)
     return _file(vector_files.read_filter, where) if where else None
+
+
+def _watched(index: Index, bar: tqdm) -> Index:
+    """An index of mapped rows, whose bar moves on with each part of them that is read."""
+    first, *others = jax.tree.leaves(index.rows.codes)
+    first = first.view(_Watched)
+    first.bar = bar
+    codes = jax.tree.unflatten(jax.tree.structure(index.rows.codes), [first, *others])
+    return dataclasses.replace(index, rows=dataclasses.replace(index.rows, codes=codes))
 
 
 class _Watched(np.ndarray):

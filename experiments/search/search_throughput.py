@@ -15,6 +15,8 @@ from rqjax import metrics
 
 MANY = 1000
 """Queries that recall is taken of."""
+ALONE = 20
+"""Calls with one query each behind one another."""
 YARDSTICKS = ("rabitq", "pq", "fastscan")
 """FAISS's IndexRaBitQ, IndexPQ and IndexPQFastScan, which take turns with each codec."""
 TABLES = (
@@ -38,9 +40,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     queries, many = search.unit(batch, dim, 1), search.unit(MANY, dim, 1)
     codecs = {"mine": built(point["codec"], n, dim, bits)}
     codecs |= {name: built(f"faiss_{name}", n, dim, bits) for name in YARDSTICKS}
-    times = turns(
-        {name: functools.partial(codec.search, queries, 10) for name, codec in codecs.items()}, point["rounds"] + 1
-    )
+    functions = {name: functools.partial(codec.search, queries, 10) for name, codec in codecs.items()}
+    times = turns(functions, point["rounds"] + 1, calls=max(1, ALONE // batch))
     seconds = {name: float(np.median(taken[1:])) for name, taken in times.items()}
     ratios = {f"vs_{name}": seconds[name] / seconds["mine"] for name in YARDSTICKS}
     found = metrics.recall(codecs["mine"].search(many, 10)[1], nearest(n, dim))

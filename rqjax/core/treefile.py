@@ -11,7 +11,7 @@ import re
 import secrets
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from rqjax.core.pytree import CLASSES
 from rqjax.core.registry import unknown_name
 
 FORMAT = "rqjax-tree-2"
+NAMES = {"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+"""Of dtypes in safetensors that are no kind and number of bits, as F32 and U8 are."""
 LEVEL = 1
 """Of gzip. Codes of 2 bits of a trained model become 0.85 (`eden`) to 0.91 (trellis) as large at 45 MB/s, and come back
 at 200; level 6 brings another 0.5 %, lzma 4 to 7 % at a tenth of the speed."""
@@ -48,14 +50,14 @@ def digest(tree: PyTree) -> str:
     return _checksum(_fields(tree), arrays)
 
 
-def load(path: str | os.PathLike[str], like: PyTree = None) -> tuple[PyTree, dict[str, str]]:
+def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = False) -> tuple[PyTree, dict[str, str]]:
     """What was saved, which must have the fields of `like` if it is given, and the texts beside it. Raises as
-    `rqjax.load`."""
-    metadata, arrays = _read(path)
+    `rqjax.load`. If `mapped`, arrays are NumPy's and stay in the file, which is read once for its checksum."""
+    metadata, arrays = _read(path, mapped)
     fields, arrays = as_today(json.loads(metadata.get("fields", "{}")), arrays)
     fields, arrays = _Parts(path, fields), _Parts(path, arrays)
     if like is None:
-        return _build("", fields, arrays), metadata
+        return _build("", fields, arrays, np.asanyarray if mapped else jnp.asarray), metadata
     expected = _fields(like)
     for name in [*expected, *fields]:
         if expected.get(name) != fields.get(name):
@@ -120,8 +122,8 @@ def metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     return _read(path)[0]
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Metadata and arrays of a whole file."""
+def _read(path: str | os.PathLike[str], mapped: bool = False) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Metadata and arrays of a whole file, which they stay in if `mapped`."""
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).exists():
@@ -129,7 +131,9 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.nd
     try:
         with _unpacked(Path(path)) as plain, safe_open(plain, framework="numpy") as file:
             metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays = {} if mapped else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if mapped:
+            arrays = _mapped(Path(path))
     except (SafetensorError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
     if metadata.get("format") != FORMAT:
@@ -137,6 +141,21 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.nd
     if metadata.pop("sha256", None) != _checksum(metadata, arrays):
         raise ValueError(f"{path} is damaged: it does not have the checksum that was saved with it")
     return metadata, arrays
+
+
+def _mapped(path: Path) -> dict[str, np.ndarray]:
+    """Arrays of a file that is whole: the length of a text, the text, which says where they are, and their bytes."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        parts = json.loads(file.read(length))
+    arrays: dict[str, np.ndarray] = {}
+    for name, part in parts.items():
+        if name == "__metadata__":
+            continue
+        kind, (start, end), shape = part["dtype"], part["data_offsets"], tuple(part["shape"])
+        dtype = jnp.dtype(NAMES[kind] if kind in NAMES else f"{kind[0].lower()}{int(kind[1:]) // 8}")
+        arrays[name] = np.memmap(path, dtype, "r", 8 + length + start, shape) if end > start else np.zeros(shape, dtype)
+    return arrays
 
 
 @contextlib.contextmanager
@@ -164,15 +183,17 @@ class _Parts(dict[str, Any]):
         raise ValueError(f"{self.path} is incomplete: it does not say what {name or 'the whole'} is")
 
 
-def _build(name: str, fields: dict[str, str], arrays: dict[str, np.ndarray]) -> PyTree:
-    """The part of a nest that has this name."""
+def _build(
+    name: str, fields: dict[str, str], arrays: dict[str, np.ndarray], made: Callable[[np.ndarray], Any]
+) -> PyTree:
+    """The part of a nest that has this name, of arrays as they are `made`."""
     text = fields[name]
     if name in arrays or re.fullmatch(r"\w+ \(.*\)", text):
-        return jnp.asarray(arrays[name].view(jnp.dtype(text.split()[0])))
+        return made(arrays[name].view(jnp.dtype(text.split()[0])))
     if text in ("tuple", "list"):
         parts = []
         while f"{name}[{len(parts)}]" in fields:
-            parts.append(_build(f"{name}[{len(parts)}]", fields, arrays))
+            parts.append(_build(f"{name}[{len(parts)}]", fields, arrays, made))
         return tuple(parts) if text == "tuple" else parts
     if not text.isidentifier() or text in ("None", "True", "False"):
         return ast.literal_eval(text)
@@ -180,7 +201,7 @@ def _build(name: str, fields: dict[str, str], arrays: dict[str, np.ndarray]) -> 
         raise unknown_name("part", text, CLASSES)
     tree = object.__new__(CLASSES[text])
     for field in dataclasses.fields(tree):
-        object.__setattr__(tree, field.name, _build(f"{name}.{field.name}", fields, arrays))
+        object.__setattr__(tree, field.name, _build(f"{name}.{field.name}", fields, arrays, made))
     return tree
 
 
@@ -227,5 +248,5 @@ def _checksum(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(arrays):
         digest.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
-        digest.update(arrays[name].tobytes())
+        digest.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

@@ -61,9 +61,9 @@ def passes(where: Filter, ids: Int32[Array | np.ndarray, "rows"]) -> Bool[Array 
 
 
 @operation
-def masked(rows: Rows, where: Filter) -> Rows:
-    """With `FREE` as the ids of what does not pass."""
-    return dataclasses.replace(rows, ids=jnp.where(passes(where, rows.ids), rows.ids, FREE))
+def masked(ids: Int32[Array | np.ndarray, "rows"], where: Filter) -> Int32[Array, "rows"]:
+    """With `FREE` in the place of those that do not pass."""
+    return jnp.where(passes(where, ids), ids, FREE)
 
 
 def narrowed(rows: Rows, where: Filter, least: int, most: int | None) -> tuple[Rows, bool]:
@@ -73,7 +73,7 @@ def narrowed(rows: Rows, where: Filter, least: int, most: int | None) -> tuple[R
     most, beyond which there is no copy, as where the numbers are not known. None are copied if `most` is None.
     """
     if most is None or any(map(is_traced, jax.tree.leaves((rows, where)))):
-        return masked(rows, where), False
+        return dataclasses.replace(rows, ids=masked(rows.ids, where)), False
     ids = np.asarray(rows.ids)
     found = (ids != FREE) & passes(where, ids)
     places = np.flatnonzero(found)

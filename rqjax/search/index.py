@@ -5,8 +5,11 @@ takes memory for the codes and one block of scores: the vectors are never decode
 """
 
 import dataclasses
+import os
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int32, Shaped
@@ -15,7 +18,10 @@ from rqjax.core import Implementation, Quantizer, Queries, Vectors, operation, p
 from rqjax.core.mesh import along, copied, placed
 from rqjax.search import filters, ranking, shards
 from rqjax.search.rows import FREE, Rows, encode, encode_more, grow, put
-from rqjax.search.scan import scan
+from rqjax.search.scan import largest, scan
+
+IN_MEMORY = 2**20
+"""Rows of a file at a time."""
 
 
 @pytree
@@ -123,10 +129,11 @@ class Index(ranking.Searched):
         y = self._checked(queries, k, rerank)
         index = self
         if where is not None:
-            most = len(self.rows.ids) // 4 if self.sharding is None else None
+            most = len(self.rows.ids) // 4 if self.sharding is None and not self._mapped else None
             rows, _ = filters.narrowed(self.rows, filters.check_filter(where), rerank or k, most)
             index = dataclasses.replace(self, rows=rows)
-        return search(index, y, k=int(k), rerank=rerank, implementation=implementation)
+        found = _in_parts if self._mapped else search
+        return found(index, y, k=int(k), rerank=rerank, implementation=implementation)
 
     def shard(self, mesh: Mesh, axis: str) -> "Index":
         """The index on a mesh, its rows along an axis. Each shard is searched where it is, and the best are merged.
@@ -143,6 +150,44 @@ class Index(ranking.Searched):
         rows = grow(self.rows, shards.even(len(self.rows.ids), sharding) - len(self.rows.ids))
         quantizer, store = copied((self.quantizer, self.store), sharding)
         return Index(quantizer, placed(rows, sharding), store, self.metric, sharding)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, mapped: bool = False) -> "Index":
+        """What `save` wrote.
+
+        Args:
+          path: of the file.
+          mapped: whether rows stay in the file, which may be larger than memory: a search has `IN_MEMORY` of them in
+            memory at a time. With a store, each part has candidates of its own.
+
+        Raises:
+          As `storage.load` does, and a ValueError if it is something else.
+        """
+        index = cls._of_file(path, mapped)
+        quantizer, store = jax.tree.map(jnp.asarray, (index.quantizer, index.store))
+        return dataclasses.replace(index, quantizer=quantizer, store=store)
+
+    @property
+    def _mapped(self) -> bool:
+        return isinstance(jax.tree.leaves(self.rows.codes)[0], np.ndarray)
+
+
+def _in_parts(
+    index: Index, y: Array | np.ndarray, *, k: int, rerank: int | None, **options: Any
+) -> tuple[Array, Array]:
+    """`search` of a part of the rows after the other."""
+    count = len(index.rows.ids)
+    size = min(count, max(IN_MEMORY, rerank or k))
+    parts = []
+    for start in range(0, count, size):
+        low = min(start, count - size)  # the last part overlaps the one before: nothing is compiled for it
+        rows = jax.tree.map(lambda a, low=low: jnp.asarray(a[low : low + size]), index.rows)
+        rows = dataclasses.replace(rows, ids=rows.ids.at[: start - low].set(FREE))
+        parts.append(search(dataclasses.replace(index, rows=rows), y, k=k, rerank=rerank, **options))
+    scores, ids = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=-1), *parts)
+    sign = -1 if index.metric == "l2" else 1
+    scores, ids = largest(sign * scores, k, ids)
+    return sign * scores, ids
 
 
 @operation

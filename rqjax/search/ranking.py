@@ -75,7 +75,11 @@ class Searched:
     @classmethod
     def load(cls: type[T], path: str | os.PathLike[str]) -> T:
         """What `save` wrote. Raises as `storage.load` does, and a ValueError if it is something else."""
-        index, _ = treefile.load(path)
+        return cls._of_file(path)
+
+    @classmethod
+    def _of_file(cls: type[T], path: str | os.PathLike[str], mapped: bool = False) -> T:
+        index, _ = treefile.load(path, mapped=mapped)
         if not isinstance(index, cls):
             raise ValueError(f"expected an {cls.__name__} in {path}, found a {type(index).__name__}")
         return index

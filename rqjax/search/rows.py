@@ -22,12 +22,12 @@ ENCODED = 2**22
 
 @pytree
 class Rows:
-    """Arrays (rows, ...)."""
+    """Arrays (rows, ...), which may be in a file."""
 
     codes: Codes
-    ids: Int32[Array, "rows"]
+    ids: Int32[Array | np.ndarray, "rows"]
     """`FREE` where there is no vector."""
-    energies: Float[Array, "rows"] | None
+    energies: Float[Array | np.ndarray, "rows"] | None
     """For the metric "l2", <x, x~> of a vector x and what its codes stand for, x~."""
     stored: Codes | None
     """Codes of the store."""

@@ -80,6 +80,15 @@ def test_an_inverted_file_and_a_filter(where, folder, monkeypatch, capsys):
     assert "quantizer          Scaled(Rotated(Dense, Scalar))\n" in shown
 
 
+def test_rows_stay_in_the_file(index, folder, monkeypatch):
+    monkeypatch.setattr(search_cli, "TOGETHER", 3)
+    for mapped in (False, True):
+        command("query", index=index, queries=folder / "x.npy", k=5, mapped=mapped, out=folder / f"{mapped}.npz")
+    one, other = (np.load(folder / f"{mapped}.npz") for mapped in (False, True))
+    np.testing.assert_array_equal(one["ids"], other["ids"])
+    np.testing.assert_array_equal(one["scores"], other["scores"])
+
+
 def test_the_bytes_are_those_of_the_arrays(index, capsys):
     command("info", index=index)
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.replace("bytes of ", "").splitlines())

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import rqjax
 from experiments.data import samples
 from rqjax import Index, metrics
-from rqjax.search import filters, rough, rows as stored_rows, scan
+from rqjax.search import filters, index as index_module, rough, rows as stored_rows, scan
 from tests.tools.processes import on_devices
 from tests.tools.suites import some
 
@@ -349,6 +349,34 @@ def test_an_index_comes_back_from_disk(index, tmp_path):
     for one, other in zip(again.search(queries, 5, rerank=20), index.search(queries, 5, rerank=20), strict=True):
         np.testing.assert_array_equal(one, other)
     assert len(again.add(vectors(3))) == 1003
+
+
+@pytest.mark.parametrize("metric", some(("ip", "l2", "cosine"), ["l2"]))
+def test_rows_may_stay_in_the_file(metric, tmp_path, monkeypatch):
+    """In parts, the last of which overlaps the one before; with a store a part has candidates of its own."""
+    monkeypatch.setattr(index_module, "IN_MEMORY", 300)
+    path, queries = tmp_path / "a.safetensors", vectors(20, seed=1)
+    built = Index.build(quantizer(), vectors(), metric=metric, store=rqjax.Exact(DIM, "float16"))
+    built.remove(range(0, 1000, 9)).save(path)
+    whole, mapped = Index.load(path), Index.load(path, mapped=True)
+    assert all(isinstance(a, np.memmap) for a in jax.tree.leaves(mapped.rows))
+    for where in (None, np.arange(100, 500), range(5)):
+        for one, other in zip(
+            mapped.search(queries, 9, where=where), whole.search(queries, 9, where=where), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+    for one, other in zip(mapped.search(queries, 9, rerank=888), whole.search(queries, 9, rerank=888), strict=True):
+        np.testing.assert_array_equal(one, other)
+    fewer = mapped.remove([1, 2])
+    np.testing.assert_array_equal(fewer.search(queries, 3)[1], whole.remove([1, 2]).search(queries, 3)[1])
+    content = bytearray(path.read_bytes())
+    content[-99] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged"):
+        Index.load(path, mapped=True)
+    path.write_bytes(content[:-99])
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+        Index.load(path, mapped=True)
 
 
 def test_files_that_hold_no_index_are_refused(index, tmp_path):
