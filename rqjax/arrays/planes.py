@@ -9,10 +9,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, PyTree, Shaped
+from jaxtyping import Array, Bool, Float, Shaped
 
 from rqjax.core import platforms
 
@@ -78,16 +77,6 @@ def never_true(x: Shaped[Array, "..."]) -> Bool[Array, ""]:
     return (lax.population_count(as_bits(one)) > 8 * x.dtype.itemsize).any()
 
 
-def picked(tree: PyTree, pick: Callable[[Array], Array]) -> PyTree:
-    """`pick` of each array, for a part of long ones. XLA would convert all of a bfloat16 array on a CPU first: it is
-    picked as bits."""
-
-    def one(a: Array) -> Array:
-        return lax.bitcast_convert_type(pick(as_bits(a)), a.dtype) if a.dtype == jnp.bfloat16 else pick(a)
-
-    return jax.tree.map(one, tree)
-
-
 def as_bits(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     """The bits of numbers, as unsigned integers of their size."""
     kinds = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
@@ -105,6 +94,13 @@ def put(x: Shaped[Array, "..."], at: Any, new: Shaped[Array, "..."]) -> Shaped[A
 def pick(x: Shaped[Array, "..."], at: Any) -> Shaped[Array, "..."]:
     """What of x is in places, moved as `put` moves it."""
     return x[at] if x.dtype.itemsize != 2 else lax.bitcast_convert_type(as_bits(x)[at], x.dtype)
+
+
+def part(x: Shaped[Array, "n ..."], start: Array | int, size: int) -> Shaped[Array, "size ..."]:
+    """`size` entries of x from `start` on, moved as `put` moves them."""
+    if x.dtype.itemsize != 2:
+        return lax.dynamic_slice_in_dim(x, start, size)
+    return lax.bitcast_convert_type(lax.dynamic_slice_in_dim(as_bits(x), start, size), x.dtype)
 
 
 def as_float32(x: Shaped[Array, "*n"]) -> Float[Array, "*n"]:

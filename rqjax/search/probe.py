@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32, PyTree
 
 from rqjax.arrays import blocks
-from rqjax.arrays.planes import materialized, picked
+from rqjax.arrays.planes import materialized, part, pick
 from rqjax.scoring import rules
 from rqjax.search.cells import Cells
 from rqjax.search.rough import counted, rough
@@ -80,12 +80,11 @@ def _by_query(
             which = jnp.minimum(jnp.searchsorted(ends, place, side="right", method="compare_all"), len(ends) - 1)
             of = chosen[which]
             row = materialized(jnp.clip(starts[of + 1] - ends[which] + place, 0, count - 1))
-            part = picked(rows, lambda a: a[row])
-            added = jnp.where(place < ends[-1], near[of] + part.bias, -jnp.inf)
-            codes = jax.tree.map(lambda a: materialized(a)[None, None], part.codes)
-            new = [
-                a.reshape(GROUP, -1) for a in (materialized(first.scores(prepared, codes)[0, 0, 0] + added), row, added)
-            ]
+            here = jax.tree.map(lambda a: pick(a, row), rows)
+            added = jnp.where(place < ends[-1], near[of] + here.bias, -jnp.inf)
+            codes = jax.tree.map(lambda a: materialized(a)[None, None], here.codes)
+            scores = materialized(first.scores(prepared, codes)[0, 0, 0] + added)
+            new = [a.reshape(GROUP, -1) for a in (scores, row, added)]
             groups = lax.top_k(new[0].max(axis=0), min(wanted, size // GROUP))[1]
             both = [jnp.concatenate([a, b[:, groups].reshape(-1)]) for a, b in zip(found, new, strict=True)]
             return largest(both[0], wanted, *both[1:])
@@ -93,7 +92,7 @@ def _by_query(
         return lax.fori_loop(0, -(-ends[-1] // size), some, none)
 
     def ranked(y: Array, row: Array, added: Array) -> tuple[Array, Array]:
-        codes = jax.tree.map(lambda a: a[:, None], picked(rows.codes, lambda a: a[row]))
+        codes = jax.tree.map(lambda a: pick(a, row)[:, None], rows.codes)
         scores = rules.scores(cells.inner, rules.prepare(cells.inner, y[:, None, None]), codes)[:, 0, 0]
         return largest(scores + added, k, row)
 
@@ -127,11 +126,11 @@ def _by_list(
         def scored(j: Array, best: tuple[Array, Array]) -> tuple[Array, Array]:
             wanted = starts[of] + j * size
             start = jnp.minimum(wanted, count - size)
-            part = picked(rows, lambda a: lax.dynamic_slice_in_dim(a, start, size))
+            here = jax.tree.map(lambda a: part(a, start, size), rows)
             row = (start + jnp.arange(size)).astype(jnp.int32)
             inside = (row >= wanted) & (row < starts[of + 1])
-            codes = jax.tree.map(lambda a: a[None, None], part.codes)
-            scores = rules.scores(cells.inner, prepared, codes)[0, 0] + base + jnp.where(inside, part.bias, -jnp.inf)
+            codes = jax.tree.map(lambda a: a[None, None], here.codes)
+            scores = rules.scores(cells.inner, prepared, codes)[0, 0] + base + jnp.where(inside, here.bias, -jnp.inf)
             one, place = lax.top_k(scores, min(k, size))
             scores, row = jnp.concatenate([best[0], one], 1), jnp.concatenate([best[1], row[place]], 1)
             return largest(scores, k, row)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -13,7 +14,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int32, PyTree, Shaped
 
 from rqjax.arrays import blocks, norms
-from rqjax.arrays.planes import as_float32, picked
+from rqjax.arrays.planes import as_float32, pick
 from rqjax.core import Quantizer, Queries, check_floats, check_int, is_traced, nbytes, treefile
 from rqjax.search import shards
 from rqjax.search.rows import FREE, Rows, without
@@ -150,7 +151,7 @@ def rescored(
         return keys, keys, ids
 
     def again(query: tuple[Array, Array]) -> Float[Array, "count"]:
-        x = store.decode(picked(rows.stored, lambda a: a[query[1]]))
+        x = store.decode(jax.tree.map(lambda a: pick(a, query[1]), rows.stored))
         return blocks.inner(query[0], x) - (jnp.sum(x**2, axis=1) / 2 if metric == "l2" else 0)
 
     finals = lax.map(again, (y, found))

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32, Shaped
 
 from rqjax.arrays.blocks import in_blocks
-from rqjax.arrays.planes import materialized, picked
+from rqjax.arrays.planes import materialized, part, pick
 from rqjax.core import Codes, Quantizer
 from rqjax.scoring import rules
 from rqjax.search.rough import counted, exact, rough
@@ -69,7 +69,7 @@ def _scan(
         row = start + jnp.arange(group, dtype=jnp.int32)
         seen = (maxima == -jnp.inf) | ((row < last) & (last < start + group))
         row, seen = row.reshape(len(y), -1), seen.reshape(len(y), -1)
-        some = picked(codes, lambda a: a[row][:, None])
+        some = jax.tree.map(lambda a: pick(a, row)[:, None], codes)
         scores = rules.scores(quantizer, rules.prepare(quantizer, y[:, None, None]), some)[:, 0, 0]
         return largest(scores + jnp.where(seen, -jnp.inf, bias[row]), k, row)
 
@@ -88,12 +88,9 @@ def _groups(
     def block(i: Array, j: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
         start = jnp.minimum(i * size, rows - size)  # the last block overlaps the one before
 
-        def part(array: Shaped[Array, "n ..."]) -> Shaped[Array, "size ..."]:
-            return lax.dynamic_slice_in_dim(array, start, size)
-
         row = (start + jnp.arange(size)).astype(jnp.int32)
-        scores = first(picked(codes, lambda a: part(a)[None, None]))[0, 0]
-        scores = materialized(scores + jnp.where(row >= i * size, part(bias), -jnp.inf))
+        scores = first(jax.tree.map(lambda a: part(a, start, size)[None, None], codes))[0, 0]
+        scores = materialized(scores + jnp.where(row >= i * size, part(bias, start, size), -jnp.inf))
         made = scores.reshape(m, in_block, group).max(axis=2).astype(found[0].dtype), row[None, ::group]
         return jax.tree.map(lambda a, new: lax.dynamic_update_slice_in_dim(a, new, j * in_block, 1), found, made)
 
