@@ -1,6 +1,8 @@
 """Inverted files over a million clustered vectors, beside FAISS's IVFPQ FastScan and IVF RaBitQ, and its HNSW graph.
 
-Claim: one list in 768 has 0.98 of what a scan of all codes finds.
+To see: one list in 768 holds 0.98 of what a scan of all codes finds. With 1000 queries together that takes a twentieth
+of the time, alone a seventh. FAISS's IVFPQ FastScan finds as much in as many bytes at 2 bits and a little less at 4,
+and answers five times as many. IVF RaBitQ finds more, in 22 bytes more. The graph takes three to seven times the bytes.
 
     python -m experiments.run --config=configs/inverted_files.py
 
