@@ -18,7 +18,7 @@ from experiments.harness.table import Table
 from experiments.harness.timing import turns
 from rqjax.core import Registry
 from rqjax.nn import Decoder, DecoderConfig, compat, load_decoder
-from rqjax.nn.checkpoint import tensor_name
+from rqjax.nn.tensors import places
 
 SHAPES: Registry = Registry(
     "model",
@@ -78,12 +78,14 @@ def write(fields: dict[str, Any], folder: Path) -> int:
     """A sharded checkpoint of random weights; returns how many."""
     from safetensors.flax import save_file
 
-    state = nnx.eval_shape(lambda: nnx.state(Decoder(DecoderConfig.parse(fields), rngs=nnx.Rngs(0))))
+    config = DecoderConfig.parse(fields)
+    state = nnx.eval_shape(lambda: nnx.state(Decoder(config, rngs=nnx.Rngs(0))))
+    of_parameters = {tuple(path): compat.value(leaf).shape for path, leaf in nnx.to_flat_state(state)}
     noise = 0.02 * np.random.default_rng(0).standard_normal(2**20).astype(np.float32)
     shards: dict[str, dict[str, tuple[int, ...]]] = {}
-    for path, leaf in nnx.to_flat_state(state):
+    for path, place in places(config, of_parameters).items():
         shard = f"model-{path[1] if path[0] == 'layers' else 'rest'}.safetensors"
-        shards.setdefault(shard, {})[tensor_name(path)] = compat.value(leaf).shape
+        shards.setdefault(shard, {})[place.name] = place.shape
     for shard, shapes in shards.items():
         tensors = {name: jnp.asarray(np.resize(noise, shape), jnp.bfloat16) for name, shape in shapes.items()}
         save_file(tensors, folder / shard)

@@ -18,14 +18,9 @@ from rqjax.cache.strategies import Strategy
 from rqjax.core import extras, treefile
 from rqjax.core.mesh import fetched
 from rqjax.core.treefile import replacing
-from rqjax.nn import compat, heads
+from rqjax.nn import compat, heads, tensors
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.decoder import Decoder
-
-PREFIXES = ("model.", "language_model.model.", "model.language_model.")
-"""Of the decoder's tensors; those of models that also see come last."""
-OTHERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-"""Prefixes of tensors that are no part of the decoder."""
 
 
 def find_checkpoint(source: str | os.PathLike[str]) -> Path:
@@ -93,29 +88,21 @@ def load_decoder(
     sharding = None if mesh is None else heads.checked(config, mesh, axis)
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
     leaves, files = list(nnx.to_flat_state(state)), _files(folder)
-    names = _names([path for path, _ in leaves], files, folder)
-    for name, (_, leaf) in zip(names, leaves, strict=True):
-        shape, expected = tuple(files[name].get_slice(name).get_shape()), compat.value(leaf).shape
-        if shape != expected:
-            raise ValueError(f"{folder}: expected tensor {name!r} of shape {expected}, got {shape}")
+    shapes = {tuple(path): compat.value(leaf).shape for path, leaf in leaves}
+    places = tensors.found(config, shapes, files, folder)
 
-    def read(name: str, path: Sequence[Any]) -> Array:
-        tensor = files[name].get_slice(name)
-        part = lambda index: jnp.asarray(tensor[index], dtype)  # noqa: E731
+    def read(path: tuple[Any, ...]) -> Array:
+        place, shape = places[path], shapes[path]
+        tensor = files[place.name].get_slice(place.name)
+        part = lambda index: jnp.asarray(place.read(tensor, shape[0], index), dtype)  # noqa: E731
         if sharding is None:
             return part(slice(None))
-        shape = tuple(tensor.get_shape())
         return jax.make_array_from_callback(shape, heads.of_weight(path, shape, sharding), part)
 
-    flat = [(path, leaf.replace(read(name, path))) for name, (path, leaf) in zip(names, leaves, strict=True)]
+    flat = [(path, leaf.replace(read(tuple(path)))) for path, leaf in leaves]
     decoder = nnx.merge(graph, nnx.from_flat_state(flat))
     decoder.sharding = sharding
     return decoder
-
-
-def tensor_name(path: Sequence[Any], prefix: str = PREFIXES[0], head: str = "") -> str:
-    """The name in a checkpoint of the parameter at a path of the decoder; `head` is the prefix of `lm_head`."""
-    return (head if path[0] == "lm_head" else prefix) + ".".join(map(str, path))
 
 
 def save_decoder(model: Decoder, fields: Mapping[str, Any], folder: Path, *, dtype: DTypeLike = jnp.bfloat16) -> None:
@@ -131,9 +118,9 @@ def save_decoder(model: Decoder, fields: Mapping[str, Any], folder: Path, *, dty
 
     folder.mkdir(parents=True, exist_ok=True)
     leaves = nnx.to_flat_state(nnx.state(model))
-    weights = {tensor_name(path): compat.value(leaf).astype(dtype) for path, leaf in leaves}
+    weights = {tuple(path): compat.value(leaf).astype(dtype) for path, leaf in leaves}
     with replacing(folder / "model.safetensors") as file:
-        save_file(weights, file, {"format": "pt"})
+        save_file(tensors.joined(weights, model.config), file, {"format": "pt"})
     with replacing(folder / "config.json") as file:
         file.write_text(json.dumps({**fields, "dtype": jnp.dtype(dtype).name}, indent=2) + "\n")
 
@@ -221,36 +208,15 @@ def _files(folder: Path) -> dict[str, Any]:
 
     index = folder / "model.safetensors.index.json"
     paths = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))] if index.exists() else []
-    tensors = {}
+    files = {}
     for path in paths or sorted(folder.glob("*.safetensors")):
         if not path.exists():
             raise FileNotFoundError(f"there is no {path.name} in {folder}, which {index.name} names")
         try:
             file = safe_open(path, framework="flax")
-            tensors.update(dict.fromkeys(file.keys(), file))
+            files.update(dict.fromkeys(file.keys(), file))
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
-    if not tensors:
+    if not files:
         raise FileNotFoundError(f"there is no .safetensors file in {folder}")
-    return tensors
-
-
-def _names(paths: Sequence[Sequence[Any]], tensors: Mapping[str, Any], folder: Path) -> list[str]:
-    """The name in the files of each parameter, if they hold all of them and no others."""
-    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[0])
-    head = prefix.removesuffix("model.") if prefix == PREFIXES[1] else ""
-    names = [tensor_name(path, prefix, head) for path in paths]
-    missing = [name for name in names if name not in tensors]
-    if missing:
-        raise ValueError(f"{folder} has no tensor {missing[0]!r}" + _more(missing))
-    known = {*names, f"{head}lm_head.weight"}  # which many files hold beside the embeddings it is tied to
-    extra = [n for n in tensors if n not in known and not n.startswith(OTHERS) and not n.endswith("inv_freq")]
-    if extra:
-        raise ValueError(
-            f"{folder} has a tensor {sorted(extra)[0]!r} that its config.json has no use for" + _more(extra)
-        )
-    return names
-
-
-def _more(names: list[str]) -> str:
-    return f", and {len(names) - 1} others" if len(names) > 1 else ""
+    return files

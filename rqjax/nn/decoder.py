@@ -1,10 +1,9 @@
-"""A decoder of the Llama, Mistral, Qwen and Gemma families that attends through any cache, compressed or not.
+"""A decoder of one of many families (`families`) that attends through any cache, compressed or not.
 
 Modules and parameters have the names, and weights the orientation (out, in), of Hugging Face's checkpoints.
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -42,39 +41,58 @@ class Attention(nnx.Module):
         self.k_proj = Linear(size, kv_outer, bias=config.qkv_bias, rngs=rngs, dtype=dtype)
         self.v_proj = Linear(size, kv_outer, bias=config.qkv_bias, rngs=rngs, dtype=dtype)
         self.o_proj = Linear(outer, size, bias=config.out_bias, rngs=rngs, dtype=dtype)
-        self.q_norm = RMSNorm(dim, config, dtype) if config.qk_norm else None
-        self.k_norm = RMSNorm(dim, config, dtype) if config.qk_norm else None
-        self.dim = dim
+        self.dim, self.qk_norm = dim, config.traits.qk_norm
+        whole = self.qk_norm == "whole"
+        self.q_norm = RMSNorm(outer if whole else dim, config, dtype) if self.qk_norm else None
+        self.k_norm = RMSNorm(kv_outer if whole else dim, config, dtype) if self.qk_norm else None
 
     def __call__(self, x: Float[Array, "batch time size"], attend: Attend) -> Array:
-        heads = (*x.shape[:2], -1, self.dim)
-        q, k, v = (project(x).reshape(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (project(x) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if self.qk_norm == "whole":
+            q, k = self._normalized(q, k)
+        q, k, v = (part.reshape(*x.shape[:2], -1, self.dim) for part in (q, k, v))
+        if self.qk_norm == "head":
+            q, k = self._normalized(q, k)
         out = attend(q, k, v)
         return self.o_proj(out.reshape(*x.shape[:2], -1))
 
+    def _normalized(self, q: Array, k: Array) -> tuple[Array, Array]:
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        return self.q_norm(q), self.k_norm(k)
+
 
 class Block(nnx.Module):
-    """Attention and MLP, normalized before, in Gemma also after."""
+    """Attention and MLP, normalized before or behind or both. Norms have the names that they have in Llama, or in Gemma
+    where there are those behind."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         self.self_attn = Attention(config, rngs=rngs, dtype=dtype)
         self.mlp = MLP(config, rngs=rngs, dtype=dtype)
-        self.gemma = config.gemma
-        self.input_layernorm = RMSNorm(config.hidden_size, config, dtype)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config, dtype)
-        if config.gemma:
-            self.pre_feedforward_layernorm = RMSNorm(config.hidden_size, config, dtype)
-            self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config, dtype)
+        family, self.scale = config.traits, config.residual_scale
+
+        def norm(there: bool) -> RMSNorm | None:
+            return RMSNorm(config.hidden_size, config, dtype) if there else None
+
+        self.behind = family.norm_behind
+        self.input_layernorm = norm(family.norm_before)
+        self.post_attention_layernorm = norm(True)
+        self.pre_feedforward_layernorm = norm(family.norm_before and family.norm_behind)
+        self.post_feedforward_layernorm = norm(family.norm_behind)
 
     def __call__(self, x: Float[Array, "batch time size"], attend: Attend) -> Array:
-        out = self.self_attn(self.input_layernorm(x), attend)
-        if self.gemma:
-            x = x + self.post_attention_layernorm(out)
-            return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
-        x = x + out
-        return x + self.mlp(self.post_attention_layernorm(x))
+        after, second = self.post_attention_layernorm, self.pre_feedforward_layernorm
+        if not self.behind:
+            after, second = None, after
+        x = x + self._scaled(_normed(after, self.self_attn(_normed(self.input_layernorm, x), attend)))
+        return x + self._scaled(_normed(self.post_feedforward_layernorm, self.mlp(_normed(second, x))))
+
+    def _scaled(self, x: Array) -> Array:
+        return x if self.scale == 1 else x * jnp.asarray(self.scale, x.dtype)
+
+
+def _normed(norm: RMSNorm | None, x: Array) -> Array:
+    return x if norm is None else norm(x)
 
 
 @jittable
@@ -152,12 +170,12 @@ class Decoder(nnx.Module):
 
     def embedded(self, tokens: Tokens) -> Float[Array, "batch time size"]:
         """What the first layer takes."""
-        x = self.embed_tokens(jnp.asarray(tokens))
-        return x * jnp.asarray(math.sqrt(self.config.hidden_size), x.dtype) if self.config.gemma else x
+        x, scale = self.embed_tokens(jnp.asarray(tokens)), self.config.embedding_scale
+        return x if scale == 1 else x * jnp.asarray(scale, x.dtype)
 
     def logits(self, x: Float[Array, "batch time size"]) -> Float[Array, "batch time vocab"]:
         weight = (self.lm_head or self.embed_tokens).weight[...]
-        logits = everyone(self.sharding, product(x, weight))
+        logits = everyone(self.sharding, product(x, weight)) * self.config.logit_scale
         cap = self.config.logit_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from rqjax.arrays.planes import never_true
 from rqjax.core import platforms
 from rqjax.nn.config import DecoderConfig
+from rqjax.nn.families import GELU
 
 
 def product(x: Float[Array, "*n inner"], weight: Float[Array, "outer inner"]) -> Float[Array, "*n outer"]:
@@ -51,8 +52,8 @@ class RMSNorm(nnx.Module):
     """x / rms(x) times w, in Gemma times 1 + w (Zhang & Sennrich, 2019)."""
 
     def __init__(self, dim: int, config: DecoderConfig, dtype: DTypeLike):
-        self.weight = nnx.Param(jnp.full(dim, 0 if config.gemma else 1, dtype))
-        self.offset, self.eps = 1.0 if config.gemma else 0.0, config.rms_norm_eps
+        self.offset, self.eps = float(config.traits.unit_offset), config.rms_norm_eps
+        self.weight = nnx.Param(jnp.full(dim, 1 - self.offset, dtype))
 
     def __call__(self, x: Float[Array, "*n dim"]) -> Float[Array, "*n dim"]:
         y = x.astype(jnp.float32)
@@ -68,7 +69,7 @@ class MLP(nnx.Module):
         self.gate_proj = Linear(size, inner, bias=bias, rngs=rngs, dtype=dtype)
         self.up_proj = Linear(size, inner, bias=bias, rngs=rngs, dtype=dtype)
         self.down_proj = Linear(inner, size, bias=bias, rngs=rngs, dtype=dtype)
-        self.tanh = config.gemma
+        self.tanh = config.traits.activation == GELU
 
     def __call__(self, x: Float[Array, "*n size"]) -> Float[Array, "*n size"]:
         gate = self.gate_proj(x)

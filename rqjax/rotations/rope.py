@@ -17,6 +17,7 @@ from rqjax.core.registry import unknown_name
 
 KINDS = {
     "default": (),
+    "none": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"),
@@ -97,6 +98,8 @@ class Rope:
         """Radians a token, for each of the planes that turn."""
         turning = self.turning(dim)
         frequencies = self.theta ** -(np.arange(0, turning, 2) / turning)
+        if self.kind == "none":
+            frequencies *= 0
         if self.kind == "linear":
             frequencies /= self.factors[0]
         if self.kind == "llama3":  # long waves are slowed down, short ones are kept, those between are mixed

@@ -1,11 +1,12 @@
 """Makes the tiny checkpoints beside it, and the logits that Hugging Face's own classes compute from them.
 
     pip install torch==2.13.0 transformers==5.23.0
-    python tests/checkpoints/make.py
+    python tests/checkpoints/make.py [FAMILY ...]
 
 Every weight is random, biases and norms included, so that none can be left out unnoticed.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+TWO_HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
 FAMILIES = {
     "llama": (transformers.LlamaConfig, {"head_dim": 32, "rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "mistral": (transformers.MistralConfig, {"head_dim": 32, "sliding_window": 16}),
@@ -54,12 +56,39 @@ FAMILIES = {
             "final_logit_softcapping": 5.0,
         },
     ),
+    "gemma2": (
+        transformers.Gemma2Config,
+        {
+            **TWO_HEADS,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 16,
+            "attn_logit_softcapping": 20.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "phi3": (transformers.Phi3Config, {**TWO_HEADS, "partial_rotary_factor": 0.75, "sliding_window": 16}),
+    "olmo2": (transformers.Olmo2Config, TWO_HEADS),
+    "smollm3": (transformers.SmolLM3Config, {**TWO_HEADS, "no_rope_layers": [1, 0]}),
+    "granite": (
+        transformers.GraniteConfig,
+        {
+            **TWO_HEADS,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "glm": (transformers.GlmConfig, {**TWO_HEADS, "head_dim": 32, "attention_bias": True}),
+    "glm4": (transformers.Glm4Config, {**TWO_HEADS, "head_dim": 32, "attention_bias": True}),
 }
 TIME = 48
 
 
 def main() -> None:
-    for name, (config_class, fields) in FAMILIES.items():
+    for name in sys.argv[1:] or FAMILIES:
+        config_class, fields = FAMILIES[name]
         torch.manual_seed(0)
         config = config_class(**{**COMMON, **fields}, attn_implementation="eager")
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -68,7 +97,7 @@ def main() -> None:
                 scale = 0.2 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
                 if parameter_name.endswith(("o_proj.weight", "down_proj.weight")):  # as GPT-2 begins
                     scale /= (2 * config.num_hidden_layers) ** 0.5
-                offset = 1.0 if "norm" in parameter_name and name != "gemma3_text" else 0.0
+                offset = 1.0 if "norm" in parameter_name and not name.startswith("gemma") else 0.0
                 parameter.copy_(offset + scale * torch.randn_like(parameter))
             tokens = torch.randint(3, COMMON["vocab_size"], (2, TIME))
             # Gemma 3's class leaves its own soft limit of scores to the caller.

@@ -30,7 +30,7 @@ def error(model, tokens, expected, strategies, parts=(46, 47), **options):
     return np.sqrt(np.mean((np.concatenate(out, axis=1) - expected) ** 2))
 
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+FAMILIES = sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json"))
 
 
 NAMES = ("turboquant_8+turned", "turboquant_8+pre_rope")

@@ -40,6 +40,17 @@ def test_what_was_written_is_read(changes, tmp_path):
     np.testing.assert_allclose(logits, expected, atol=0.01)
 
 
+@pytest.mark.parametrize("family", ["phi3", "glm4"])
+def test_tensors_of_many_parameters_are_written_as_they_were_read(family, tmp_path):
+    """Rows of queries, keys and values in one, in the order of the file."""
+    folder = CHECKPOINTS / family
+    save_decoder(load_decoder(folder), json.loads((folder / "config.json").read_text()), tmp_path, dtype=jnp.float32)
+    written, expected = (load_file(path / "model.safetensors") for path in (tmp_path, folder))
+    assert written.keys() == expected.keys()
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(written[name], tensor)
+
+
 def test_the_text_part_of_models_that_see(folder):
     """Gemma 3's prefixes; other tensors are passed over."""
     expected = load_decoder(folder)

@@ -14,12 +14,12 @@ from rqjax.nn import Decoder, DecoderConfig, exact_attention, load_decoder
 from tests.tools.suites import some
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+FAMILIES = sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json"))
 FORWARD = jax.jit(lambda model, tokens: model(tokens)[0])
 STEP = jax.jit(lambda model, tokens, caches, valid=None: model(tokens, caches, valid=valid), donate_argnums=2)
 
 
-@pytest.fixture(scope="module", params=some(FAMILIES, ["gemma3_text"]))
+@pytest.fixture(scope="module", params=some(FAMILIES, ["gemma3_text", "olmo2", "glm4"]))
 def checkpoint(request):
     folder = CHECKPOINTS / request.param
     expected = np.load(folder / "logits.npz")
@@ -56,6 +56,16 @@ def test_logits_through_eight_bits(checkpoint):
     model, tokens, expected = checkpoint
     logits = through_caches(model, tokens, "turboquant_8", [46, 47], window=0, sinks=4)
     assert 1e-4 < np.sqrt(np.mean((logits - expected) ** 2)) < 1.2e-2
+
+
+@pytest.mark.parametrize("name", some(["turboquant_8+turned", "turboquant_8+pre_rope"], ["turboquant_8+pre_rope"]))
+def test_layers_without_positions(name):
+    """Codes that know positions take them for layers whose positions turn nothing."""
+    expected = np.load(CHECKPOINTS / "smollm3" / "logits.npz")
+    model = load_decoder(CHECKPOINTS / "smollm3")
+    assert [rope.kind for rope in model.config.ropes] == ["default", "none"]
+    logits = through_caches(model, expected["tokens"], name, [46, 47], window=0, sinks=4)
+    assert 1e-4 < np.sqrt(np.mean((logits - expected["logits"]) ** 2)) < 1.2e-2
 
 
 @pytest.mark.full
@@ -177,7 +187,7 @@ def test_fields_of_transformers_4():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "unknown architecture .* 'gpt2'; known: gemma3, gemma3_text, llama"),
+        ({"model_type": "gpt2"}, "unknown architecture .* 'gpt2'; known: gemma2, gemma3, gemma3_text, glm, glm4, granite, llama"),
         ({"model_type": "qwen"}, "did you mean 'qwen"),
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"hidden_size": "16"}, "expected hidden_size to be a whole number from 1 to .*, got '16'"),

@@ -14,9 +14,11 @@ from tests.tools.processes import on_devices
 MESH = Mesh(np.array(jax.devices()[:1]), "heads")
 
 
-def test_a_mesh_of_one_device():
-    expected = np.load(CHECKPOINTS / "llama" / "logits.npz")
-    logits = through_caches(load_decoder(CHECKPOINTS / "llama", mesh=MESH), expected["tokens"], "float32", [])
+@pytest.mark.parametrize("family", ["llama", "phi3", "glm4"])
+def test_a_mesh_of_one_device(family):
+    """Of phi3 and glm4, several parameters lie in one tensor, and rows of glm4's turn side by side."""
+    expected = np.load(CHECKPOINTS / family / "logits.npz")
+    logits = through_caches(load_decoder(CHECKPOINTS / family, mesh=MESH), expected["tokens"], "float32", [])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4, rtol=0)
 
 

@@ -1,0 +1,100 @@
+"""What distinguishes the supported families beside the numbers of a `config.json`."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+SILU, GELU = ("hidden_act", "silu"), ("hidden_activation", "gelu_pytorch_tanh")
+"""Fields that say the activation of the MLP, and what they have to say."""
+
+
+class Family(NamedTuple):
+    """One family; in all, attention and MLP are added to what they are made of."""
+
+    activation: tuple[str, str] = SILU
+    norm_before: bool = True
+    norm_behind: bool = False
+    """Whether attention and MLP are normalized before, and what they make before it is added."""
+    unit_offset: bool = False
+    """Whether norms multiply by 1 + w in the place of w."""
+    qk_norm: Literal["head", "whole"] | None = None
+    """How queries and keys are normalized: head by head, or those of all heads together."""
+    qkv_bias: bool = False
+    """Whether projections to queries, keys and values have one, whatever `attention_bias` says."""
+    out_bias: bool = True
+    """Whether that to the output has one, where `attention_bias` says so."""
+    root_scale: bool = False
+    """Whether embeddings are multiplied by sqrt(hidden_size)."""
+    windows: int | Literal["all"] | None = None
+    """Which layers see `sliding_window` tokens only where there are no `layer_types`: all but each so many-th; None:
+    as Qwen's `use_sliding_window` says."""
+    interleaved: bool = False
+    """Whether coordinates 2i and 2i + 1 turn together; they are loaded in the order of the others."""
+    names: Mapping[str, str] = {}
+    """Of modules in checkpoints, where they are not those of Llama or Gemma."""
+    fused: Mapping[str, tuple[str, ...]] = {}
+    """Modules whose rows lie in one tensor."""
+    defaults: Mapping[str, Any] = {}
+    """What Hugging Face's own classes fill in where a config.json leaves it out."""
+
+
+QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+GATE_UP = {"gate_up_proj": ("gate_proj", "up_proj")}
+
+GEMMA_2 = Family(
+    GELU,
+    norm_behind=True,
+    unit_offset=True,
+    root_scale=True,
+    windows=2,
+    defaults={
+        "head_dim": 256,
+        "sliding_window": 4096,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
+)
+GEMMA_3 = GEMMA_2._replace(
+    qk_norm="head",
+    windows=6,
+    defaults={
+        **GEMMA_2.defaults,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "vocab_size": 262_208,
+    },
+)
+GLM = Family(
+    out_bias=False,
+    interleaved=True,
+    fused=GATE_UP,
+    defaults={"head_dim": 128, "partial_rotary_factor": 0.5},
+)
+FAMILIES: dict[str, Family] = {
+    "llama": Family(),
+    "mistral": Family(windows="all", defaults={"sliding_window": 4096}),
+    "qwen2": Family(qkv_bias=True, out_bias=False),
+    "qwen3": Family(qk_norm="head", defaults={"head_dim": 128}),
+    "gemma2": GEMMA_2,
+    "gemma3_text": GEMMA_3,
+    "gemma3": GEMMA_3,
+    "phi3": Family(windows="all", fused=QKV | GATE_UP),
+    "olmo2": Family(norm_before=False, norm_behind=True, qk_norm="whole"),
+    "smollm3": Family(defaults={"no_rope_layer_interval": 4, "tie_word_embeddings": True}),
+    "granite": Family(),
+    "glm": GLM,
+    "glm4": GLM._replace(
+        norm_behind=True,
+        names={
+            "post_attention_layernorm": "post_self_attn_layernorm",
+            "pre_feedforward_layernorm": "post_attention_layernorm",
+            "post_feedforward_layernorm": "post_mlp_layernorm",
+        },
+    ),
+}
+"""By `model_type`. Of gemma3, which also sees, the text part is read."""
