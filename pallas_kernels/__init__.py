@@ -1,1 +1,1 @@
-"""Fused kernels for NVIDIA GPUs: arrays in, arrays out. A leaf package: it imports jax and never rqjax."""
+"""Fused kernels, by device: arrays in, arrays out. A leaf package: it imports jax and never rqjax."""

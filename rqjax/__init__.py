@@ -47,7 +47,7 @@ from rqjax import (
 from rqjax.arrays import packing as packing
 
 # Backends register for operations; this comes last, for they import all of the above.
-from rqjax.backends import hopper as kernels, hopper_attention as _hopper_attention, mlx as _mlx  # noqa: F401
+from rqjax.backends import hopper as kernels, hopper_attention as _hopper_attention, mlx as _mlx, tpu as _tpu  # noqa: F401
 from rqjax.cache.append import append as append, grow as grow
 from rqjax.cache.attention import attend as attend, dot_product_attention as dot_product_attention
 from rqjax.cache.kv import KVCache as KVCache

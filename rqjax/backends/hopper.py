@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +18,15 @@ from jaxtyping import Array, Shaped
 
 from rqjax.arrays import norms
 from rqjax.backends.hopper_stages import inverse_stages, kernel, listed, refusal_of_rotation, stages
+from rqjax.backends.nests import RotatedScalar
 from rqjax.core import Codes, Quantizer, nest, platforms
 from rqjax.core.dispatch import CONTEXT, Refusal, Unsupported, register
-from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled, Split
-from rqjax.quantizers.gain import Gain
+from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled
 from rqjax.quantizers.scalar import Scalar
 from rqjax.rotations import Rotor
 
 INTERPRET: ContextVar[Any] = ContextVar("interpret", default=False)
-"""Set to `pallas_kernels.mosaic.interpreter()` to run kernels on a CPU."""
+"""Set to `pallas_kernels.gpu.mosaic.interpreter()` to run kernels on a CPU."""
 CONTEXT.append(INTERPRET.get)
 
 
@@ -42,39 +42,6 @@ def refusal_of_device() -> Refusal | None:
     if importlib.util.find_spec("absl") is None:
         return Refusal("mosaic_gpu kernels need the package absl-py")
     return None
-
-
-class RotatedScalar(NamedTuple):
-    """A nest as rotations, one after the other, and perhaps a norm around a leaf, as the kernels take it."""
-
-    rotations: tuple[Any, ...]
-    leaf: Any
-    outer: Normalized | Scaled | Gain | None
-    norms: Any
-    """Of the outer one's codes."""
-    codes: Codes
-    """The leaf's."""
-
-    @classmethod
-    def of(cls, quantizer: Quantizer, codes: Codes = None) -> "RotatedScalar":
-        """The record of a nest, and of its codes if they are given."""
-        match quantizer:
-            case Normalized() | Scaled() | Gain():
-                norms, inner_codes = (None, None) if codes is None else codes
-                inner = cls.of(quantizer.inner, inner_codes)
-                if inner.outer is None:
-                    return inner._replace(outer=quantizer, norms=norms)
-            case Rotated():
-                inner = cls.of(quantizer.inner, codes)
-                return inner._replace(rotations=(quantizer.rotation, *inner.rotations))
-            case Split(parts=(part,)):
-                return cls.of(part, None if codes is None else codes[0])
-        return cls((), quantizer, None, None, codes)
-
-    @property
-    def boundaries(self) -> Array:
-        values = self.leaf.values
-        return (values[1:] + values[:-1]) / 2
 
 
 def _of_one_rotation(quantizer: Quantizer) -> RotatedScalar | Refusal:

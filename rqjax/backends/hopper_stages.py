@@ -15,7 +15,7 @@ ROTATIONS = "Rotor, Hadamard, Dense, or a Chain of a Rotor and a Hadamard"
 
 def kernel(module: str) -> Any:
     """A module of `pallas_kernels`, imported when it is used: jax.experimental.pallas takes a second."""
-    return importlib.import_module(f"pallas_kernels.{module}")
+    return importlib.import_module(f"pallas_kernels.gpu.{module}")
 
 
 def refusal_of_rotation(rotation: Rotation, back: bool) -> Refusal | None:

@@ -54,7 +54,8 @@ def attend(
       sliding_window: how many tokens up to itself a query sees; all, if not given.
       softcap: scores s become softcap tanh(s / softcap).
       implementation: of the attention to codes: "xla" for all caches, devices and options, "mosaic_gpu" for a fused
-        kernel on Hopper GPUs, "mps" for MLX's products on Apple GPUs, None for the kernel wherever there is one.
+        kernel on Hopper GPUs, "mosaic_tpu" for one on TPUs, "mps" for MLX's products on Apple GPUs, None for the kernel
+        wherever there is one.
 
     Returns:
       (batch, time, q_heads, head_dim) in the dtype of q; zeros where a query sees nothing.

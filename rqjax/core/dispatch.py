@@ -19,8 +19,8 @@ from jaxtyping import PyTree
 from rqjax.core import platforms
 from rqjax.core.registry import nest, unknown_name
 
-Implementation: TypeAlias = Literal["xla", "mosaic_gpu", "mps"]
-"""What computes an operation: plain JAX, a fused kernel for Hopper GPUs, or MLX's kernels on Apple GPUs."""
+Implementation: TypeAlias = Literal["xla", "mosaic_gpu", "mosaic_tpu", "mps"]
+"""What computes an operation: plain JAX, a fused kernel for Hopper GPUs or for TPUs, or MLX's kernels on Apple GPUs."""
 Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -69,7 +69,8 @@ def operation(body: Callable[..., Result]) -> Callable[..., Result]:
     Called outside jit it is compiled once for each shape, dtype, option and context; within jit it is a part of what is
     compiled there. What it returns takes one argument more:
 
-      implementation: "mosaic_gpu" or "mps" for that kernel, "xla" for none, None for the kernel wherever there is one.
+      implementation: "mosaic_gpu", "mosaic_tpu" or "mps" for that kernel, "xla" for none, None for the kernel wherever
+        there is one.
 
     Raises:
       Unsupported: the kernel that is asked for cannot be used; the message says why.

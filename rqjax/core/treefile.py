@@ -74,11 +74,17 @@ def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dic
 
     Before 2026-11-22 a `TokenArray` was a `Timed` with `per` tokens an entry, and a sign sketch was a class of its own,
     `Sign(sketch, gain, dtype)`, in the place of `Normalized(Rotated(sketch, Scalar))`. Before 2026-11-23 codes of
-    `Columns` and `TrellisColumns` were not streams, and caches knew no rope; until 2026-11-24 they knew no pages.
+    `Columns` and `TrellisColumns` were not streams, and caches knew no rope; until 2026-11-24 they knew no pages, and
+    units of keys had an axis of their own.
     """
     fields, arrays = dict(fields), dict(arrays)
     for name in [name for name, text in fields.items() if text == "Timed"]:
         fields[name], fields[f"{name}.tokens_per_entry"] = "TokenArray", fields.pop(f"{name}.per")
+    for name in [name for name, text in fields.items() if text == "TokenArray"]:
+        bits, per = arrays[f"{name}.bits"], f"{name}.tokens_per_entry"
+        if bits.ndim == 5 and bits.dtype == np.uint8 and fields[per] == "16":
+            fields[per] = str(16 // bits.shape[3])
+            arrays[f"{name}.bits"] = bits.reshape(*bits.shape[:2], -1, bits.shape[4])
     for name in [name for name, text in fields.items() if text in ("Columns", "TrellisColumns")]:
         fields.setdefault(f"{name}.streamed", "False")
     for name in [name for name, text in fields.items() if text == "KVCache"]:

@@ -3,7 +3,7 @@
 A cache holds codes of tokens on heads, written `UNIT` tokens at a time. Codes that are plain indices of levels in int8
 (of `Scalar` and `Affine`) are stored as tiles of indices, all others as they are. For a field of w bits:
 
-- Keys, by token: (batch, heads, units, UNIT w / 8, d). Dot products run along d.
+- Keys, by token: (batch, heads, tokens w / 8, d), a unit behind the other. Dot products run along d.
 - Values, transposed: (batch, heads, d w / 8, tokens). Dot products run along the tokens.
 - Norms and scales: (batch, heads, tokens) and (batch, heads, groups, tokens).
 
@@ -122,14 +122,20 @@ def tile(indices: Integer[Array, "b h t d"], bits: int, *, transposed: bool) -> 
     """Indices of (batch, heads, tokens) vectors, a multiple of UNIT tokens, as tiles of keys or of values."""
     if transposed:
         return tuple(TokenArray.of(section, axis=3) for section in pack_rows(jnp.swapaxes(indices, 2, 3), bits))
-    units = indices.reshape(*indices.shape[:2], -1, UNIT, indices.shape[3])
-    return tuple(TokenArray.of(section, axis=2, tokens_per_entry=UNIT) for section in pack_rows(units, bits))
+    batch, heads, _, dim = indices.shape
+    sections = pack_rows(indices.reshape(batch, heads, -1, UNIT, dim), bits)
+    return tuple(
+        TokenArray.of(section.reshape(batch, heads, -1, dim), axis=2, tokens_per_entry=UNIT // section.shape[3])
+        for section in sections
+    )
 
 
-def key_indices(sections: tuple[UInt8[Array, "b h units _ d"], ...], bits: int) -> UInt8[Array, "b h t d"]:
+def key_indices(sections: tuple[UInt8[Array, "b h _ d"], ...], bits: int) -> UInt8[Array, "b h t d"]:
     """The indices of tiles of keys."""
-    batch, heads, units, _, dim = sections[0].shape
-    return unpack_rows(sections, bits, UNIT).reshape(batch, heads, units * UNIT, dim)
+    batch, heads, _, dim = sections[0].shape
+    rows = [UNIT * width // 8 for width, _ in _fields(bits)]
+    units = tuple(x.reshape(batch, heads, -1, n, dim) for x, n in zip(sections, rows, strict=True))
+    return unpack_rows(units, bits, UNIT).reshape(batch, heads, -1, dim)
 
 
 def pack_rows(indices: Integer[Array, "*n rows cols"], bits: int) -> tuple[UInt8[Array, "*n packed cols"], ...]:

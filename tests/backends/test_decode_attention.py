@@ -1,6 +1,7 @@
 """The decode attention kernel, interpreted, against decoded vectors in float64, and against attention in XLA.
 
-The interpreter runs what each thread does, but for the few operations of `pallas_kernels.registers`, which have twins.
+The interpreter runs what each thread does, but for the few operations of `pallas_kernels.gpu.registers`: these have
+twins.
 """
 
 import functools
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 
 import rqjax
-from pallas_kernels import columns, mosaic, registers, streams
-from pallas_kernels.decode_attention import Packed, decode_attention
+from pallas_kernels.gpu import columns, mosaic, registers, streams
+from pallas_kernels.gpu.decode_attention import decode_attention
+from pallas_kernels.packed import Packed
 from rqjax.backends import hopper
 from rqjax.core import Unsupported
-from rqjax.scoring import rules, tiles
+from rqjax.scoring import rules
+from tests.tools.packed_codes import attention, encoded, error
 from tests.tools.suites import some
 
 TOLERANCE = 5e-4
@@ -23,10 +26,6 @@ TOLERANCE = 5e-4
 3e-4 at most."""
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """For the interpreter, whose programs are compiled once and run once."""
-
-LEVELS = {1: (-50, 50), 2: (-127, -38, 38, 127), 3: (-127, -79, -45, -14, 14, 45, 79, 127)}
-LEVELS[4] = (-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127)
-"""Symmetric, about those of Lloyd and Max."""
 
 CASES = {
     "2 bits, 4 bits, one query head": (64, 1, "2", "4", (256, 200), 1),
@@ -51,24 +50,13 @@ CASES = {
 columns with the bytes of a ring."""
 
 
-def encoded(rng, kind, batch, tokens, dim, *, transposed):
-    """Random codes (bits, with groups of so many dimensions if affine), and the vectors that they stand for."""
+def of_kind(rng, kind, batch, tokens, dim, *, transposed):
+    """Random codes, and the vectors that they stand for."""
     if kind.endswith(" trellis"):
         return encoded_on_a_trellis(rng, int(kind.split()[0]), batch, tokens, dim)
     if kind.endswith(" columns"):
         return encoded_in_columns(rng, int(kind.split()[0]), batch, tokens, dim)
-    bits, _, group = kind.partition(" affine ")
-    bits, groups = int(bits), dim // int(group or dim)
-    indices = rng.integers(0, 2**bits, (batch, 1, tokens, dim))
-    scale = np.asarray(jnp.asarray(rng.lognormal(sigma=0.4, size=(2, batch, 1, groups, tokens)) / 60, jnp.bfloat16))
-    levels, biases = np.asarray(LEVELS[bits], np.int8), None
-    if group:
-        levels, scale = None, scale * np.where(rng.random(scale.shape) < 0.5, 8, -8).astype(scale.dtype)
-        biases = -(2.0 ** (bits - 1)) * scale[0] + scale[1]
-    whole = lambda x: np.repeat(np.swapaxes(x.astype(np.float64), 2, 3), dim // groups, axis=3)  # noqa: E731
-    vectors = whole(scale[0]) * (indices if group else levels[indices]) + (whole(biases) if group else 0)
-    rows = np.swapaxes(indices, 2, 3) if transposed else indices.reshape(batch, 1, -1, 16, dim)
-    return Packed(tuple(np.asarray(x) for x in pack(rows, bits)), scale[0], biases, levels), vectors
+    return encoded(rng, kind, batch, tokens, dim, transposed=transposed)
 
 
 def encoded_on_a_trellis(rng, bits, batch, tokens, dim):
@@ -97,33 +85,11 @@ def encoded_in_columns(rng, rows, batch, tokens, dim):
     return Packed((ring,), scale, None, lookup), vectors * np.asarray(scale, np.float64).swapaxes(2, 3)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def pack(rows, bits):
-    return tiles.pack_rows(rows, bits)
-
-
-def attention(keys, values, y, seen, softcap=None):
-    """In float64: the output, and the logarithm of the sum of exp(scores)."""
-    scores = np.einsum("bhgd,bhtd->bhgt", y.astype(np.float64), keys)
-    scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
-    scores = np.where(seen[:, None, None], scores, -np.inf)
-    weights = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), -1e30))
-    total = weights.sum(-1, keepdims=True)
-    output = np.einsum("bhgt,bhtd->bhgd", weights / np.where(total > 0, total, 1), values)
-    return output, (np.log(total) + scores.max(-1, keepdims=True))[..., 0]
-
-
-def error(found, expected):
-    """The largest relative root mean square error of a head that has seen something."""
-    size = np.sqrt((expected**2).mean(-1))
-    return (np.sqrt(((found - expected) ** 2).mean(-1)) / np.where(size > 0, size, 1)).max()
-
-
 def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=None, vary=None):
     """The kernel's output beside the float64 one: of both the output and the log of the total."""
     rng, batch, tokens = np.random.default_rng(0), len(stop), -(-max(stop) // 128) * 128
-    keys, k = encoded(rng, keys, batch, tokens, dim, transposed=False)
-    values, v = encoded(rng, values, batch, tokens, dim, transposed=True)
+    keys, k = of_kind(rng, keys, batch, tokens, dim, transposed=False)
+    values, v = of_kind(rng, values, batch, tokens, dim, transposed=True)
     y = rng.normal(size=(batch, 1, query_heads, k.shape[3])).astype(np.float32) * dim**-0.5
     if vary is not None:
         y, keys, values, k, v = vary(y, keys, values, k, v)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rqjax
-from pallas_kernels import mosaic
+from pallas_kernels.gpu import mosaic
 from rqjax.backends import hopper
 from rqjax.core import Unsupported
 from rqjax.quantizers.gain import Gain

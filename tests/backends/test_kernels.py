@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import rqjax
-from pallas_kernels import launch, mosaic, rows
-from pallas_kernels.encode import halves
+from pallas_kernels.gpu import launch, mosaic, rows
+from pallas_kernels.gpu.encode import halves
 from rqjax.arrays import packing
 from rqjax.backends import hopper
 from rqjax.core import Unsupported

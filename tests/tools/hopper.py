@@ -1,7 +1,7 @@
 """Compiles kernels for a Hopper GPU on a machine that has none: registers, spills and shared memory of each.
 
     make gpu-compile-env                       # once: the compiler, beside the environment and not in it
-    python -m tests.tools.hopper                     # every configuration of pallas_kernels/shapes.py, as a table
+    python -m tests.tools.hopper                     # every configuration of pallas_kernels/gpu/shapes.py, as a table
     python -m tests.tools.hopper NAME... --ptx=DIR   # some of them; DIR receives the PTX of each kernel
     python -m tests.tools.hopper --goldens           # renews tests/goldens/hopper.json for this version of jax
 
@@ -67,8 +67,8 @@ def configurations() -> dict[str, Configuration]:
     """What is compiled, by name: a function that makes a function and the shapes of its arguments."""
     from tests.tools import example_kernel
 
-    there = importlib.util.find_spec("pallas_kernels.shapes")
-    kernels = importlib.import_module("pallas_kernels.shapes").CONFIGURATIONS if there else {}
+    there = importlib.util.find_spec("pallas_kernels.gpu.shapes")
+    kernels = importlib.import_module("pallas_kernels.gpu.shapes").CONFIGURATIONS if there else {}
     return {**kernels, "example": example_kernel.fits}
 
 

@@ -17,10 +17,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import packing, stages
-from pallas_kernels.mosaic import LANE
-from pallas_kernels.rows import Rows, swizzled
-from pallas_kernels.stages import Fields, Tile
+from pallas_kernels.gpu import packing, stages
+from pallas_kernels.gpu.mosaic import LANE
+from pallas_kernels.gpu.rows import Rows, swizzled
+from pallas_kernels.gpu.stages import Fields, Tile
 
 DIMS = (64, 80, 96, 128, 192, 256, 512)
 DENSE_DIMS = (64, 128, 256)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.rows import Rows
-from pallas_kernels.stages import Tile
+from pallas_kernels.gpu.rows import Rows
+from pallas_kernels.gpu.stages import Tile
 
 
 def norm(tile: Tile, ref: Any, m: Any) -> jax.Array:

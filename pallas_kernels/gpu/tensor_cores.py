@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.registers import SLICE, TILE, array, constant, int8, iota, swizzled, words_layout
+from pallas_kernels.gpu.registers import SLICE, TILE, array, constant, int8, iota, swizzled, words_layout
 
 SLICES = (plgpu.TilingTransform((8, SLICE)), plgpu.SwizzleTransform(SLICE))
 """How the right side of a product lies in shared memory, one column of the product a row."""

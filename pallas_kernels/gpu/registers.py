@@ -18,7 +18,7 @@ from jax._src.lib.mlir.dialects import arith, llvm
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import mosaic
+from pallas_kernels.gpu import mosaic
 
 THREADS = 128
 SLICE = 64

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import registers, tensor_cores
-from pallas_kernels.registers import SLICE, byte_permute
-from pallas_kernels.streams import TOKENS, Stream, Word
+from pallas_kernels.gpu import registers, tensor_cores
+from pallas_kernels.gpu.registers import SLICE, byte_permute
+from pallas_kernels.gpu.streams import TOKENS, Stream, Word
 
 PART = 128
 """Columns of keys that are multiplied at once: more would take too many registers."""

@@ -16,8 +16,8 @@ from jax._src.lib.mlir.dialects import arith, llvm, vector
 from jax._src.state import indexing
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import registers
-from pallas_kernels.registers import THREADS, array, constant, threads, tiling
+from pallas_kernels.gpu import registers
+from pallas_kernels.gpu.registers import THREADS, array, constant, threads, tiling
 
 PER_THREAD = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
 

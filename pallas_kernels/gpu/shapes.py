@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import decode as decoding, decode_attention_shapes, encode as encoding, packing, roundtrip
-from pallas_kernels.decode_attention import decode_attention
+from pallas_kernels.gpu import decode as decoding, decode_attention_shapes, encode as encoding, packing, roundtrip
+from pallas_kernels.gpu.decode_attention import decode_attention
 
 Configuration: TypeAlias = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
 """A function and the shapes of its arguments."""

@@ -5,10 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.columns import Lookup
-from pallas_kernels.decode_attention import Packed
-from pallas_kernels.streams import Companded
-from pallas_kernels.unpacking import UNIT, WIDTHS
+from pallas_kernels.gpu.columns import Lookup
+from pallas_kernels.gpu.streams import Companded
+from pallas_kernels.packed import WIDTHS, Packed
 
 
 class Codes(NamedTuple):
@@ -41,10 +40,8 @@ class Shape(NamedTuple):
         lead = self.batch, self.heads
 
         def section(width: int) -> jax.ShapeDtypeStruct:
-            by_unit = self.tokens // UNIT, UNIT * width // 8, self.dim
-            return jax.ShapeDtypeStruct(
-                (*lead, *((self.dim * width // 8, self.tokens) if transposed else by_unit)), jnp.uint8
-            )
+            rows = (self.dim * width // 8, self.tokens) if transposed else (self.tokens * width // 8, self.dim)
+            return jax.ShapeDtypeStruct((*lead, *rows), jnp.uint8)
 
         groups = 1 if codes.group is None else self.dim // codes.group
         scales = jax.ShapeDtypeStruct((*lead, groups, self.tokens), jnp.bfloat16)

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import packing, quantize
-from pallas_kernels.launch import (
+from pallas_kernels.gpu import packing, quantize
+from pallas_kernels.gpu.launch import (
     Rotation,
     copy_in,
     copy_out,
@@ -23,7 +23,7 @@ from pallas_kernels.launch import (
     table_memory,
     tile_of,
 )
-from pallas_kernels.rows import swizzled
+from pallas_kernels.gpu.rows import swizzled
 
 
 def decode(

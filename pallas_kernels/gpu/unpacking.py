@@ -15,13 +15,10 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import registers, tensor_cores
-from pallas_kernels.registers import ROW, SLICE, byte_permute
+from pallas_kernels.gpu import registers, tensor_cores
+from pallas_kernels.gpu.registers import ROW, SLICE, byte_permute
+from pallas_kernels.packed import UNIT, WIDTHS
 
-UNIT = 16
-"""Tokens of keys that share bytes."""
-WIDTHS = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,)}
-"""Bits of each array of codes, the lowest bits of an index first."""
 SIGNS, UPPER = np.uint32(0x80808080), np.uint32(0xF0F0F0F0)
 
 

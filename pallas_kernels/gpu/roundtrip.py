@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import quantize, stages
-from pallas_kernels.launch import (
+from pallas_kernels.gpu import quantize, stages
+from pallas_kernels.gpu.launch import (
     copy_in,
     copy_out,
     launch,
@@ -18,7 +18,7 @@ from pallas_kernels.launch import (
     table_memory,
     tile_of,
 )
-from pallas_kernels.rows import swizzled
+from pallas_kernels.gpu.rows import swizzled
 
 
 def rotor_roundtrip(

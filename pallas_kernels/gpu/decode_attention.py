@@ -20,40 +20,17 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import registers, tensor_cores
-from pallas_kernels.columns import Columns, Lookup
-from pallas_kernels.registers import COLUMN, SLICE, TILE
-from pallas_kernels.softmax_block import BLOCK, LARGEST, NEVER, accumulated, scores_of, seen
-from pallas_kernels.streams import Companded, Stream
-from pallas_kernels.unpacking import UNIT, Side
+from pallas_kernels.gpu import registers, tensor_cores
+from pallas_kernels.gpu.columns import Columns, Lookup
+from pallas_kernels.gpu.registers import COLUMN, SLICE, TILE
+from pallas_kernels.gpu.softmax_block import BLOCK, accumulated, scores_of, seen
+from pallas_kernels.gpu.streams import Companded, Stream
+from pallas_kernels.gpu.unpacking import Side
+from pallas_kernels.packed import NEVER, UNIT, Packed, Sums, limbs
 
 STAGES = 3
 """Blocks of tokens that are on their way or in use."""
 LOG2E = math.log2(math.e)
-
-
-class Packed(NamedTuple):
-    """Codes of keys, or of values, of T tokens; T is a multiple of BLOCK."""
-
-    sections: tuple[jax.Array, ...]
-    """uint8, one for each of `unpacking.WIDTHS`: of keys (batch, heads, T / UNIT, UNIT w / 8, d), of values (batch,
-    heads, d w / 8, T). Of rings of bits one of either, (batch, heads, bytes, T), see `streams` and `columns`."""
-    scales: jax.Array
-    """(batch, heads, groups, T) in a float dtype: group g is of the dimensions from g d / groups on."""
-    biases: jax.Array | None
-    """As `scales`."""
-    levels: jax.Array | Companded | Lookup | None
-    """int8 (2**bits,); of 4 bits the lower half is negative, the upper is not. Of trellis codes what makes the levels
-    of states; of columns with bits of their own what is looked up. None: index n is level n - 2**(bits - 1), and biases
-    are those of index 0."""
-
-
-class Sums(NamedTuple):
-    """Of some tokens: the largest score, the sum of exp(score - largest), and that of the values so weighted."""
-
-    largest: jax.Array
-    total: jax.Array
-    values: jax.Array
 
 
 def decode_attention(
@@ -95,19 +72,19 @@ def decode_attention(
     y, shift = ((x * LOG2E).reshape(-1, padded, *x.shape[3:]) for x in (y, shift))
     start, stop = (jnp.repeat(bound.astype(jnp.int32), heads) for bound in (start, stop))
 
-    key_side = _side(keys, UNIT, y.shape[2])
+    key_side = _side(keys, keys.scales.shape[3], UNIT, y.shape[2])
     if isinstance(key_side, Columns):
         y, groups = y[..., :-1], y[..., -1:]
     else:
         groups = y.reshape(*y.shape[:2], key_side.groups, -1).sum(-1)
     dim = y.shape[2] if dim is None else dim
-    sides = key_side, _side(values, dim, dim)
+    sides = key_side, _side(values, dim, dim, dim)
     dim = sides[1].dim if isinstance(sides[1], Columns) else dim
     plan = _Plan(dim, padded, splits, None if softcap is None else softcap * LOG2E, *sides, interpret)
-    limbs, unit = _limbs(y)
+    whole, unit = limbs(y)
     columns = jnp.stack([unit * plan.keys.unit, shift, *jnp.moveaxis(groups, -1, 0)], axis=1)
     tables = (side.table(codes.levels) for codes, side in zip((keys, values), sides, strict=True))
-    sums, largest, total = _call(plan, limbs, columns, start, stop, *tables, _flat(keys), _flat(values))
+    sums, largest, total = _call(plan, whole, columns, start, stop, *tables, _flat(keys), _flat(values))
 
     weight = jnp.exp2(largest - largest.max(1, keepdims=True))
     total, sums = (total * weight).sum(1), (sums * weight[:, :, None]).sum(1)
@@ -134,12 +111,12 @@ class _Arrays(NamedTuple):
     biases: Any
 
 
-def _side(codes: Packed, period: int, dim: int) -> Side | Stream | Columns:
+def _side(codes: Packed, rows: int, period: int, dim: int) -> Side | Stream | Columns:
     if isinstance(codes.levels, Lookup):
         return Columns(len(codes.levels.starts), codes.sections[0].shape[2])
     if isinstance(codes.levels, Companded):
         return Stream(dim, 8 * codes.sections[0].shape[2] // dim, codes.levels)
-    bits = sum(8 * section.shape[-2] // period for section in codes.sections)
+    bits = sum(8 * section.shape[-2] // rows for section in codes.sections)
     return Side(period, bits, codes.scales.shape[2], codes.biases is not None, codes.levels is not None or bits < 4)
 
 
@@ -151,13 +128,6 @@ def _flat(codes: Packed) -> _Arrays:
 
     sections = tuple(lax.bitcast_convert_type(flat(section), jnp.int8) for section in codes.sections)
     return _Arrays(sections, flat(codes.scales), flat(codes.biases))
-
-
-def _limbs(y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """int8 (n, 2 rows, d), the high limbs first, and the unit (n, rows) of the low ones."""
-    unit = jnp.abs(y).max(-1) / LARGEST
-    whole = jnp.round(y / jnp.where(unit > 0, unit, 1)[..., None]).astype(jnp.int32)
-    return jnp.concatenate([whole >> 7, whole & 127], axis=1).astype(jnp.int8), unit
 
 
 def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, values):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.rows import THREADS, Rows
+from pallas_kernels.gpu.rows import THREADS, Rows
 
 
 def sections(bits: int) -> list[int]:

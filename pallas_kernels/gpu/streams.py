@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import registers, tensor_cores
-from pallas_kernels.registers import ROW, SLICE, THREADS, byte_permute
+from pallas_kernels.gpu import registers, tensor_cores
+from pallas_kernels.gpu.registers import ROW, SLICE, THREADS, byte_permute
 
 TOKENS = 128
 """Of a block: four for each of the 32 rows of threads, which take them from one word."""

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import packing, quantize
-from pallas_kernels.launch import (
+from pallas_kernels.gpu import packing, quantize
+from pallas_kernels.gpu.launch import (
     Rotation,
     copy_in,
     lane_memory,
@@ -25,7 +25,7 @@ from pallas_kernels.launch import (
     table_memory,
     tile_of,
 )
-from pallas_kernels.rows import swizzled
+from pallas_kernels.gpu.rows import swizzled
 
 
 def encode(

@@ -13,8 +13,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic import load
-from pallas_kernels.rows import Rows
+from pallas_kernels.gpu.mosaic import load
+from pallas_kernels.gpu.rows import Rows
 
 Fields: TypeAlias = list[list[jax.Array]]
 """Of some consecutive lanes the numbers of each of the 8 planes."""

@@ -5,18 +5,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import registers, tensor_cores
-from pallas_kernels.columns import Columns
-from pallas_kernels.registers import SLICE, TILE
+from pallas_kernels.gpu import registers, tensor_cores
+from pallas_kernels.gpu.columns import Columns
+from pallas_kernels.gpu.registers import SLICE, TILE
+from pallas_kernels.packed import LARGEST, NEVER
 
 BLOCK = 128
 """Tokens of a step."""
 MAX_ROWS = 16
 """Queries of one key-value head."""
-LARGEST = 127 * 128
-"""Of the numbers that two limbs hold."""
-NEVER = -1e30
-"""The score of a token that is not seen."""
 MAGIC = 1.5 * 2**23
 """A float32 to which a smaller number is added ends in the bits of that number, rounded to a whole one."""
 

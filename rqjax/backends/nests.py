@@ -1,0 +1,146 @@
+"""Nests of quantizers as kernels take them, rotations, a norm and a leaf; which attention to their codes they take."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.packed import Packed
+from rqjax.arrays import norms
+from rqjax.cache.kv import KVCache
+from rqjax.core import Codes, Quantizer
+from rqjax.quantizers.affine import Affine
+from rqjax.quantizers.combinators import Normalized, Rotated, Scaled, Split
+from rqjax.quantizers.gain import Gain
+from rqjax.quantizers.per_head import PerHead, over_heads
+from rqjax.quantizers.scalar import Scalar
+from rqjax.scoring import rules
+from rqjax.scoring.tiles import TokenArray
+
+DIMS, MAX_ROWS, MAX_BITS = (64, 128, 256), 16, 4
+"""Head dimensions, queries of a key-value head, and bits that attention kernels take."""
+
+
+class RotatedScalar(NamedTuple):
+    """A nest as rotations, one after the other, and perhaps a norm around a leaf, as the kernels take it."""
+
+    rotations: tuple[Any, ...]
+    leaf: Any
+    outer: Normalized | Scaled | Gain | None
+    norms: Any
+    """Of the outer one's codes."""
+    codes: Codes
+    """The leaf's."""
+
+    @classmethod
+    def of(cls, quantizer: Quantizer, codes: Codes = None) -> "RotatedScalar":
+        """The record of a nest, and of its codes if they are given."""
+        match quantizer:
+            case Normalized() | Scaled() | Gain():
+                norms, inner_codes = (None, None) if codes is None else codes
+                inner = cls.of(quantizer.inner, inner_codes)
+                if inner.outer is None:
+                    return inner._replace(outer=quantizer, norms=norms)
+            case Rotated():
+                inner = cls.of(quantizer.inner, codes)
+                return inner._replace(rotations=(quantizer.rotation, *inner.rotations))
+            case Split(parts=(part,)):
+                return cls.of(part, None if codes is None else codes[0])
+        return cls((), quantizer, None, None, codes)
+
+    @property
+    def boundaries(self) -> Array:
+        values = self.leaf.values
+        return (values[1:] + values[:-1]) / 2
+
+    def rotated(self, x: Array) -> Array:
+        for rotation in self.rotations:
+            x = rotation(x)
+        return x
+
+    def rotated_back(self, x: Array) -> Array:
+        for rotation in reversed(self.rotations):
+            x = rotation.inverse(x)
+        return x
+
+
+def reason_of_queries(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:
+    """Why no kernel attends to a cache for such queries, if none does."""
+    _, kv_heads, _, dim = cache.exact_keys.shape
+    rows = q_heads // kv_heads * time
+    if cache.capacity == 0:
+        return "the cache has room for no codes (capacity 0)"
+    if dim not in DIMS:
+        return f"head_dim is {dim}, not one of {DIMS}"
+    if rows > MAX_ROWS:
+        return f"{rows} queries share a head of keys and values, more than {MAX_ROWS}"
+    if mask is not None:
+        return "there is a mask"
+    if time > 1 and (sliding_window is not None or time > cache.window + 1):
+        return f"the {time} queries of a sequence do not all see the same codes"
+    return None
+
+
+def reason_of_leaf(found: RotatedScalar, per_head: bool) -> str | None:
+    """Why no kernel attends to codes of a `Scalar` or `Affine`, if none does."""
+    leaf, normed = found.leaf, found.norms is not None
+    if not isinstance(leaf, Scalar | Affine) or (isinstance(leaf, Affine) and normed):
+        return "the nest is not rotations and a norm around one Scalar, nor rotations around an Affine"
+    if leaf.bits > MAX_BITS:
+        return f"{leaf.bits} bits, more than {MAX_BITS}"
+    if isinstance(leaf, Affine):
+        return None if leaf.dtype in ("bfloat16", "float16", "float32") else f"scales in {leaf.dtype}"
+    if not normed:
+        return "a Scalar without a norm"
+    if not (rules.in_integers(leaf) and leaf.symmetric):
+        return "the levels of the Scalar are not in int8, or not marked as symmetric"
+    return "a Scalar of each head" if per_head else None
+
+
+def part(quantizer: Quantizer, codes: Codes = None) -> RotatedScalar:
+    """The record of a nest; of a `PerHead` its arrays have the heads first."""
+    return RotatedScalar.of(quantizer.inner if isinstance(quantizer, PerHead) else quantizer, codes)
+
+
+def by_head(function: Callable[[Quantizer, Array], Array], quantizer: Quantizer, x: Array) -> Array:
+    """A function of x (batch, heads, ...), by the quantizer or by that of each head."""
+    return over_heads(function)(quantizer, x) if isinstance(quantizer, PerHead) else function(quantizer, x)
+
+
+def bounds(
+    cache: KVCache, position: Int[Array, "batch"], sliding_window: int | None
+) -> tuple[Int[Array, "batch"], Int[Array, "batch"]]:
+    """The first token in codes that queries at a position see, and the one behind the last."""
+    stop = cache.coded
+    start = jnp.zeros_like(stop)
+    if sliding_window is not None:
+        start = jnp.clip(position - sliding_window + 1 - cache.sinks, 0, stop)
+    return start, stop
+
+
+def mean_scores(cache: KVCache, y: Float[Array, "b h r d"]) -> Float[Array, "b h r"] | None:
+    """What the mean of the keys adds to scores, if there is one."""
+    return None if cache.key_mean is None else jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)
+
+
+def numbers(array: TokenArray) -> Array:
+    """Numbers that are stored, in floating point."""
+    found = lax.bitcast_convert_type(array.bits, array.dtype)
+    return norms.restored(found) if array.dtype == norms.LOGARITHMIC else found
+
+
+def step(leaf: Scalar | Affine) -> Any:
+    """By what whole levels are multiplied."""
+    return leaf.step if isinstance(leaf, Scalar) else 1
+
+
+def packed(found: RotatedScalar) -> Packed:
+    """Codes of a `Scalar` in a norm, or of an `Affine`, as attention kernels take them."""
+    if isinstance(found.leaf, Affine):
+        sections, scales, biases = found.codes
+        return Packed(tuple(section.bits for section in sections), numbers(scales), numbers(biases), None)
+    return Packed(
+        tuple(section.bits for section in found.codes), numbers(found.norms)[:, :, None], None, found.leaf.levels
+    )
