@@ -60,9 +60,7 @@ def decode_attention(
     batch, heads, rows, dim = y.shape
     count = keys.scales.shape[3] // PAGE if tables is None else tables.shape[1]
     sides = _Side.of(keys, keys.scales.shape[3]), _Side.of(values, dim)
-    page_bytes = sum(heads * PAGE * dim * side.bits // 8 for side in sides)
-    pages = max(2, min(count, MAX_PAGES, STEP_BYTES // page_bytes))  # a tile of a TPU's memory is two pages of one bit
-    pages = min(count, 1 << pages.bit_length() - 1)
+    pages = pages_of_step(count, sum(heads * PAGE * dim * side.bits // 8 for side in sides))
     padded = -(-rows // SUBLANES) * SUBLANES
     shift = jnp.zeros((batch, heads, rows, 1)) if shift is None else shift
     y, shift = (jnp.pad(x, [(0, 0), (0, 0), (0, padded - rows), (0, 0)]) for x in (y, shift))
@@ -119,6 +117,12 @@ def decode_attention(
     if sides[1].biased:
         sums = sums + jnp.repeat(marks[..., 2 : 2 + groups], dim // groups, axis=3)
     return Sums(marks[:, :, :rows, 0], marks[:, :, :rows, 1], sums[:, :, :rows])
+
+
+def pages_of_step(count: int, page_bytes: int) -> int:
+    """How many of `count` pages a step takes."""
+    pages = max(2, min(count, MAX_PAGES, STEP_BYTES // page_bytes))  # a tile of a TPU's memory is two pages of one bit
+    return min(count, 1 << pages.bit_length() - 1)
 
 
 class _Side(NamedTuple):
