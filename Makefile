@@ -15,7 +15,7 @@ ENGINES := google-tunix==0.1.7 gemma==4.0.1 kauldron==1.4.4 google-metrax==0.2.4
 	chex==0.1.92 toolz lark typeguard immutabledict wrapt perfetto pandas python-dateutil six
 MODEL_TABLES := perplexity attention_fidelity needle_model qet_theory
 
-.PHONY: help env gpu-compile-env tables models test test-full test-newest test-metal test-engines goldens lint bench clean
+.PHONY: help env gpu-compile-env tpu-compile-env tables models test test-full test-newest test-metal test-engines goldens lint bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/\([a-z-]*\):.*## /make \1: /'
@@ -23,6 +23,8 @@ help:
 env: $(VENV)/.test-full ## an environment with all that tests need
 
 gpu-compile-env: $(VENV)/.gpu-compile ## the compiler for NVIDIA GPUs, 250 MB
+
+tpu-compile-env: $(VENV)/.tpu-compile ## the compiler for TPUs, 680 MB
 
 $(VENV)/.made: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \
@@ -52,6 +54,15 @@ $(VENV)/.gpu-compile: $(VENV)/.test-full tests/tools/hopper.py
 		fi
 	touch $@
 
+# The compiler for TPUs, in a folder of its own too: a jax that finds it looks for a TPU.
+$(VENV)/.tpu-compile: $(VENV)/.test-full tests/tools/tpu.py
+	@wheels="$$($(RUN) -m tests.tools.tpu --wheels)" && \
+		if [ -n "$$wheels" ]; then \
+			rm -rf $(VENV)/tpu-compile && \
+			$(RUN) -m pip install --quiet --no-deps --target $(VENV)/tpu-compile $$wheels; \
+		fi
+	touch $@
+
 tables: $(VENV)/.tables ## an environment and seven tables on synthetic data and word vectors
 	@$(RUN) -m experiments.tables --into=$(WORKDIR)
 
@@ -67,7 +78,7 @@ PYTEST := -m pytest -n 2 --dist=loadfile --max-worker-restart=0
 test: $(VENV)/.test ## an environment and the core of the test suite
 	$(RUN) $(PYTEST) -m "not full" tests
 
-test-full: env gpu-compile-env ## all tests, those of kernels compiled for a GPU among them
+test-full: env gpu-compile-env tpu-compile-env ## all tests, those of kernels compiled for GPUs and TPUs among them
 	$(RUN) $(PYTEST) --core-share=0.25 tests
 	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" $(addprefix tests/, quantizers/test_laws.py cache/test_cache.py search/test_index.py search/test_ivf.py nn/test_decoder.py)
 
@@ -97,8 +108,9 @@ test-engines: ## compressed caches under google-tunix and gemma
 		$(VENV)-engines/bin/python -m pytest -n 2 -W ignore::DeprecationWarning tests/nn/test_compress.py; \
 	fi
 
-goldens: env gpu-compile-env ## renews what the kernels compile to
+goldens: env gpu-compile-env tpu-compile-env ## renews what the kernels compile to
 	$(RUN) -m tests.tools.hopper --goldens
+	$(RUN) -m tests.tools.tpu --goldens
 
 lint: env ## ruff and pyright
 	$(RUN) -m ruff check .

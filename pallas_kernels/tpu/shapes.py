@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.packed import WIDTHS, Packed
+from pallas_kernels.tpu import vectors
 from pallas_kernels.tpu.decode_attention import PAGE, decode_attention, pages_of_step
 
 Configuration: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -79,6 +80,30 @@ ATTENTION = {
     "4 bits, heads of 256": Attention(Codes(4), Codes(4), dim=256, heads=4),
     "3 bits, heads of 256, 32 of them": Attention(Codes(3), Codes(3), dim=256, heads=32, batch=1),
 }
+N = 65536
+"""Vectors."""
+
+
+def _vectors(name: str, dim: int, bits: int, mode: str | None = None, dtype: str = "float32") -> Configuration:
+    plan = vectors.Plan(bits, mode)
+    x, norm = jax.ShapeDtypeStruct((N, dim), jnp.dtype(dtype)), jax.ShapeDtypeStruct((N,), jnp.bfloat16)
+    words = jax.ShapeDtypeStruct((N, dim * bits // 32), jnp.uint32)
+    rest = jax.ShapeDtypeStruct((dim, dim), jnp.float32), jax.ShapeDtypeStruct((2**bits,), jnp.float32)
+    if name == "decode":
+        run = lambda *a: vectors.decode(*a, plan, dtype=dtype, interpret=False)  # noqa: E731
+        return run, (norm, words, *rest)
+    return (lambda *a: getattr(vectors, name)(*a, plan, interpret=False)), (x, *rest)
+
+
 CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {
-    f"attention, {name}": lambda shape=shape: (attend, shape.arguments()) for name, shape in ATTENTION.items()
+    **{f"attention, {name}": lambda shape=shape: (attend, shape.arguments()) for name, shape in ATTENTION.items()},
+    "encode, 4 bits": lambda: _vectors("encode", 128, 4),
+    "encode, 3 bits, bfloat16": lambda: _vectors("encode", 128, 3, dtype="bfloat16"),
+    "encode, EDEN, 4 bits": lambda: _vectors("encode", 128, 4, "mse"),
+    "encode, 2 bits, d = 64": lambda: _vectors("encode", 64, 2),
+    "encode, 4 bits, d = 512": lambda: _vectors("encode", 512, 4),
+    "decode, 3 bits": lambda: _vectors("decode", 128, 3),
+    "decode, 4 bits, d = 256": lambda: _vectors("decode", 256, 4),
+    "decode, 1 bit, d = 192": lambda: _vectors("decode", 192, 1),
+    "roundtrip, 4 bits": lambda: _vectors("roundtrip", 128, 4),
 }

@@ -137,6 +137,58 @@ def test_attend_agrees_with_xla(name, time, options, pages):
     assert error(found.astype(np.float64), expected) < TOLERANCE
 
 
+QUANTIZERS = {
+    "turboquant_1": (64, 1),
+    "turboquant_4": (128, 4),
+    "rotorquant_3": (192, 3),
+    "hadamard_2": (256, 2),
+    "rotor_chain_3": (64, 3),
+    "eden_4": (128, 4),
+    "eden_unbiased_2": (512, 2),
+}
+
+
+@pytest.mark.parametrize("name", some(QUANTIZERS, ["turboquant_4", "eden_4"]))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.usefixtures("interpreted")
+def test_vectors(name, dtype):
+    """Codes differ near boundaries alone, where rounding decides: one in a thousand at most."""
+    dim, bits = QUANTIZERS[name]
+    quantizer = rqjax.METHODS[name.rpartition("_")[0]](jax.random.key(0), dim, bits)
+    x = np.array(3 * jax.random.normal(jax.random.key(1), (2, 350, dim)))
+    x[0, :4] = [[0.0], [1e30], [1e-30], [-1.0]] * x[0, :4]
+    x = jnp.asarray(x, dtype)
+    (norm, words), expected = (quantizer.encode(x, implementation=name) for name in ("mosaic_tpu", "xla"))
+    unequal = quantizer.inner.inner.indices(words) != quantizer.inner.inner.indices(expected[1])
+    assert unequal.mean() < 1e-3
+    whole = ~np.asarray(unequal).any(-1)
+    assert whole.mean() > 0.9
+    assert (norm == expected[0])[whole].mean() > 0.99  # of others the last bit may differ
+    np.testing.assert_allclose(norm.astype(jnp.float32)[whole], expected[0].astype(jnp.float32)[whole], rtol=2**-7)
+    decoded, plain = (quantizer.decode(expected, implementation=name) for name in ("mosaic_tpu", "xla"))
+    size = np.abs(plain).max(-1, keepdims=True)
+    assert (np.abs(decoded - plain) <= 1e-4 * size).all()  # products of what bfloat16 leaves over are left out
+    both = rqjax.roundtrip(quantizer, x, implementation="mosaic_tpu").astype(jnp.float32)
+    same = whole & np.asarray(norm == expected[0])
+    slack = 1e-4 if dtype == "float32" else 2**-7
+    assert (np.abs(both - plain) <= slack * size)[same].all()
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_says_why_there_is_no_kernel_for_vectors():
+    def reason(name, shape, bits=3, dtype="float32"):
+        quantizer = rqjax.METHODS[name](jax.random.key(0), shape[-1], bits)
+        with pytest.raises(Unsupported) as error:
+            rqjax.encode(quantizer, jnp.ones(shape, dtype), implementation="mosaic_tpu")
+        return str(error.value)
+
+    assert "symmetric levels of up to 4 bits, not for 5 bits" in reason("turboquant", (2, 64), 5)
+    assert "take vectors of dimension (64, 128, 192, 256, 512), not 96" in reason("turboquant", (2, 96))
+    assert "are for Normalized or Scaled(Rotated(rotation, Scalar)), not for" in reason("turboquant_prod", (2, 64))
+    assert "take float32, bfloat16, not float16" in reason("turboquant", (2, 64), dtype="float16")
+    assert "at least one vector" in reason("turboquant", (0, 64))
+
+
 @pytest.mark.usefixtures("interpreted")
 def test_says_why_there_is_no_kernel():
     def reason(name, dim=64, time=1, q_heads=3, **options):

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.tools.hopper import has_kernels, jax_version
+from tests.tools.hopper import has_kernels, jax_version, release  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 GOLDENS = ROOT / "tests" / "goldens" / "tpu.json"

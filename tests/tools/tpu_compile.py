@@ -19,7 +19,7 @@ from jax.sharding import SingleDeviceSharding
 from pallas_kernels.tpu.shapes import CONFIGURATIONS
 from tests.tools.tpu import CHIPS, Records
 
-KERNELS = "decode_attention|encode|decode"
+KERNELS = "decode_attention|encode|decode|roundtrip"
 """Their names in dumps."""
 
 

@@ -1,0 +1,58 @@
+"""Every kernel and every XLA program compiles for TPUs v5e and v6e; kernels are no larger and slower than they were.
+
+Needs no TPU, but its compiler: `make tpu-compile-env`. `python -m tests.tools.tpu` shows the numbers.
+"""
+
+import pytest
+
+from tests.tools import tpu, tpu_programs
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return tpu.compiled("tpu_compile", [])
+
+
+@pytest.fixture(scope="module")
+def golden():
+    """Those of this jax, or of the newest before it."""
+    of, version = tpu.goldens(), tpu.jax_version()
+    known = [v for v in of if tpu.release(v) <= tpu.release(version)]
+    return of[max(known, key=tpu.release)]
+
+
+def test_kernels(kernels, golden):
+    worse = [line for name, record in kernels.items() for line in tpu.complaints(name, record, golden.get(name))]
+    assert not worse, "; ".join(worse) + ": if it must be so, renew tpu.json by `make goldens`"
+    assert sorted(golden) == sorted(kernels), "a golden is left over: renew them by `make goldens`"
+
+
+def test_attention_needs_no_memory_beside_the_codes(kernels):
+    for name, record in kernels.items():
+        assert all(now["temporary"] == 0 for now in record.values()), name
+
+
+def test_programs():
+    found = tpu.compiled("tpu_programs", [])
+    assert sorted(found) == sorted(tpu_programs.PROGRAMS)
+    assert {name: now for name, now in found.items() if set(now.values()) != {"compiles"}} == {}
+
+
+def test_what_is_complained_about():
+    good = {"v5e": {"code": 1000, "temporary": 0, "step": 100, "head": 10}}
+    assert tpu.complaints("n", good, good) == []
+    assert tpu.complaints("n", good, None) == ["n, v5e: has no golden"]
+    assert tpu.complaints("n", {"v5e": {"error": "no such layout"}}, good) == ["n, v5e: no such layout"]
+    grown = {"v5e": {"code": 1101, "temporary": 1, "step": 110, "head": 10}}
+    assert tpu.complaints("n", grown, good) == [
+        "n, v5e: code grew from 1000 to 1101",
+        "n, v5e: temporary grew from 0 to 1",
+    ]
+
+
+def test_a_missing_compiler_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("RQJAX_TPU_COMPILE", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"there is no compiler .* run `make tpu-compile-env`"):
+        tpu.compiled("tpu_compile", [])
