@@ -2,8 +2,8 @@
 
 To see: a thousand queries together are answered five to ten times as fast as by IndexRaBitQ and six to twelve times as
 fast as by IndexPQ, half as fast as by FastScan at 2 bits and as fast at 4; by turbovec twice as fast. One alone takes,
-of level codes, half of IndexRaBitQ's time and four to six times that of FastScan; of trellis codes two to three times that
-of IndexRaBitQ.
+of level codes, half of IndexRaBitQ's time and four to six times that of FastScan; of trellis codes two to three times
+that of IndexRaBitQ.
 
     python -m experiments.run --config=configs/search_throughput.py
 

@@ -112,7 +112,7 @@ def _interpreted(wanted: bool) -> Iterator[None]:
 
 def _measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
     if point["case"] == "tests":
-        return tests(tuple(point["tests"]), point["tests_timeout_s"], point["rehearse"])
+        return tests(tuple(point["tests"]), point["tests_timeout_s"], point["rehearse"], "cuda,cpu")
     copied = copy_gb_per_second(point["copy_mib"], gpu_clock.Settings.of(point))
     if point["case"] == "copy":
         return {"result": f"{copied:,.0f} GB/s", "gb_per_second": copied}
@@ -132,15 +132,15 @@ def copy_gb_per_second(mib: int, settings: gpu_clock.Settings) -> float:
     return 2 * x.nbytes / gpu_clock.of_jax(settings).time(calls).us / 1e3
 
 
-def tests(files: tuple[str, ...], timeout: float, rehearse: bool) -> dict[str, Any]:
-    """Runs the kernels' tests in a process whose jax has the GPU, so that nothing is interpreted.
+def tests(files: tuple[str, ...], timeout: float, rehearse: bool, devices: str) -> dict[str, Any]:
+    """Runs the kernels' tests in a process whose jax has the devices, so that nothing is interpreted.
 
     A rehearsal only collects them.
     """
     if missing := [name for name in files if not (ROOT / name).exists()]:
         raise gpu_codes.Missing(f"there are no tests {', '.join(missing)}")
     line = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "--tb=short", *files]
-    environment = os.environ if rehearse else {**os.environ, "JAX_PLATFORMS": "cuda,cpu"}
+    environment = os.environ if rehearse else {**os.environ, "JAX_PLATFORMS": devices}
     start = time.perf_counter()
     done = subprocess.run(
         [*line, *(["--collect-only"] if rehearse else [])],

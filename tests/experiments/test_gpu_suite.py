@@ -70,12 +70,12 @@ def test_tests_are_run_and_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_suite, "ROOT", tmp_path)
     text = "import os\ndef test_a(): assert os.environ['JAX_PLATFORMS'] == 'cuda,cpu'\ndef test_b(): assert 0\n"
     (tmp_path / "test_some.py").write_text(text)
-    done = gpu_suite.tests(("test_some.py",), 100, False)
+    done = gpu_suite.tests(("test_some.py",), 100, False, "cuda,cpu")
     assert done["failed"]
     assert done["result"].startswith("1 failed, 1 passed in")
-    assert gpu_suite.tests(("test_some.py",), 100, True)["result"].startswith("2 tests collected in")
+    assert gpu_suite.tests(("test_some.py",), 100, True, "cuda,cpu")["result"].startswith("2 tests collected in")
     with pytest.raises(gpu_codes.Missing, match=r"there are no tests test_none\.py"):
-        gpu_suite.tests(("test_some.py", "test_none.py"), 100, False)
+        gpu_suite.tests(("test_some.py", "test_none.py"), 100, False, "cuda,cpu")
 
 
 def test_time_left_is_respected():
