@@ -11,6 +11,7 @@ weights. The running softmax is that of Milakov & Gimelshein (2018); blocks of t
 (FlashDecoding) and their sums are put together outside.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ def decode_attention(
     stop: jax.Array,
     shift: jax.Array | None = None,
     *,
+    tables: jax.Array | None = None,
     dim: int | None = None,
     softcap: float | None = None,
     splits: int | None = None,
@@ -51,9 +53,11 @@ def decode_attention(
     Args:
       y: queries float32 (batch, heads, rows, d), scaled as the scores shall be; d is 64, 128 or 256, rows <= 16. For
         keys by `Lookup` (batch, heads, rows, columns + 1): the last column's level is always 1.
-      keys, values: codes, each of 1 to 4 bits; groups are of a multiple of 64 dimensions.
+      keys, values: codes, each of 1 to 4 bits; groups are of a multiple of 64 dimensions. With `tables`, pages
+        are in the place of sequences and T is 128.
       start, stop: int32 (batch,).
-      shift: float32 (batch, heads, rows), added to the scores.
+      shift: float32 (batch, heads, rows, 1 or T), added to the scores; one for each token only of keys by levels.
+      tables: int32 (batch, T / 128), the pages in which tokens lie.
       dim: of the values, unless they are by `Lookup`; d, if not given.
       softcap: scores s become softcap tanh(s / softcap).
       splits: blocks of threads that share the tokens of a head; enough to fill a GPU, if not given.
@@ -64,12 +68,13 @@ def decode_attention(
       (batch, heads, rows, columns + 1), as for y.
     """
     batch, heads, rows, _ = y.shape
-    blocks = keys.scales.shape[3] // BLOCK
+    blocks = keys.scales.shape[3] // BLOCK if tables is None else tables.shape[1]
     splits = max(1, min(blocks // 8, -(-3 * 132 // (batch * heads)))) if splits is None else splits
     padded = -(-rows // 8) * 8
-    shift = jnp.zeros((batch, heads, rows)) if shift is None else shift
-    y, shift = (jnp.pad(x, [(0, 0), (0, 0), (0, padded - rows)] + [(0, 0)] * (x.ndim - 3)) for x in (y, shift))
-    y, shift = ((x * LOG2E).reshape(-1, padded, *x.shape[3:]) for x in (y, shift))
+    shift = jnp.zeros((batch, heads, rows, 1)) if shift is None else shift
+    y, shift = (jnp.pad(x * LOG2E, [(0, 0), (0, 0), (0, padded - rows), (0, 0)]) for x in (y, shift))
+    y, shift = (x.reshape(-1, padded, x.shape[3]) for x in (y, shift))
+    by_token, shift = (jnp.swapaxes(shift, 1, 2), jnp.zeros_like(shift)) if shift.shape[2] > 1 else (None, shift)
     start, stop = (jnp.repeat(bound.astype(jnp.int32), heads) for bound in (start, stop))
 
     key_side = _side(keys, keys.scales.shape[3], UNIT, y.shape[2])
@@ -82,9 +87,11 @@ def decode_attention(
     dim = sides[1].dim if isinstance(sides[1], Columns) else dim
     plan = _Plan(dim, padded, splits, None if softcap is None else softcap * LOG2E, *sides, interpret)
     whole, unit = limbs(y)
-    columns = jnp.stack([unit * plan.keys.unit, shift, *jnp.moveaxis(groups, -1, 0)], axis=1)
-    tables = (side.table(codes.levels) for codes, side in zip((keys, values), sides, strict=True))
-    sums, largest, total = _call(plan, whole, columns, start, stop, *tables, _flat(keys), _flat(values))
+    columns = jnp.stack([unit * plan.keys.unit, shift[..., 0], *jnp.moveaxis(groups, -1, 0)], axis=1)
+    levels = [side.table(codes.levels) for codes, side in zip((keys, values), sides, strict=True)]
+    pages = None if tables is None else jnp.maximum(tables, 0).astype(jnp.int32)
+    operands = _Operands(_flat(keys), _flat(values), by_token)
+    sums, largest, total = _call(plan, whole, columns, start, stop, pages, *levels, operands)
 
     weight = jnp.exp2(largest - largest.max(1, keepdims=True))
     total, sums = (total * weight).sum(1), (sums * weight[:, :, None]).sum(1)
@@ -111,6 +118,15 @@ class _Arrays(NamedTuple):
     biases: Any
 
 
+class _Operands(NamedTuple):
+    """What is read block by block."""
+
+    keys: _Arrays
+    values: _Arrays
+    shift: Any
+    """(n, T, rows), if it differs from token to token."""
+
+
 def _side(codes: Packed, rows: int, period: int, dim: int) -> Side | Stream | Columns:
     if isinstance(codes.levels, Lookup):
         return Columns(len(codes.levels.starts), codes.sections[0].shape[2])
@@ -130,13 +146,15 @@ def _flat(codes: Packed) -> _Arrays:
     return _Arrays(sections, flat(codes.scales), flat(codes.biases))
 
 
-def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, values):
+def _call(plan, limbs, columns, start, stop, pages, key_table, value_table, operands):
     """The kernel. Its sums (n, splits, d, rows), largest scores and totals (n, splits, rows) are in base 2."""
     rows, interpret = plan.rows, plan.interpret
-    leaves, tree = jax.tree.flatten((keys, values))
+    leaves, tree = jax.tree.flatten(operands)
+    tables = [] if pages is None else [pages]
 
     def kernel(y_ref, columns_ref, start_ref, stop_ref, key_table, value_table, *refs):
-        *blocks, sums_ref, largest_ref, total_ref, y_smem, weights_smem, tables_smem, barrier = refs
+        *pages_ref, sums_ref, largest_ref, total_ref, y_smem, weights_smem, tables_smem, barrier = refs
+        pages_ref, blocks = pages_ref[: len(tables)], pages_ref[len(tables) :]
         n, split = lax.axis_index("n"), lax.axis_index("split")
 
         def copied(source, target):
@@ -155,24 +173,33 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
 
         def step(indices, *arguments):
             *refs, carry = arguments
-            key_refs, value_refs = tree.unflatten([ref.at[0] for ref in refs])
-            scores = scores_of(plan, key_refs, key_levels, y_smem, column)
+            key_refs, value_refs, shift = tree.unflatten([ref.at[0] for ref in refs])
+            scores = scores_of(plan, key_refs, key_levels, y_smem, column, shift)
             token = (first + indices[0]) * BLOCK
             scores = [seen(plan, x, k, begin - token, end - token) for k, x in enumerate(scores)]
             return accumulated(plan, value_refs, value_levels, weights_smem, scores, carry)
 
-        def specs(arrays, by_token):
-            def spec(x, token, *, coded):
-                shape = [1, *x.shape[1:]]
-                shape[token] = BLOCK * x.shape[token] // keys.scales.shape[2]
-                return plgpu.BlockSpec(
-                    tuple(shape),
-                    lambda i: (n, *((first + i) * (axis == token) for axis in (1, 2))),
-                    transforms=registers.tiling(shape[2]) if coded and shape[1] % 8 == 0 else (),
-                )
+        def at(i, token):
+            """The block of an array whose tokens are on an axis."""
+            return n, *((first + i) * (axis == token) for axis in (1, 2))
 
+        def at_page(i, token):
+            heads = limbs.shape[0] // len(pages)
+            return pages_ref[0][lax.div(n, heads), first + i] * heads + lax.rem(n, heads), 0, 0
+
+        def spec(x, token, *, coded=False, paged=bool(tables)):
+            shape = [1, *x.shape[1:]]
+            shape[token] = shape[token] if paged else BLOCK * x.shape[token] // tokens
+            transforms = registers.tiling(shape[2]) if coded and shape[1] % 8 == 0 else ()
+            index = functools.partial(at_page if paged else at, token=token)
+            return plgpu.BlockSpec(tuple(shape), index, transforms=transforms)
+
+        def specs(arrays, by_token):
             sections = [spec(x, by_token, coded=True) for x in arrays.sections]
-            return sections + [spec(x, 2, coded=False) for x in arrays[1:] if x is not None]
+            return sections + [spec(x, 2) for x in arrays[1:] if x is not None]
+
+        keys, values, shift = operands
+        tokens = keys.scales.shape[2] if shift is None else shift.shape[1]
 
         zeros = registers.full(jnp.float32(0), (SLICE, rows), TILE, interpret=interpret)
         biases = (zeros,) * (plan.values.groups if plan.values.biased else 0)
@@ -185,7 +212,11 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
         pipeline = plgpu.emit_pipeline(
             step,
             grid=(count,),
-            in_specs=specs(keys, 1 if isinstance(plan.keys, Side) else 2) + specs(values, 2),
+            in_specs=[
+                *specs(keys, 1 if isinstance(plan.keys, Side) else 2),
+                *specs(values, 2),
+                *([] if shift is None else [spec(shift, 1, paged=False)]),
+            ],
             max_concurrent_steps=STAGES,
             init_carry=carry,
         )
@@ -202,7 +233,7 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
 
     shapes = [(plan.dim + isinstance(plan.values, Columns), rows), (rows,), (rows,)]
     weights = plan.values.groups, 2 * rows, BLOCK
-    tables = (plan.keys, key_table), (plan.values, value_table)
+    of_sides = (plan.keys, key_table), (plan.values, value_table)
     return plgpu.kernel(
         kernel,
         out_type=[jax.ShapeDtypeStruct((limbs.shape[0], plan.splits, *shape), jnp.float32) for shape in shapes],
@@ -211,13 +242,13 @@ def _call(plan, limbs, columns, start, stop, key_table, value_table, keys, value
         scratch_types=[
             plgpu.SMEM(limbs.shape[1:], jnp.int8, transforms=tensor_cores.SLICES),
             [plgpu.SMEM(weights[1:], jnp.int8, transforms=tensor_cores.SLICES)] * weights[0],
-            [[plgpu.SMEM(table.shape[1:], jnp.int8)] * isinstance(side, Columns) for side, table in tables],
+            [[plgpu.SMEM(table.shape[1:], jnp.int8)] * isinstance(side, Columns) for side, table in of_sides],
             plgpu.Barrier(),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True),
         kernel_name="decode_attention",
         interpret=interpret,
-    )(limbs, columns, start, stop, key_table, value_table, *leaves)
+    )(limbs, columns, start, stop, key_table, value_table, *tables, *leaves)
 
 
 def _share(begin, end, split, splits):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.gpu.columns import Lookup
+from pallas_kernels.gpu.softmax_block import BLOCK as PAGE
 from pallas_kernels.gpu.streams import Companded
 from pallas_kernels.packed import WIDTHS, Packed
 
@@ -28,26 +29,34 @@ class Shape(NamedTuple):
     batch: int = 8
     heads: int = 8
     tokens: int = 8192
+    paged: bool = False
+    shifted: bool = False
+    """Whether what is added to scores differs from token to token."""
 
-    def arguments(self) -> tuple[jax.ShapeDtypeStruct | Packed, ...]:
-        """Shapes and dtypes of queries, keys, values, start and stop."""
+    def arguments(self) -> tuple[jax.ShapeDtypeStruct | Packed | None, ...]:
+        """Shapes and dtypes of queries, keys, values, start, stop, shift and tables."""
         bounds = [jax.ShapeDtypeStruct((self.batch,), jnp.int32)] * 2
         dim = self.dim if self.keys.looked_up is None else self.dim + 1
         queries = jax.ShapeDtypeStruct((self.batch, self.heads, self.rows, dim), jnp.float32)
-        return queries, self._packed(self.keys, False), self._packed(self.values, True), *bounds
+        rows = self.batch, self.heads, self.rows
+        shift = jax.ShapeDtypeStruct((*rows, self.tokens), jnp.float32) if self.shifted else None
+        tables = jax.ShapeDtypeStruct((self.batch, self.tokens // PAGE), jnp.int32) if self.paged else None
+        codes = self._packed(self.keys, transposed=False), self._packed(self.values, transposed=True)
+        return queries, *codes, *bounds, shift, tables
 
-    def _packed(self, codes: Codes, transposed: bool) -> Packed:
-        lead = self.batch, self.heads
+    def _packed(self, codes: Codes, *, transposed: bool) -> Packed:
+        rooms, tokens = (self.batch * self.tokens // PAGE, PAGE) if self.paged else (self.batch, self.tokens)
+        lead = rooms, self.heads
 
         def section(width: int) -> jax.ShapeDtypeStruct:
-            rows = (self.dim * width // 8, self.tokens) if transposed else (self.tokens * width // 8, self.dim)
+            rows = (self.dim * width // 8, tokens) if transposed else (tokens * width // 8, self.dim)
             return jax.ShapeDtypeStruct((*lead, *rows), jnp.uint8)
 
         groups = 1 if codes.group is None else self.dim // codes.group
-        scales = jax.ShapeDtypeStruct((*lead, groups, self.tokens), jnp.bfloat16)
+        scales = jax.ShapeDtypeStruct((*lead, groups, tokens), jnp.bfloat16)
         levels = jax.ShapeDtypeStruct((2**codes.bits,), jnp.int8) if codes.group is None else None
         if codes.trellis or codes.looked_up is not None:
-            stream = jax.ShapeDtypeStruct((*lead, int(self.dim * codes.bits) // 8, self.tokens), jnp.uint8)
+            stream = jax.ShapeDtypeStruct((*lead, int(self.dim * codes.bits) // 8, tokens), jnp.uint8)
             return Packed((stream,), scales, None, LEVELS if codes.trellis else self._lookup(codes))
         sections = tuple(map(section, WIDTHS[codes.bits]))
         return Packed(sections, scales, None if codes.group is None else scales, levels)
@@ -79,5 +88,8 @@ SHAPES = {
     "columns, heads of 256, 16 query heads": Shape(
         256, 16, Codes(4.125, looked_up=4096), Codes(4.125, looked_up=4096), heads=1
     ),
+    "4 bits, pages": Shape(128, 8, Codes(4), Codes(4), paged=True),
+    "4 bits, pages, a mean that turns": Shape(128, 8, Codes(4), Codes(4), paged=True, shifted=True),
+    "trellis, 3 bits, pages": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True), paged=True),
     "columns, plain values": Shape(256, 8, Codes(4, looked_up=1792), Codes(4), heads=4),
 }

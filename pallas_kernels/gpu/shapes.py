@@ -62,7 +62,10 @@ def _sketch(dim: int, dtype: str) -> Configuration:
 
 
 def _attention(name: str) -> Configuration:
-    return decode_attention, decode_attention_shapes.SHAPES[name].arguments()
+    def run(*arguments):
+        return decode_attention(*arguments[:-1], tables=arguments[-1])
+
+    return run, decode_attention_shapes.SHAPES[name].arguments()
 
 
 CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {

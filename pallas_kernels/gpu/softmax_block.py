@@ -18,11 +18,14 @@ MAGIC = 1.5 * 2**23
 """A float32 to which a smaller number is added ends in the bits of that number, rounded to a whole one."""
 
 
-def scores_of(plan, refs, table, y_smem, column):
-    """The scores (64, rows) of two tiles of tokens, in base 2."""
+def scores_of(plan, refs, table, y_smem, column, by_token=None):
+    """The scores (64, rows) of two tiles of tokens, in base 2; `by_token` is what is added to each token's."""
     side, (unit, shift, *groups) = plan.keys, column
     wide = lambda x: lax.broadcast_in_dim(x, (SLICE, plan.rows), (1,))  # noqa: E731
     each, scores = y_smem.shape[1] // SLICE // side.groups, [wide(shift)] * (BLOCK // SLICE)
+    if by_token is not None:
+        parts = [by_token.at[pl.ds(SLICE * k, SLICE)] for k in range(len(scores))]
+        scores = [registers.load(part, TILE, interpret=plan.interpret) for part in parts]
     tiles = side.key_tiles(refs.sections, table, BLOCK, interpret=plan.interpret)
     for n, tile in enumerate(tiles):
         part, k = divmod(n, len(scores))

@@ -45,10 +45,11 @@ def attender(
 def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:
     if reason := nests.reason_of_queries(cache, time, q_heads, mask, sliding_window):
         return reason
-    if cache.tables is not None:
-        return "codes lie in pages"
-    if cache.pre_rope or (cache.rope is not None and cache.key_mean is not None):
-        return "keys turn with their positions"
+    if cache.pre_rope:
+        return "codes are of keys before they turn with their positions"
+    turned = cache.rope is not None and cache.key_mean is not None
+    if turned and not isinstance(nests.part(cache.key_quantizer).leaf, Scalar | Affine):
+        return "keys: a mean that turns, around other than a Scalar or an Affine"
     rows = q_heads // cache.exact_keys.shape[1] * time
     sides = ("keys", cache.key_quantizer, cache.keys), ("values", cache.value_quantizer, cache.values)
     for name, quantizer, codes in sides:
@@ -109,7 +110,8 @@ def past(
         _packed(cache.key_quantizer, cache.keys),
         _packed(cache.value_quantizer, cache.values),
         *nests.bounds(cache, position, sliding_window),
-        nests.mean_scores(cache, y),
+        nests.shift(cache, y),
+        tables=cache.tables,
         dim=y.shape[-1],
         softcap=softcap,
         interpret=hopper.INTERPRET.get(),

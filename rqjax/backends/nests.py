@@ -120,9 +120,13 @@ def bounds(
     return start, stop
 
 
-def mean_scores(cache: KVCache, y: Float[Array, "b h r d"]) -> Float[Array, "b h r"] | None:
-    """What the mean of the keys adds to scores, if there is one."""
-    return None if cache.key_mean is None else jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)
+def shift(cache: KVCache, y: Float[Array, "b h r d"]) -> Float[Array, "b h r #t"] | None:
+    """What the mean of the keys adds to scores, if there is one: to each token's, if it turns with the positions."""
+    if cache.key_mean is None:
+        return None
+    if cache.rope is not None:
+        return cache.rope.inner(y, cache.key_mean, jnp.int32(cache.sinks), cache.capacity)
+    return jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)[..., None]
 
 
 def numbers(array: TokenArray) -> Array:

@@ -154,17 +154,12 @@ def past(
       position: of the queries of each sequence.
       sliding_window, softcap: as in `rqjax.attend`.
     """
-    if cache.rope is not None and cache.key_mean is not None:
-        shift = cache.rope.inner(y, cache.key_mean, jnp.int32(cache.sinks), cache.capacity)
-    else:
-        mean = nests.mean_scores(cache, y)
-        shift = None if mean is None else mean[..., None]
     largest, total, sums = _kernel("decode_attention").decode_attention(
         nests.by_head(_as_multiplied, cache.key_quantizer, y),
         nests.packed(nests.part(cache.key_quantizer, cache.keys)),
         nests.packed(nests.part(cache.value_quantizer, cache.values)),
         *nests.bounds(cache, position, sliding_window),
-        shift,
+        nests.shift(cache, y),
         tables=cache.tables,
         softcap=softcap,
         interpret=INTERPRET.get(),

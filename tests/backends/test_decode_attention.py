@@ -4,6 +4,7 @@ The interpreter runs what each thread does, but for the few operations of `palla
 twins.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -18,7 +19,7 @@ from pallas_kernels.packed import Packed
 from rqjax.backends import hopper
 from rqjax.core import Unsupported
 from rqjax.scoring import rules
-from tests.tools.packed_codes import attention, encoded, error
+from tests.tools.packed_codes import attention, encoded, error, in_pages
 from tests.tools.suites import some
 
 TOLERANCE = 5e-4
@@ -85,7 +86,7 @@ def encoded_in_columns(rng, rows, batch, tokens, dim):
     return Packed((ring,), scale, None, lookup), vectors * np.asarray(scale, np.float64).swapaxes(2, 3)
 
 
-def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=None, vary=None):
+def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=None, vary=None, paged=False):
     """The kernel's output beside the float64 one: of both the output and the log of the total."""
     rng, batch, tokens = np.random.default_rng(0), len(stop), -(-max(stop) // 128) * 128
     keys, k = of_kind(rng, keys, batch, tokens, dim, transposed=False)
@@ -94,15 +95,22 @@ def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=Non
     if vary is not None:
         y, keys, values, k, v = vary(y, keys, values, k, v)
     start = np.zeros(batch, np.int32) if start is None else np.asarray(start, np.int32)
-    call = functools.partial(decode_attention, splits=splits, softcap=softcap, interpret=mosaic.interpret())
-    arguments = y, keys, values, start, np.asarray(stop, np.int32)
+    shift, tables = None, None
+    if paged:
+        tables, keys, values = in_pages(rng, keys, values)
+        by_token = isinstance(keys.levels, np.ndarray) or keys.levels is None
+        shift = rng.normal(size=(batch, 1, query_heads, tokens if by_token else 1)).astype(np.float32)
+    options = {"splits": splits, "softcap": softcap, "interpret": mosaic.interpret()}
+    call = lambda *a: decode_attention(*a[:6], tables=a[6], **options)  # noqa: E731
+    arguments = y, keys, values, start, np.asarray(stop, np.int32), shift, tables
     sums = jax.jit(call).lower(*arguments).compile(compiler_options=FAST)(*arguments)
     assert not mosaic.races_found()
     total = np.asarray(sums.total, np.float64)
     output = np.asarray(sums.values, np.float64) / np.where(total > 0, total, 1)[..., None]
     seen = (np.arange(tokens) >= start[:, None]) & (np.arange(tokens) < np.asarray(stop)[:, None])
+    expected = attention(k, v, y, seen, softcap, 0 if shift is None else shift)
     with np.errstate(divide="ignore"):
-        return (output, np.asarray(sums.largest) + np.log(total)), attention(k, v, y, seen, softcap)
+        return (output, np.asarray(sums.largest) + np.log(total)), expected
 
 
 def check(found, expected):
@@ -115,6 +123,11 @@ def check(found, expected):
 @pytest.mark.parametrize("case", some(CASES, list(CASES)[:1]))
 def test_matches_attention_to_decoded_vectors(case):
     check(*run(*CASES[case]))
+
+
+@pytest.mark.parametrize("case", some(list(CASES)[1:], list(CASES)[1:2]))
+def test_pages_in_any_order_and_what_is_added_to_each_token(case):
+    check(*run(*CASES[case], paged=True))
 
 
 @pytest.mark.full
@@ -160,17 +173,23 @@ def test_columns_find_their_rows_where_the_hardware_has_them():
 
 
 @functools.cache
-def empty(name="identity_4", *, batch=2, dim=64, window=16):
-    return rqjax.strategy(name, jax.random.key(0), dim).cache(batch, 1, 320, window=window, sinks=2)
+def empty(name="identity_4", *, batch=2, dim=64, window=16, pages=None):
+    rope = rqjax.Rope(1e4) if "turned" in name or "pre_rope" in name else None
+    strategy = rqjax.strategy(name, jax.random.key(0), dim)
+    cache = strategy.cache(batch, 1, 320, window=window, sinks=2, rope=rope, pages=pages)
+    if pages is None:
+        return cache
+    order = np.random.default_rng(0).permutation(pages)[: cache.tables.size].astype(np.int32)
+    return dataclasses.replace(cache, tables=jnp.asarray(order.reshape(cache.tables.shape)))
 
 
-def filled(name, *, lengths, time):
+def filled(name, *, lengths, time, pages=None):
     """A cache, and queries of its newest tokens."""
     rng, batch = np.random.default_rng(1), len(lengths)
     k, v = rng.normal(size=(2, batch, max(lengths), 1, 64)).astype(np.float32)
     k[0] += 4  # a mean that dominates
     append = jax.jit(rqjax.append, compiler_options=FAST)
-    cache = append(empty(name, batch=batch), k, v, valid=jnp.asarray(lengths))
+    cache = append(empty(name, batch=batch, pages=pages), k, v, valid=jnp.asarray(lengths))
     return cache, jnp.asarray(rng.normal(size=(batch, time, 3, 64)), jnp.float32)
 
 
@@ -202,6 +221,8 @@ def both(cache, q, **options):
             ("eden_3/v2_lean+centered", (290, 0), 1, {"softcap": 2.0}),
             ("v2_lean/hadamard_3", (310, 150), 1, {"sliding_window": 140, "scale": 0.3}),
             ("turboquant_trellis_3/rotorquant_trellis_2", (310, 150), 1, {"sliding_window": 140}),
+            ("eden_4+turned", (310, 150), 1, {"pages": 9}),
+            ("turboquant_2/turboquant_trellis_2+centered", (310, 0), 1, {"pages": 9}),
         ],
         [("rotorquant_4/v3_2", (150, 20), 2, {})],
     ),
@@ -209,7 +230,9 @@ def both(cache, q, **options):
 @pytest.mark.usefixtures("interpreted")
 def test_attend_agrees_with_xla(name, lengths, time, options):
     """The sinks and the window are in the same softmax, and sums are rotated back."""
-    found, expected = both(*filled(name, lengths=lengths, time=time), **options)
+    options = dict(options)
+    pages = options.pop("pages", None)
+    found, expected = both(*filled(name, lengths=lengths, time=time, pages=pages), **options)
     assert error(found, expected) < TOLERANCE
 
 
@@ -225,6 +248,8 @@ def test_says_why_there_is_no_kernel():
     assert reason(dim=32) == "head_dim is 32, not one of (64, 128, 256)"
     assert reason(q_heads=17) == "17 queries share a head of keys and values, more than 16"
     assert reason(mask=np.ones(320, bool)) == "there is a mask"
+    assert reason("eden_4+pre_rope") == "codes are of keys before they turn with their positions"
+    assert reason("turboquant_trellis_3+turned") == "keys: a mean that turns, around other than a Scalar or an Affine"
     assert reason(time=3, sliding_window=9) == "the 3 queries of a sequence do not all see the same codes"
     assert reason(window=320) == "the cache has room for no codes (capacity 0)"
     assert reason("v2_lean", dim=256, q_heads=16) == "keys: 4 groups with 16 queries, more than 32 products"

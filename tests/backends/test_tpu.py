@@ -9,11 +9,10 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 import rqjax
-from pallas_kernels.packed import Packed
 from pallas_kernels.tpu.decode_attention import decode_attention
 from rqjax.backends import tpu
 from rqjax.core import Unsupported
-from tests.tools.packed_codes import attention, encoded, error
+from tests.tools.packed_codes import attention, encoded, error, in_pages
 from tests.tools.suites import some
 
 TOLERANCE = 5e-4
@@ -34,24 +33,6 @@ CASES = {
 """Dimension, query heads a key-value head, kinds of keys and values, lengths, and what is special."""
 
 
-def in_pages(codes, tables, count):
-    """Codes of sequences in pages, those that no table names full of 255 or NaN."""
-    batch, each = tables.shape
-
-    def paged(x, axis):
-        parts = np.stack(np.split(np.asarray(x), each, axis), axis=1)
-        pages = np.full((count, *parts.shape[2:]), 255 if x.dtype == np.uint8 else np.nan, x.dtype)
-        pages[tables.reshape(-1)] = parts.reshape(batch * each, *parts.shape[2:])
-        return pages
-
-    return lambda axis: Packed(
-        tuple(paged(x, axis) for x in codes.sections),
-        paged(codes.scales, 3),
-        None if codes.biases is None else paged(codes.biases, 3),
-        codes.levels,
-    )
-
-
 def run(dim, rows, keys, values, stop, *, start=None, softcap=None, paged=False, shifted=False, interpret=INTERPRETED):
     """The kernel's output beside the float64 one."""
     rng, batch, heads, tokens = np.random.default_rng(0), len(stop), 2, -(-max(stop) // 128) * 128
@@ -62,17 +43,14 @@ def run(dim, rows, keys, values, stop, *, start=None, softcap=None, paged=False,
     shift = rng.normal(size=(batch, heads, rows, tokens if shifted else 1)).astype(np.float32)
     tables = None
     if paged:
-        tables = rng.permutation(batch * tokens // 128 + 3)[: batch * tokens // 128].reshape(batch, -1).astype(np.int32)
-        keys, values = (in_pages(x, tables, tables.size + 3)(axis) for x, axis in ((keys, 2), (values, 3)))
+        tables, keys, values = in_pages(rng, keys, values)
     call = jax.jit(functools.partial(decode_attention, softcap=softcap, interpret=interpret))
     sums = call(y, keys, values, start, stop, shift, tables=tables)
     total = np.asarray(sums.total, np.float64)
     found = np.asarray(sums.values, np.float64) / np.where(total > 0, total, 1)[..., None]
     token = np.arange(tokens)
     seen = (token >= start[:, None]) & (token < stop[:, None])
-    extended = np.concatenate([y, shift if shifted else np.broadcast_to(shift, (*shift.shape[:3], tokens))], axis=3)
-    eye = np.broadcast_to(np.eye(tokens), (batch, heads, tokens, tokens))
-    return found, attention(np.concatenate([k, eye], axis=3), v, extended, seen, softcap)[0]
+    return found, attention(k, v, y, seen, softcap, shift)[0]
 
 
 @pytest.mark.parametrize("case", some(CASES, list(CASES)[:2]))

@@ -34,9 +34,29 @@ def pack(indices, bits, transposed):
     return tiles.tile(indices, bits, transposed=transposed)
 
 
-def attention(keys, values, y, seen, softcap=None):
+def in_pages(rng, keys, values):
+    """Tables of pages in random order, and codes of sequences in them; pages of no sequence are full of 255 or NaN."""
+    batch, tokens = keys.scales.shape[0], keys.scales.shape[3]
+    count = batch * tokens // 128
+    tables = rng.permutation(count + 3)[:count].reshape(batch, -1).astype(np.int32)
+
+    def paged(x):
+        axis = 3 if x.shape[3] == tokens else 2
+        parts = np.stack(np.split(np.asarray(x), tables.shape[1], axis), axis=1)
+        pages = np.full((count + 3, *parts.shape[2:]), 255 if x.dtype == np.uint8 else np.nan, x.dtype)
+        pages[tables.reshape(-1)] = parts.reshape(count, *parts.shape[2:])
+        return pages
+
+    def whole(codes):
+        biases = None if codes.biases is None else paged(codes.biases)
+        return codes._replace(sections=tuple(map(paged, codes.sections)), scales=paged(codes.scales), biases=biases)
+
+    return tables, whole(keys), whole(values)
+
+
+def attention(keys, values, y, seen, softcap=None, shift=0):
     """In float64: the output, and the logarithm of the sum of exp(scores)."""
-    scores = np.einsum("bhgd,bhtd->bhgt", y.astype(np.float64), keys)
+    scores = np.einsum("bhgd,bhtd->bhgt", y.astype(np.float64), keys) + shift
     scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
     scores = np.where(seen[:, None, None], scores, -np.inf)
     weights = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), -1e30))
