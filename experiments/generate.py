@@ -2,9 +2,11 @@
 
 python -m experiments.generate --prompt="def main(" --strategy=eden_4 --tokens=300
 python -m experiments.generate --prompts=prompts.jsonl --out=texts.jsonl --slots=8 --pages=400 --degrade=eden_3,eden_2
+python -m experiments.generate --model=HuggingFaceTB/SmolLM3-3B --chat --prompt="Why is the sky blue?"
 
 A line of the file is {"prompt": "def main("}, if need be with max_tokens, temperature, top_p and seed. Prompts that
-begin alike share their pages of the cache.
+begin alike share their pages of the cache. With --chat a prompt is what a user says, put in the words of the
+checkpoint's own template, and a line may have a whole conversation, {"messages": [{"role": "user", "content": "..."}]}.
 """
 
 import json
@@ -17,10 +19,11 @@ import jax
 import numpy as np
 import tqdm
 from absl import app, flags
+from tokenizers import Tokenizer
 
 import experiments
 import rqjax
-from experiments.language import models
+from experiments.language import chat, models
 from rqjax.core import check_int
 from rqjax.nn import Engine, generate
 from rqjax.scoring.tiles import PAGE
@@ -35,6 +38,8 @@ STRATEGY = flags.DEFINE_string(
     "layer's own, by experiments.advise.",
 )
 PROMPT = flags.DEFINE_string("prompt", "def main(", "Text to go on from.")
+CHAT = flags.DEFINE_bool("chat", False, "Prompts are messages to a model that was trained to answer.")
+SYSTEM = flags.DEFINE_string("system", "", "With --chat: what the model is told before.")
 PROMPTS = flags.DEFINE_string("prompts", "", "Texts to go on from: a file of lines of JSON.")
 OUT = flags.DEFINE_string("out", "", "With --prompts: where the texts go, lines of JSON; printed, if not given.")
 SLOTS = flags.DEFINE_integer("slots", 8, "With --prompts: texts at a time.", lower_bound=1)
@@ -65,7 +70,7 @@ def _many() -> None:
     decoder, tokenizer = models.load(MODEL.value, DTYPE.value)
     lines = [line for line in Path(PROMPTS.value).read_text(encoding="utf-8").splitlines() if line.strip()]
     asked = [_request(number, line) for number, line in enumerate(lines, 1)]
-    prompts = [tokenizer.encode(request.pop("prompt")).ids for request in asked]
+    prompts = [_ids(tokenizer, request.pop("prompt", ""), request.pop("messages", None)) for request in asked]
     longest = max((len(p) + request["max_tokens"] for p, request in zip(prompts, asked, strict=True)), default=1)
     engine = Engine(
         decoder,
@@ -103,16 +108,26 @@ def _request(number: int, line: str) -> dict[str, Any]:
         request = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{PROMPTS.value}, line {number}: {error}") from None
-    if not isinstance(request, dict) or not isinstance(request.get("prompt"), str):
+    talk = CHAT.value and isinstance(request, dict) and isinstance(request.get("messages"), list)
+    if not isinstance(request, dict) or not (talk or isinstance(request.get("prompt"), str)):
         raise ValueError(f'{PROMPTS.value}, line {number}: expected {{"prompt": "..."}}, got {line[:60]}')
-    if more := [name for name in request if name not in ("prompt", *usual)]:
+    if more := [name for name in request if name not in ("messages" if talk else "prompt", *usual)]:
         raise ValueError(f"{PROMPTS.value}, line {number}: unknown {more[0]!r}, expected one of {', '.join(usual)}")
     return usual | request
 
 
+def _ids(tokenizer: Tokenizer, prompt: str, messages: list[chat.Message] | None = None) -> list[int]:
+    """The tokens of a prompt, or of messages in the words of the checkpoint's template."""
+    if not CHAT.value:
+        return tokenizer.encode(prompt).ids
+    system = [{"role": "system", "content": SYSTEM.value}] if SYSTEM.value else []
+    said = [*system, *(messages or [{"role": "user", "content": prompt}])]
+    return tokenizer.encode(chat.rendered(models.folder(MODEL.value), said), add_special_tokens=False).ids
+
+
 def _stream() -> None:
     decoder, tokenizer = models.load(MODEL.value, DTYPE.value)
-    prompt = np.asarray(tokenizer.encode(PROMPT.value).ids)
+    prompt = np.asarray(_ids(tokenizer, PROMPT.value))
     count = check_int("tokens", TOKENS.value, 1, 2**20)
     keys = jax.random.split(jax.random.key(SEED.value))
     options = {"window": WINDOW.value, "sinks": SINKS.value, "boundary": BOUNDARY.value, "dtype": DTYPE.value}
@@ -120,7 +135,8 @@ def _stream() -> None:
     caches = decoder.caches(strategy, keys[0], 1, len(prompt) + count, **options)
     made: list[int] = []
     shown, start = "", 0.0
-    print(PROMPT.value, end="", flush=True)
+    if not CHAT.value:
+        print(PROMPT.value, end="", flush=True)
     for token, after in generate(
         decoder, caches, prompt, key=keys[1], temperature=TEMPERATURE.value, top_p=TOP_P.value
     ):

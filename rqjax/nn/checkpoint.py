@@ -38,7 +38,7 @@ def find_checkpoint(source: str | os.PathLike[str]) -> Path:
         with extras.explained():
             from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
     except extras.MissingExtra:
         raise
     except Exception as error:  # of many kinds: no network, no such repository, no permission
@@ -84,7 +84,10 @@ def load_decoder(
       (None, 'heads')
     """
     folder = find_checkpoint(source)
-    config = DecoderConfig.parse(read_json(folder / "config.json"))
+    fields, usual = read_json(folder / "config.json"), folder / "generation_config.json"
+    if usual.exists():  # chat models end their turns by more tokens than their texts
+        fields |= {k: v for k, v in read_json(usual).items() if k == "eos_token_id" and v is not None}
+    config = DecoderConfig.parse(fields)
     sharding = None if mesh is None else heads.checked(config, mesh, axis)
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
     leaves, files = list(nnx.to_flat_state(state)), _files(folder)
@@ -131,7 +134,7 @@ def read_json(path: Path) -> dict[str, Any]:
         fields = json.loads(path.read_text())
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no {path.name} in {path.parent}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"expected an object in {path}, got {type(fields).__name__}")
@@ -207,16 +210,33 @@ def _files(folder: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     index = folder / "model.safetensors.index.json"
-    paths = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))] if index.exists() else []
-    files = {}
-    for path in paths or sorted(folder.glob("*.safetensors")):
+    places = _weight_map(index) if index.exists() else {}
+    names = sorted(set(places.values())) or sorted(path.name for path in folder.glob("*.safetensors"))
+    files, owners = {}, {}
+    for path in [folder / name for name in names]:
         if not path.exists():
             raise FileNotFoundError(f"there is no {path.name} in {folder}, which {index.name} names")
         try:
             file = safe_open(path, framework="flax")
-            files.update(dict.fromkeys(file.keys(), file))
+            own = list(file.keys())
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+        if twice := sorted(set(own) & set(files)):
+            raise ValueError(f"{folder}: tensor {twice[0]!r} is in {owners[twice[0]]} and in {path.name}")
+        files |= dict.fromkeys(own, file)
+        owners |= dict.fromkeys(own, path.name)
+    if lost := [name for name, place in places.items() if owners.get(name) != place]:
+        raise ValueError(f"{index} says that tensor {lost[0]!r} is in {places[lost[0]]}, where it is not")
     if not files:
         raise FileNotFoundError(f"there is no .safetensors file in {folder}")
     return files
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor, beside the index; a name that leads elsewhere is none."""
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError(f"expected weight_map in {index} to be an object of file names")
+    if outside := [name for name in places.values() if Path(name).name != name or name == ".."]:
+        raise ValueError(f"{index} names {outside[0]!r}, which is no file beside it")
+    return places

@@ -1,10 +1,13 @@
 """The command that makes texts of many prompts."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
+
+from experiments.readme import ROOT
 
 PROMPTS = ('{"prompt": "import os", "max_tokens": 6, "temperature": 0}', '{"prompt": "import os, sys", "seed": 3}')
 
@@ -23,6 +26,31 @@ def test_texts_of_many_prompts(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["tokens"] for line in lines] == [6, 4]
     assert all(line["text"] for line in lines)
+
+
+@pytest.fixture
+def talking(tmp_path):
+    """A checkpoint that has a template."""
+    folder = tmp_path / "model"
+    shutil.copytree(ROOT / "results" / "models" / "qwen2-d64", folder)
+    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a:"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+@pytest.mark.full
+def test_chat(tmp_path, talking):
+    """A message, and a conversation that is the same: the same answers."""
+    talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "import os"}]
+    lines = [json.dumps({name: said, "temperature": 0}) for name, said in (("prompt", "import os"), ("messages", talk))]
+    made = run(tmp_path, lines[:1], "--chat", f"--model={talking}", "--system=be brief")
+    again = run(tmp_path, lines[1:], "--chat", f"--model={talking}")
+    plain = run(tmp_path, ['{"prompt": "s:be brief;u:import os;a:", "temperature": 0}'], f"--model={talking}")
+    assert made.returncode == again.returncode == plain.returncode == 0, made.stderr + again.stderr
+    assert made.stdout == again.stdout == plain.stdout
+    none = run(tmp_path, lines[:1], "--chat")
+    assert none.returncode == 1
+    assert none.stderr.splitlines()[-1].endswith("llama-d128 has no chat template: leave out --chat")
 
 
 @pytest.mark.full

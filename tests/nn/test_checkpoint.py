@@ -104,6 +104,96 @@ def test_wrong_files(folder, tmp_path):
         load_decoder(folder)
 
 
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def sharded(folder):
+    """The checkpoint in two files, and what their index says."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: FIRST if k % 2 else SECOND for k, name in enumerate(sorted(tensors))}
+    for part in (FIRST, SECOND):
+        save_file({name: tensors[name] for name, place in places.items() if place == part}, folder / part)
+    return places
+
+
+def write_index(folder, places):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def test_shards(folder):
+    expected = load_decoder(folder)
+    write_index(folder, sharded(folder))
+    loaded = load_decoder(folder)
+    assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(expected), nnx.state(loaded)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({NORM: "../model.safetensors"}, r"index.json names '../model.safetensors', which is no file beside it"),
+        ({NORM: "/etc/passwd"}, "index.json names '/etc/passwd', which is no file beside it"),
+        ({NORM: ".."}, r"index.json names '\.\.', which is no file beside it"),
+        ({NORM: 3}, "expected weight_map in .*index.json to be an object of file names"),
+        ({"model.more": FIRST}, f"index.json says that tensor 'model.more' is in {FIRST}, where it is not"),
+    ],
+)
+def test_an_index_that_lies(folder, changes, message):
+    write_index(folder, sharded(folder) | changes)
+    with pytest.raises(ValueError, match=message):
+        load_decoder(folder)
+
+
+def test_a_tensor_in_two_files(folder):
+    write_index(folder, sharded(folder))
+    save_file({NORM: np.zeros(32, np.float32), UP: np.zeros((48, 32), np.float32)}, folder / FIRST)
+    save_file({NORM: np.zeros(32, np.float32)}, folder / SECOND)
+    with pytest.raises(ValueError, match=f"tensor '{NORM}' is in {FIRST} and in {SECOND}"):
+        load_decoder(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header[NORM].update(data_offsets=[0, 4]),  # a size that its shape does not have
+        lambda header: header[NORM].update(data_offsets=header[UP]["data_offsets"]),  # over another
+        lambda header: header[NORM].update(data_offsets=[2**40, 2**40 + 128]),  # out of the file
+        lambda header: header[NORM].update(shape=[-32]),
+        lambda header: header[NORM].update(dtype="F99"),
+        lambda header: header.pop(NORM),  # bytes of nothing
+    ],
+)
+def test_headers_that_lie(folder, change):
+    data = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    with pytest.raises(ValueError, match=r"model.safetensors is not a whole safetensors file|has no tensor"):
+        load_decoder(folder)
+
+
+@pytest.mark.parametrize("length", [2**62, 10**8 + 1, 3])
+def test_headers_of_another_length(folder, length):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(length.to_bytes(8, "little") + data[8:])
+    with pytest.raises(ValueError, match=r"model.safetensors is not a whole safetensors file"):
+        load_decoder(folder)
+
+
+def test_a_config_that_is_too_deep(folder):
+    (folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config.json is not JSON"):
+        load_decoder(folder)
+
+
+def test_turns_end_by_other_tokens_than_texts(folder):
+    assert load_decoder(folder).config.eos_token_ids == (2,)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 2], "top_p": 0.9}')
+    assert load_decoder(folder).config.eos_token_ids == (7, 2)
+
+
 def test_names_on_hugging_face_without_the_hub(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(

@@ -1,0 +1,128 @@
+"""Chat templates: messages as the text that a checkpoint's makers meant, in Jinja, as in `tokenizer_config.json`.
+
+A template is a program of others. It is rendered by a process of its own, in Jinja's sandbox, with little time and
+memory: this file as a script, which therefore imports nothing of ours.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SECONDS, BYTES = 10, 2**30
+"""What a template may take."""
+Message = Mapping[str, Any]
+"""{"role": "user", "content": "..."}, and what else a template knows."""
+
+
+def rendered(folder: Path, messages: Sequence[Message]) -> str:
+    """The text of messages that an answer goes on from, with all special tokens.
+
+    Args:
+      folder: of the checkpoint; `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`.
+      messages: the conversation.
+
+    Raises:
+      FileNotFoundError: there is no template.
+      ValueError: a file is damaged, the template refuses the messages, or takes too long; the message says which.
+    """
+    fields = _json(folder / "tokenizer_config.json")
+    tokens = {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in fields.items()
+        if name.endswith("_token") and isinstance(token, str | dict)
+    }
+    job = {
+        "template": _template(folder, fields),
+        "variables": {
+            **tokens,
+            "messages": list(messages),
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+        },
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", __file__],
+            input=json.dumps(job),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"the chat template of {folder} takes more than {SECONDS} seconds") from None
+    if done.returncode:
+        reason = (done.stderr.strip() or f"its process ended with {done.returncode}").splitlines()[-1]
+        raise ValueError(f"the chat template of {folder}: {reason}")
+    return done.stdout
+
+
+def _template(folder: Path, fields: Mapping[str, Any]) -> str:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    found = fields.get("chat_template")
+    if isinstance(found, list):  # by name
+        found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}.get("default")
+    if not isinstance(found, str):
+        raise FileNotFoundError(f"{folder} has no chat template: leave out --chat")
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected an object in {path}, got {type(fields).__name__}")
+    return fields
+
+
+def main() -> None:
+    """Renders the template on standard input."""
+    import datetime
+
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %} marks what an assistant wrote, for training: it stays as it is."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    except (ImportError, ValueError, OSError):
+        pass  # not everywhere; there is the time
+    job = json.loads(sys.stdin.read())
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    environment.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    try:
+        sys.stdout.write(environment.from_string(job["template"]).render(**job["variables"]))
+    except (TemplateError, MemoryError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        sys.exit(" ".join(str(error).split()) or type(error).__name__)
+
+
+if __name__ == "__main__":
+    main()
