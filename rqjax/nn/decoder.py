@@ -41,6 +41,7 @@ class Attention(nnx.Module):
         self.k_proj = Linear(size, kv_outer, bias=config.qkv_bias, rngs=rngs, dtype=dtype)
         self.v_proj = Linear(size, kv_outer, bias=config.qkv_bias, rngs=rngs, dtype=dtype)
         self.o_proj = Linear(outer, size, bias=config.out_bias, rngs=rngs, dtype=dtype)
+        self.sinks = nnx.Param(jnp.zeros(config.num_attention_heads, dtype)) if config.traits.sinks else None
         self.dim, self.qk_norm = dim, config.traits.qk_norm
         whole = self.qk_norm == "whole"
         self.q_norm = RMSNorm(outer if whole else dim, config, dtype) if self.qk_norm else None
@@ -184,10 +185,14 @@ class Decoder(nnx.Module):
         return [self.config.ropes[layer](part, positions[:, :, None]) for part in x]
 
     def attention_options(self, layer: int) -> dict[str, Any]:
-        """Scale, window and soft limit of a layer, as `rqjax.attend` takes them."""
-        config = self.config
-        scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
-        return {"scale": scale, "sliding_window": config.windows[layer], "softcap": config.attention_softcap}
+        """Scale, window, soft limit and learned sinks of a layer, as `rqjax.attend` takes them."""
+        config, sinks = self.config, self.layers[layer].self_attn.sinks
+        return {
+            "scale": config.head_dim**-0.5 if config.query_scale is None else config.query_scale,
+            "sliding_window": config.windows[layer],
+            "softcap": config.attention_softcap,
+            "sink_logits": None if sinks is None else sinks[...],
+        }
 
     def caches(
         self,

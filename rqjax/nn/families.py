@@ -22,6 +22,8 @@ class Family(NamedTuple):
     """Whether projections to queries, keys and values have one, whatever `attention_bias` says."""
     out_bias: bool = True
     """Whether that to the output has one, where `attention_bias` says so."""
+    sinks: bool = False
+    """Whether each head has a learned sink (`sink_logits` of `rqjax.attend`)."""
     root_scale: bool = False
     """Whether embeddings are multiplied by sqrt(hidden_size)."""
     windows: int | Literal["all"] | None = None
