@@ -22,6 +22,7 @@ from rqjax.nn.attention import exact_attention
 from rqjax.nn.calibration import calibrated
 from rqjax.nn.compat import jittable, listed
 from rqjax.nn.config import DecoderConfig
+from rqjax.nn.experts import Mixture
 from rqjax.nn.heads import attention, empty, everyone
 from rqjax.nn.layers import MLP, Embedding, Linear, RMSNorm, product
 
@@ -64,12 +65,12 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and MLP, normalized before or behind or both. Norms have the names that they have in Llama, or in Gemma
-    where there are those behind."""
+    """Attention and MLP or experts, normalized before or behind or both. Norms have the names that they have in Llama,
+    or in Gemma where there are those behind."""
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
+    def __init__(self, config: DecoderConfig, mixture: bool, *, rngs: nnx.Rngs, dtype: DTypeLike):
         self.self_attn = Attention(config, rngs=rngs, dtype=dtype)
-        self.mlp = MLP(config, rngs=rngs, dtype=dtype)
+        self.mlp = (Mixture if mixture else MLP)(config, rngs=rngs, dtype=dtype)
         family, self.scale = config.traits, config.residual_scale
 
         def norm(there: bool) -> RMSNorm | None:
@@ -109,8 +110,8 @@ class Decoder(nnx.Module):
         self.sharding: NamedSharding | None = None
         """Of heads, if the decoder is on a mesh."""
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, rngs=rngs, dtype=dtype)
-        layers = range(config.num_hidden_layers)
-        self.layers = listed([Block(config, rngs=rngs, dtype=dtype) for _ in layers])
+        mixtures = config.mixtures or [False] * config.num_hidden_layers
+        self.layers = listed([Block(config, mixture, rngs=rngs, dtype=dtype) for mixture in mixtures])
         self.norm = RMSNorm(config.hidden_size, config, dtype)
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, rngs=rngs, dtype=dtype)

@@ -37,7 +37,8 @@ def checked(config: DecoderConfig, mesh: Any, axis: str | None) -> NamedSharding
     """
     names = getattr(mesh, "axis_names", ())
     sharding = along(mesh, names[0] if axis is None and len(names) == 1 else axis)
-    for name in ("num_key_value_heads", "intermediate_size"):
+    widths = [name for name in ("intermediate_size", "moe_intermediate_size") if getattr(config, name)]
+    for name in ("num_key_value_heads", *widths):
         if (size := getattr(config, name)) % count(sharding):
             raise ValueError(f"expected {name} to be a multiple of the {count(sharding)} devices, got {size}")
     return sharding
@@ -46,9 +47,10 @@ def checked(config: DecoderConfig, mesh: Any, axis: str | None) -> NamedSharding
 def of_weight(path: Sequence[Any], shape: tuple[int, ...], sharding: NamedSharding) -> NamedSharding:
     """Where a parameter lies; a vocabulary that does not divide is on all devices."""
     names, axis = set(path), sharding.spec[0]
+    lead = [None] if "experts" in names else []
     by_row = names & ROWS or (names & VOCABULARY and shape[0] % count(sharding) == 0)
-    by_column = names & COLUMNS and len(shape) == 2
-    spec = PartitionSpec(axis) if by_row else PartitionSpec(None, axis) if by_column else PartitionSpec()
+    by_column = names & COLUMNS and len(shape) - len(lead) == 2
+    spec = PartitionSpec(*lead, axis) if by_row else PartitionSpec(*lead, None, axis) if by_column else PartitionSpec()
     return NamedSharding(sharding.mesh, spec)
 
 
