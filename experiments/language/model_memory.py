@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -35,6 +34,21 @@ SHAPES: Registry = Registry(
             "rope_theta": 5e5,
             "tie_word_embeddings": True,
         },
+        "Qwen3 30B-A3B, two layers": {
+            "model_type": "qwen3_moe",
+            "vocab_size": 151_936,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "rope_theta": 1e6,
+        },
         "tiny": {
             "model_type": "qwen3",
             "vocab_size": 512,
@@ -50,11 +64,20 @@ SHAPES: Registry = Registry(
 
 TABLES = (
     Table(
-        "Checkpoints of random bfloat16 weights: GB of 10^9 bytes, at most resident while loading, and after tokens one"
-        " by one",
+        "Checkpoints of random bfloat16 weights: GB of 10^9 bytes, at most resident before and while loading, and"
+        " after tokens one by one",
         rows=("model", "strategy"),
         columns=(),
-        values=("parameters", "file_gb", "load_seconds", "load_gb", "first_seconds", "token_seconds", "peak_gb"),
+        values=(
+            "parameters",
+            "file_gb",
+            "load_seconds",
+            "base_gb",
+            "load_gb",
+            "first_seconds",
+            "token_seconds",
+            "peak_gb",
+        ),
     ),
 )
 
@@ -85,7 +108,7 @@ def write(fields: dict[str, Any], folder: Path) -> int:
     shards: dict[str, dict[str, tuple[int, ...]]] = {}
     for path, place in places(config, of_parameters).items():
         shard = f"model-{path[1] if path[0] == 'layers' else 'rest'}.safetensors"
-        shards.setdefault(shard, {})[place.name] = place.shape
+        shards.setdefault(shard, {}).update(place.tensors)
     for shard, shapes in shards.items():
         tensors = {name: jnp.asarray(np.resize(noise, shape), jnp.bfloat16) for name, shape in shapes.items()}
         save_file(tensors, folder / shard)
@@ -96,7 +119,8 @@ def write(fields: dict[str, Any], folder: Path) -> int:
 
 
 def _measure(folder: str, strategy: str) -> dict[str, float]:
-    start = time.perf_counter()
+    jax.block_until_ready(jnp.zeros(1))
+    base_gb, start = peak(), time.perf_counter()
     decoder = jax.block_until_ready(load_decoder(folder))
     loaded, load_gb = time.perf_counter() - start, peak()
     caches = decoder.caches(strategy, jax.random.key(0), 1, 256)
@@ -114,6 +138,7 @@ def _measure(folder: str, strategy: str) -> dict[str, float]:
     first, second = turns({"token": generate}, 2)["token"].ravel().tolist()  # the first one compiles
     return {
         "load_seconds": loaded,
+        "base_gb": base_gb,
         "load_gb": load_gb,
         "first_seconds": first,
         "token_seconds": second,
@@ -122,5 +147,6 @@ def _measure(folder: str, strategy: str) -> dict[str, float]:
 
 
 def peak() -> float:
-    """Most memory ever resident, GB of 10^9 bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    """Most memory ever resident, GB of 10^9 bytes. Not `ru_maxrss`: a process begins with its parent's."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024 / 1e9

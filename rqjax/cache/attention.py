@@ -4,24 +4,21 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
-from rqjax.arrays.planes import as_float32, materialized
+from rqjax.arrays.planes import as_float32
 from rqjax.cache.append import append, checked_slots
-from rqjax.cache.kv import KVCache, Tokens, over
+from rqjax.cache.coded import coded_sums, padded
+from rqjax.cache.kv import KVCache, Tokens
 from rqjax.cache.scores import scorer
-from rqjax.cache.sums import NEVER, Sums, merged
+from rqjax.cache.sums import NEVER, Sums, merged, with_sinks
 from rqjax.core import Implementation, check_int, is_traced, operation
-from rqjax.scoring import integers, rules, tiles
+from rqjax.scoring import rules
 from rqjax.scoring.integers import full_precision_einsum
 
-BLOCK_BYTES = 2**23
-"""Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32. The rest of a
-history that does not fill half a block is taken in blocks of an eighth."""
 QUERY_ROWS = 128
 """Queries of one key-value head that are processed together."""
 
@@ -37,6 +34,7 @@ def attend(
     mask: Shaped[Array | np.ndarray, "..."] | None = None,
     sliding_window: int | None = None,
     softcap: float | int | None = None,
+    sink_logits: Shaped[Array | np.ndarray, "..."] | None = None,
     implementation: Implementation | None = None,
 ) -> Shaped[Array, "batch time q_heads dim"]:
     """Attention of the newest tokens to all tokens of the cache up to themselves.
@@ -53,6 +51,9 @@ def attend(
       mask: True where a query may look, broadcastable to (batch, q_heads, time, max_len), the last axis by token.
       sliding_window: how many tokens up to itself a query sees; all, if not given.
       softcap: scores s become softcap tanh(s / softcap).
+      sink_logits: (q_heads,), of each query head one more score in the softmax, whose value is zero, as gpt-oss learns
+        them (OpenAI, 2025, arXiv:2508.10925; Miller, 2023, "Attention is off by one"); -inf is none. Neither `scale`
+        nor `softcap` applies to them.
       implementation: of the attention to codes: "xla" for all caches, devices and options, "mosaic_gpu" for a fused
         kernel on Hopper GPUs, "mosaic_tpu" for one on TPUs, "mps" for MLX's products on Apple GPUs, None for the kernel
         wherever there is one.
@@ -61,7 +62,7 @@ def attend(
       (batch, time, q_heads, head_dim) in the dtype of q; zeros where a query sees nothing.
 
     Raises:
-      TypeError: q is not of floating-point numbers.
+      TypeError: q or `sink_logits` are not of floating-point numbers.
       ValueError: a shape does not fit the cache, or `sliding_window` or `softcap` is not positive or
         the window not a whole number that is known under jit.
       Unsupported: there is no such kernel for this; the message says why.
@@ -95,8 +96,14 @@ def attend(
             raise ValueError(f"expected a boolean mask broadcastable to {shape}, got {mask.dtype} {mask.shape}")
     if not is_traced(cache.overflow):
         cache.check()
+    if sink_logits is not None:
+        sink_logits = jnp.asarray(sink_logits)
+        if sink_logits.shape != (q_heads,):
+            raise ValueError(f"expected sink_logits of shape ({q_heads},), got {sink_logits.shape}")
+        if not jnp.issubdtype(sink_logits.dtype, jnp.floating):
+            raise TypeError(f"expected sink_logits of a floating-point dtype, got {sink_logits.dtype}")
     scale = 1 / math.sqrt(dim) if scale is None else scale
-    options = {"scale": scale, "sliding_window": sliding_window, "softcap": softcap}
+    options = {"scale": scale, "sliding_window": sliding_window, "softcap": softcap, "sink_logits": sink_logits}
     return _attend(cache, q, mask, implementation=implementation, **options)
 
 
@@ -146,6 +153,7 @@ def attend_with(
     scale: float | int,
     sliding_window: int | None,
     softcap: float | int | None,
+    sink_logits: Float[Array, "q_heads"] | None = None,
     past: Callable[..., Sums] | None = None,
     weigh_exact: Callable[..., Array] | None = None,
 ) -> Array:
@@ -153,18 +161,18 @@ def attend_with(
 
     A backend may bring its own `past(cache, y, positions, sliding_window, softcap)`, sums over all tokens in codes for
     scaled queries (b, h, r, d) at the positions (b,) of the first ones, and `weigh_exact(y, keys, values, seen)`,
-    attention to the tokens in full precision.
+    attention to the tokens in full precision. Sinks are merged behind them, so that neither knows of them.
     """
     batch, time, q_heads, dim = q.shape
     size = max(1, QUERY_ROWS * cache.exact_keys.shape[1] // q_heads)
-    options = _Options(scale, sliding_window, softcap, past, weigh_exact)
+    options = _Options(scale, sliding_window, softcap, sink_logits, past, weigh_exact)
     positions = cache.lengths[:, None] - time + jnp.arange(time)
     q = q if cache.rope is None else cache.rope(q, positions[:, :, None])
     if time <= size:
         return _attend_at(cache, q, positions, mask, options)
     fill = -time % size
-    q, positions = _padded(q, fill), _padded(positions, fill)
-    mask = _padded(mask, fill, axis=2) if mask is not None and mask.shape[2] == time else mask
+    q, positions = padded(q, fill), padded(positions, fill)
+    mask = padded(mask, fill, axis=2) if mask is not None and mask.shape[2] == time else mask
 
     def block(start: Array) -> Array:
         part = mask if mask is None or mask.shape[2] == 1 else lax.dynamic_slice_in_dim(mask, start, size, 2)
@@ -179,6 +187,7 @@ class _Options(NamedTuple):
     scale: float | int
     sliding_window: int | None
     softcap: float | int | None
+    sink_logits: Float[Array, "q_heads"] | None
     past: Callable[..., Sums] | None
     weigh_exact: Callable[..., Array] | None
 
@@ -232,64 +241,12 @@ def _attend_at(
     if options.past is not None:
         result = merged(exact, options.past(cache, y, positions[:, 0], options.sliding_window, options.softcap))
     elif cache.capacity:
-        past = _past(cache, y, rows, mask, options, visible, part, time <= cache.window + 1)
+        earlier = time <= cache.window + 1
+        past = coded_sums(cache, scorer(cache, y), rows, mask, options.sliding_window, visible, part, earlier)
         past = past._replace(values=rules.restore(cache.value_quantizer, past.values))
         result = merged(exact, past)
+    if options.sink_logits is not None:
+        result = with_sinks(result, jnp.repeat(options.sink_logits, time).reshape(kv_heads, -1))
     out = result.values / jnp.where(result.total > 0, result.total, 1)[..., None]
     out = out.reshape(batch, kv_heads, groups, time, dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, time, q_heads, dim).astype(q.dtype)
-
-
-def _past(cache, y, rows, mask, options, visible, part, earlier: bool) -> Sums:
-    """The sums over all tokens in codes, block by block; values still as `rules.weigh` leaves them.
-
-    `earlier`: all of them come before all queries, because these are within the window.
-    """
-    batch, kv_heads, count, dim = y.shape
-    widest = max(4 * cache.pre_rope, *map(rules.width, (cache.key_quantizer, cache.value_quantizer)))
-    large = max(BLOCK_BYTES // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.PAGE)
-    large = min(large, integers.TOKENS)
-    large = min(cache.capacity, 1 << large.bit_length() - 1)
-    small = min(large, max(large // 8 // tiles.PAGE, 1) * tiles.PAGE)
-    score, coded = scorer(cache, y), cache.coded
-    allowed = mask if mask is None else _padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
-
-    def block(first, size, before):
-        start = jnp.minimum(first, cache.capacity - size)  # the last block may reach back into the one before
-
-        def read(codes, after):
-            """A block of codes, after what has been computed of the block before: all are unpacked into one memory.
-            Floats are copied only to be sliced."""
-            arrays = over(lambda leaf: leaf.read(start, size, cache.tables), codes)
-            whole = size == cache.capacity and cache.tables is None
-            return jax.tree.map(lambda x: x if whole and x.dtype != jnp.uint8 else materialized(x, after), arrays)
-
-        def weigh(w):
-            return rules.weigh(cache.value_quantizer, w, read(cache.values, w))
-
-        t = start + jnp.arange(size)
-        present = (t >= first) & (t < coded[:, None])
-        here = allowed
-        if here is not None:
-            here = lax.dynamic_slice_in_dim(here, cache.sinks + start, size, 3)
-        scores = score(read(cache.keys, before), cache.sinks + start)
-        return part(scores, visible(cache.sinks + t[None], present, here, past=earlier), weigh)
-
-    shapes = jax.eval_shape(lambda: block(0, small, jnp.zeros((1, 1, 1))))
-    sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    sums = sums._replace(largest=jnp.full(shapes.largest.shape, NEVER))
-    first, last = jnp.int32(0), coded.max()
-    if options.sliding_window is not None:
-        first = jnp.maximum(rows.min() - options.sliding_window + 1 - cache.sinks, 0) // tiles.PAGE * tiles.PAGE
-    for size in dict.fromkeys((large, small)):  # as many large ones as are at least half full
-        blocks = jnp.maximum(last - first + (size // 2 if size > small else size - 1), 0) // size
-        at = lambda i, sums, first=first, size=size: merged(sums, block(first + i * size, size, sums.total))  # noqa: E731
-        sums = lax.fori_loop(0, blocks, at, sums)
-        first = first + blocks * size
-    return sums
-
-
-def _padded(x: Array, count: int, axis: int = 1) -> Array:
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, max(count, 0))
-    return jnp.pad(x, widths)

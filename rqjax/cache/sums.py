@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 NEVER = -1e30
 """The score of a token that a query does not see."""
@@ -23,3 +23,9 @@ def merged(a: Sums, b: Sums) -> Sums:
     of_a, of_b = jnp.exp(a.largest - largest), jnp.exp(b.largest - largest)
     values = jax.tree.map(lambda x, y: x * of_a[..., None] + y * of_b[..., None], a.values, b.values)
     return Sums(largest, a.total * of_a + b.total * of_b, values)
+
+
+def with_sinks(sums: Sums, logits: Float[Array, "h r"]) -> Sums:
+    """One more token for each query, with a score of its own and a value of zeros."""
+    largest = jnp.broadcast_to(logits.astype(jnp.float32), sums.total.shape)
+    return merged(sums, Sums(largest, jnp.ones_like(sums.total), jax.tree.map(jnp.zeros_like, sums.values)))

@@ -61,6 +61,7 @@ def exact_attention(
     scale: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    sink_logits: Float[Array, "q_heads"] | None = None,
 ) -> Float[Array, "batch time q_heads dim"]:
     """Causal attention of tokens to one another, without a cache; options as in `rqjax.attend`.
 
@@ -75,7 +76,11 @@ def exact_attention(
         if softcap is not None:
             scores = softcap * jnp.tanh(scores / softcap)
         age = start + jnp.arange(q.shape[1])[:, None] - first - jnp.arange(k.shape[1])
-        weights = jax.nn.softmax(jnp.where((age >= 0) & (age < reach), scores, -jnp.inf), axis=-1)
+        scores = jnp.where((age >= 0) & (age < reach), scores, -jnp.inf)
+        weights = jax.nn.softmax(scores, axis=-1)
+        if sink_logits is not None:  # total / (total + exp(sink)) of the weights is left
+            sinks = sink_logits.astype(jnp.float32).reshape(k.shape[2], -1, 1)
+            weights *= jax.nn.sigmoid(jax.nn.logsumexp(scores, axis=-1) - sinks)[..., None]
         return jnp.einsum("bhgts,bshd->bthgd", weights.astype(v.dtype), v).reshape(q.shape)
 
     size = max(128, -(-time // 16))

@@ -60,8 +60,9 @@ def through(
         returned, with which the keys and values are to be attended to.
     """
     graph, state = nnx.split(decoder.layers[layer])
-    of_layer = decoder.config.ropes[layer], tuple(decoder.attention_options(layer).items())
-    return _through(graph, state, x, *of_layer, **given)
+    options = decoder.attention_options(layer)
+    sinks = options.pop("sink_logits")
+    return _through(graph, state, x, sinks, decoder.config.ropes[layer], tuple(options.items()), **given)
 
 
 def _asked(name: str, side: str) -> list[str]:
@@ -86,6 +87,7 @@ def _through(
     graph: Any,
     state: Any,
     x: Float[Array, "n time size"],
+    sinks: Float[Array, "q_heads"] | None,
     rope: Rope,
     options: tuple[tuple[str, Any], ...],
     *,
@@ -115,7 +117,7 @@ def _through(
             if wrong:
                 k = k + (rope(wrong["keys"], positions) if pre_rope else wrong["keys"]).astype(k.dtype)
                 v = v + wrong["values"].astype(v.dtype)
-            return exact_attention(at_positions, k, v, **dict(options))
+            return exact_attention(at_positions, k, v, sink_logits=sinks, **dict(options))
 
         return block(x[None], attend)[0], seen
 

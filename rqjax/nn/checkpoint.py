@@ -1,5 +1,6 @@
 """Decoders in Hugging Face's folders, `config.json` and `.safetensors` files, and what is calibrated to them."""
 
+import functools
 import hashlib
 import json
 import os
@@ -55,7 +56,9 @@ def load_decoder(
 ) -> Decoder:
     """A decoder with the weights of a checkpoint.
 
-    Files are memory-mapped, and tensors copied one by one only after the names and shapes of all have been found right.
+    Files are memory-mapped, and tensors copied piece by piece only after the names and shapes of all have been found
+    right: at most some pieces are in memory beside the weights. Experts of a layer lie in one array, and those in MXFP4
+    become bfloat16.
 
     On a mesh heads, columns of the MLP and the vocabulary (if it divides) lie along an axis, in caches that the decoder
     makes too; norms and what else is small are on all devices. Each process reads what its own devices hold. With
@@ -95,11 +98,10 @@ def load_decoder(
     places = tensors.found(config, shapes, files, folder)
 
     def read(path: tuple[Any, ...]) -> Array:
-        place, shape = places[path], shapes[path]
-        tensor = files[place.name].get_slice(place.name)
-        part = lambda index: jnp.asarray(place.read(tensor, shape[0], index), dtype)  # noqa: E731
+        shape = shapes[path]
+        part = lambda index: tensors.read(places[path], files, shape, index, dtype)  # noqa: E731
         if sharding is None:
-            return part(slice(None))
+            return jax.device_put(part(()))
         return jax.make_array_from_callback(shape, heads.of_weight(path, shape, sharding), part)
 
     flat = [(path, leaf.replace(read(tuple(path)))) for path, leaf in leaves]
@@ -124,8 +126,9 @@ def save_decoder(model: Decoder, fields: Mapping[str, Any], folder: Path, *, dty
     weights = {tuple(path): compat.value(leaf).astype(dtype) for path, leaf in leaves}
     with replacing(folder / "model.safetensors") as file:
         save_file(tensors.joined(weights, model.config), file, {"format": "pt"})
+    plain = {name: field for name, field in fields.items() if name != "quantization_config"}
     with replacing(folder / "config.json") as file:
-        file.write_text(json.dumps({**fields, "dtype": jnp.dtype(dtype).name}, indent=2) + "\n")
+        file.write_text(json.dumps({**plain, "dtype": jnp.dtype(dtype).name}, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -205,9 +208,25 @@ def _digest(decoder: Decoder) -> str:
     return digest.hexdigest()
 
 
+class _File:
+    """A file that is mapped anew for each part that is read: else all that was read of it would stay resident."""
+
+    def __init__(self, path: Path):
+        from safetensors import safe_open
+
+        self.opened = functools.partial(safe_open, path, framework="numpy")
+        self.names = self.opened()
+
+    def get_shape(self, name: str) -> list[int]:
+        return self.names.get_slice(name).get_shape()
+
+    def get_slice(self, name: str) -> Any:
+        return self.opened().get_slice(name)
+
+
 def _files(folder: Path) -> dict[str, Any]:
-    """The open file of each tensor."""
-    from safetensors import SafetensorError, safe_open
+    """The file of each tensor."""
+    from safetensors import SafetensorError
 
     index = folder / "model.safetensors.index.json"
     places = _weight_map(index) if index.exists() else {}
@@ -217,8 +236,8 @@ def _files(folder: Path) -> dict[str, Any]:
         if not path.exists():
             raise FileNotFoundError(f"there is no {path.name} in {folder}, which {index.name} names")
         try:
-            file = safe_open(path, framework="flax")
-            own = list(file.keys())
+            file = _File(path)
+            own = list(file.names.keys())
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
         if twice := sorted(set(own) & set(files)):

@@ -29,6 +29,16 @@ class DecoderConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    """Of an expert."""
+    mixtures: tuple[bool, ...] = ()
+    """Of each layer, whether it has experts in the place of an MLP; none, if empty."""
+    norm_topk_prob: bool = False
+    """Whether the weights of a token's experts add up to 1."""
+    swiglu: tuple[float, float] | None = None
+    """Alpha and limit of experts that make (up + 1) gate sigmoid(alpha gate), clamped, and not up silu(gate)."""
     family: str = "llama"
     """A name of `FAMILIES`."""
     embedding_scale: float = 1.0
@@ -62,9 +72,12 @@ class DecoderConfig:
             raise unknown_name("architecture (model_type of config.json)", str(name), FAMILIES)
         if name == "gemma3":  # which also sees
             name, fields = "gemma3_text", _need(fields, "text_config")
-        if "quantization_config" in fields:
-            raise ValueError("config.json has a quantization_config: quantized weights are not supported")
         family = FAMILIES[name]
+        method = (fields.get("quantization_config") or {}).get("quant_method")
+        if "quantization_config" in fields and (method != "mxfp4" or family.experts != "packed"):
+            raise ValueError(
+                "config.json has a quantization_config: quantized weights are not supported, but gpt_oss's"
+            )
         fields = {**family.defaults, **fields}
         field, activation = family.activation
         if fields.get(field, activation) != activation:
@@ -92,6 +105,7 @@ class DecoderConfig:
             qkv_bias=biased or family.qkv_bias,
             out_bias=biased and family.out_bias,
             mlp_bias=bool(fields.get("mlp_bias", False)),
+            **_experts(family, fields, layers),
             family=name,
             embedding_scale=root * _scale(fields, "embedding_multiplier"),
             residual_scale=_scale(fields, "residual_multiplier"),
@@ -124,6 +138,25 @@ def _query_scale(fields: Mapping[str, Any]) -> float | None:
     if "query_pre_attn_scalar" in fields:
         return _scale(fields, "query_pre_attn_scalar") ** -0.5
     return _scale(fields, "attention_multiplier") if "attention_multiplier" in fields else None
+
+
+def _experts(family: Family, fields: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Fields of mixtures, with the names of transformers 4 or 5."""
+    if family.experts is None:
+        return {}
+    count = fields.get("num_experts") or _need(fields, "num_local_experts")
+    count = check_int("num_experts", count, 1, 2**20)
+    size = fields.get("moe_intermediate_size") or _need(fields, "intermediate_size")
+    step, dense = fields.get("decoder_sparse_step", 1), fields.get("mlp_only_layers") or ()
+    limit = fields.get("swiglu_limit")
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": check_int("num_experts_per_tok", _need(fields, "num_experts_per_tok"), 1, count),
+        "moe_intermediate_size": check_int("moe_intermediate_size", size, 1, 2**31),
+        "mixtures": tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
+        "norm_topk_prob": bool(fields.get("norm_topk_prob", False)),
+        "swiglu": None if limit is None else (float(fields["swiglu_alpha"]), float(limit)),
+    }
 
 
 def _local(family: Family, fields: Mapping[str, Any], layers: int) -> list[bool]:

@@ -22,6 +22,7 @@ from rqjax.nn.attention import exact_attention
 from rqjax.nn.calibration import calibrated
 from rqjax.nn.compat import jittable, listed
 from rqjax.nn.config import DecoderConfig
+from rqjax.nn.experts import Mixture
 from rqjax.nn.heads import attention, empty, everyone
 from rqjax.nn.layers import MLP, Embedding, Linear, RMSNorm, product
 
@@ -41,6 +42,7 @@ class Attention(nnx.Module):
         self.k_proj = Linear(size, kv_outer, bias=config.qkv_bias, rngs=rngs, dtype=dtype)
         self.v_proj = Linear(size, kv_outer, bias=config.qkv_bias, rngs=rngs, dtype=dtype)
         self.o_proj = Linear(outer, size, bias=config.out_bias, rngs=rngs, dtype=dtype)
+        self.sinks = nnx.Param(jnp.zeros(config.num_attention_heads, dtype)) if config.traits.sinks else None
         self.dim, self.qk_norm = dim, config.traits.qk_norm
         whole = self.qk_norm == "whole"
         self.q_norm = RMSNorm(outer if whole else dim, config, dtype) if self.qk_norm else None
@@ -63,12 +65,12 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and MLP, normalized before or behind or both. Norms have the names that they have in Llama, or in Gemma
-    where there are those behind."""
+    """Attention and MLP or experts, normalized before or behind or both. Norms have the names that they have in Llama,
+    or in Gemma where there are those behind."""
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
+    def __init__(self, config: DecoderConfig, mixture: bool, *, rngs: nnx.Rngs, dtype: DTypeLike):
         self.self_attn = Attention(config, rngs=rngs, dtype=dtype)
-        self.mlp = MLP(config, rngs=rngs, dtype=dtype)
+        self.mlp = (Mixture if mixture else MLP)(config, rngs=rngs, dtype=dtype)
         family, self.scale = config.traits, config.residual_scale
 
         def norm(there: bool) -> RMSNorm | None:
@@ -108,8 +110,8 @@ class Decoder(nnx.Module):
         self.sharding: NamedSharding | None = None
         """Of heads, if the decoder is on a mesh."""
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, rngs=rngs, dtype=dtype)
-        layers = range(config.num_hidden_layers)
-        self.layers = listed([Block(config, rngs=rngs, dtype=dtype) for _ in layers])
+        mixtures = config.mixtures or [False] * config.num_hidden_layers
+        self.layers = listed([Block(config, mixture, rngs=rngs, dtype=dtype) for mixture in mixtures])
         self.norm = RMSNorm(config.hidden_size, config, dtype)
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, rngs=rngs, dtype=dtype)
@@ -184,10 +186,14 @@ class Decoder(nnx.Module):
         return [self.config.ropes[layer](part, positions[:, :, None]) for part in x]
 
     def attention_options(self, layer: int) -> dict[str, Any]:
-        """Scale, window and soft limit of a layer, as `rqjax.attend` takes them."""
-        config = self.config
-        scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
-        return {"scale": scale, "sliding_window": config.windows[layer], "softcap": config.attention_softcap}
+        """Scale, window, soft limit and learned sinks of a layer, as `rqjax.attend` takes them."""
+        config, sinks = self.config, self.layers[layer].self_attn.sinks
+        return {
+            "scale": config.head_dim**-0.5 if config.query_scale is None else config.query_scale,
+            "sliding_window": config.windows[layer],
+            "softcap": config.attention_softcap,
+            "sink_logits": None if sinks is None else sinks[...],
+        }
 
     def caches(
         self,

@@ -22,6 +22,8 @@ class Family(NamedTuple):
     """Whether projections to queries, keys and values have one, whatever `attention_bias` says."""
     out_bias: bool = True
     """Whether that to the output has one, where `attention_bias` says so."""
+    sinks: bool = False
+    """Whether each head has a learned sink (`sink_logits` of `rqjax.attend`)."""
     root_scale: bool = False
     """Whether embeddings are multiplied by sqrt(hidden_size)."""
     windows: int | Literal["all"] | None = None
@@ -29,6 +31,11 @@ class Family(NamedTuple):
     as Qwen's `use_sliding_window` says."""
     interleaved: bool = False
     """Whether coordinates 2i and 2i + 1 turn together; they are loaded in the order of the others."""
+    experts: Literal["apart", "packed"] | None = None
+    """Whether there are experts, and how checkpoints hold them: each in tensors of its own, or all in one of shape
+    (experts, in, out), whose columns of gate and up take turns."""
+    expert_bias: bool = False
+    """Whether experts and their router have biases."""
     names: Mapping[str, str] = {}
     """Of modules in checkpoints, where they are not those of Llama or Gemma."""
     fused: Mapping[str, tuple[str, ...]] = {}
@@ -75,6 +82,34 @@ GLM = Family(
     fused=GATE_UP,
     defaults={"head_dim": 128, "partial_rotary_factor": 0.5},
 )
+MIXTRAL = Family(
+    windows="all",
+    experts="apart",
+    names={
+        "mlp": "block_sparse_moe",
+        "router": "gate",
+        "gate_proj": "w1",
+        "up_proj": "w3",
+        "down_proj": "w2",
+    },
+    defaults={"norm_topk_prob": True, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+)
+GPT_OSS = Family(
+    windows=2,
+    sinks=True,
+    experts="packed",
+    expert_bias=True,
+    defaults={
+        "head_dim": 64,
+        "attention_bias": True,
+        "rope_theta": 1.5e5,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 128,
+        "norm_topk_prob": True,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    },
+)
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
     "mistral": Family(windows="all", defaults={"sliding_window": 4096}),
@@ -87,6 +122,9 @@ FAMILIES: dict[str, Family] = {
     "olmo2": Family(norm_before=False, norm_behind=True, qk_norm="whole"),
     "smollm3": Family(defaults={"no_rope_layer_interval": 4, "tie_word_embeddings": True}),
     "granite": Family(),
+    "mixtral": MIXTRAL,
+    "qwen3_moe": Family(qk_norm="head", experts="apart", names={"router": "gate"}, defaults={"head_dim": 128}),
+    "gpt_oss": GPT_OSS,
     "glm": GLM,
     "glm4": GLM._replace(
         norm_behind=True,

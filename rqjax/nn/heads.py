@@ -19,8 +19,8 @@ from rqjax.core.mesh import along, count, everywhere, mapped
 from rqjax.nn.config import DecoderConfig
 from rqjax.quantizers.per_head import PerHead
 
-ROWS = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
-"""Projections whose outputs lie along the axis."""
+ROWS = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "sinks"}
+"""Projections whose outputs lie along the axis, and what each head has."""
 COLUMNS = {"o_proj", "down_proj"}
 """Projections whose inputs do."""
 VOCABULARY = {"embed_tokens", "lm_head"}
@@ -37,7 +37,8 @@ def checked(config: DecoderConfig, mesh: Any, axis: str | None) -> NamedSharding
     """
     names = getattr(mesh, "axis_names", ())
     sharding = along(mesh, names[0] if axis is None and len(names) == 1 else axis)
-    for name in ("num_key_value_heads", "intermediate_size"):
+    widths = [name for name in ("intermediate_size", "moe_intermediate_size") if getattr(config, name)]
+    for name in ("num_key_value_heads", *widths):
         if (size := getattr(config, name)) % count(sharding):
             raise ValueError(f"expected {name} to be a multiple of the {count(sharding)} devices, got {size}")
     return sharding
@@ -46,9 +47,10 @@ def checked(config: DecoderConfig, mesh: Any, axis: str | None) -> NamedSharding
 def of_weight(path: Sequence[Any], shape: tuple[int, ...], sharding: NamedSharding) -> NamedSharding:
     """Where a parameter lies; a vocabulary that does not divide is on all devices."""
     names, axis = set(path), sharding.spec[0]
+    lead = [None] if "experts" in names else []
     by_row = names & ROWS or (names & VOCABULARY and shape[0] % count(sharding) == 0)
-    by_column = names & COLUMNS and len(shape) == 2
-    spec = PartitionSpec(axis) if by_row else PartitionSpec(None, axis) if by_column else PartitionSpec()
+    by_column = names & COLUMNS and len(shape) - len(lead) == 2
+    spec = PartitionSpec(*lead, axis) if by_row else PartitionSpec(*lead, None, axis) if by_column else PartitionSpec()
     return NamedSharding(sharding.mesh, spec)
 
 
@@ -71,18 +73,27 @@ def empty(make: Callable[[], KVCache], sharding: NamedSharding) -> KVCache:
 
 
 def attention(
-    sharding: NamedSharding | None, q: Array, k: Array, v: Array, cache: KVCache, valid: Any, slots: Any, **options: Any
+    sharding: NamedSharding | None,
+    q: Array,
+    k: Array,
+    v: Array,
+    cache: KVCache,
+    valid: Any,
+    slots: Any,
+    *,
+    sink_logits: Array | None = None,
+    **options: Any,
 ) -> tuple[Array, KVCache]:
     """`dot_product_attention`, on a mesh of each device's heads to its part of the cache."""
 
-    def own(q: Array, k: Array, v: Array, cache: KVCache, valid: Any, slots: Any) -> tuple[Array, KVCache]:
-        return dot_product_attention(q, k, v, cache, valid=valid, slots=slots, **options)
+    def own(q: Array, k: Array, v: Array, cache: KVCache, valid: Any, slots: Any, sinks: Any) -> tuple[Array, KVCache]:
+        return dot_product_attention(q, k, v, cache, valid=valid, slots=slots, sink_logits=sinks, **options)
 
     if sharding is None:
-        return own(q, k, v, cache, valid, slots)
+        return own(q, k, v, cache, valid, slots, sink_logits)
     copy, by_head, laid = PartitionSpec(), PartitionSpec(None, None, *sharding.spec), specs(cache, *sharding.spec)
-    run = mapped(own, sharding, (by_head, by_head, by_head, laid, copy, copy), (by_head, laid))
-    return run(q, k, v, cache, valid, slots)
+    run = mapped(own, sharding, (by_head, by_head, by_head, laid, copy, copy, sharding.spec), (by_head, laid))
+    return run(q, k, v, cache, valid, slots, sink_logits)
 
 
 def everyone(sharding: NamedSharding | None, logits: Array) -> Array:

@@ -1,14 +1,17 @@
 """Where a decoder's parameters lie in the tensors of Hugging Face's checkpoints."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Shaped
+from jax.typing import DTypeLike
+from jaxtyping import Array, BFloat16, UInt8
 
 from rqjax.nn.config import DecoderConfig
+from rqjax.nn.families import GATE_UP
 
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 """Of the decoder's tensors; those of models that also see come last."""
@@ -18,37 +21,140 @@ TURNED = {"q_proj", "k_proj"}
 """Modules whose rows turn by positions."""
 
 
-class Place(NamedTuple):
-    """Where a parameter lies: rows of a tensor."""
+BLOCK_BYTES = 2**26
+"""Bytes of a tensor that are read at once."""
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+"""Numbers of 3 bits; a fourth one above them is the sign (Open Compute Project, 2023, MX formats 1.0)."""
+Pieces = Iterator[tuple[Any, np.ndarray]]
+"""Parts of a parameter, and where in it they lie."""
 
-    name: str
+
+class Place(NamedTuple):
+    """Where a parameter lies: in rows of a tensor, or of one for each expert."""
+
+    names: tuple[str, ...]
     first: int
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Of each whole tensor."""
     order: np.ndarray | None
     """Rows of a head in the file, in the order in which the decoder has them; None: they are the same."""
+    stacked: bool = False
 
-    def read(self, tensor: Any, count: int, index: Any = slice(None)) -> Array:
-        """What is at an index of a parameter of `count` rows; of heads whose rows have an order, of whole heads."""
-        rows, *others = index if isinstance(index, tuple) else (index,)
-        low, high, _ = rows.indices(count)
-        return self._in_order(tensor[(slice(self.first + low, self.first + high), *others)], self.order)
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors that it needs."""
+        return dict.fromkeys(self.names, self.shape)
 
-    def written(self, x: Shaped[Array, "rows ..."]) -> Shaped[Array, "rows ..."]:
-        """A parameter as it is in the file."""
-        return self._in_order(x, None if self.order is None else np.argsort(self.order))
+    def pieces(self, files: Mapping[str, Any], bounds: Sequence[tuple[int, int]]) -> Pieces:
+        """What is within bounds of each axis; of heads whose rows have an order, within those of whole heads."""
+        if self.stacked:
+            alone, names = self._replace(stacked=False), self.names[slice(*bounds[0])]
+            for i, name in enumerate(names):
+                for at, piece in alone._replace(names=(name,)).pieces(files, bounds[1:]):
+                    yield (i, at), piece
+            return
+        (low, high), others = bounds[0], tuple(slice(*bound) for bound in bounds[1:])
+        unit = 1 if self.order is None else len(self.order)
+        count = max(BLOCK_BYTES // (4 * math.prod(self.shape[1:])) // unit, 1) * unit
+        for start in range(low, high, count):
+            stop = min(start + count, high)
+            rows = slice(self.first + start, self.first + stop)
+            part = np.asarray(files[self.names[0]].get_slice(self.names[0])[(rows, *others)])
+            yield slice(start - low, stop - low), self._in_order(part, self.order)
+
+    def written(self, x: Array) -> dict[str, Array]:
+        """What the tensors of a file have of a parameter."""
+        if self.stacked:
+            return dict(zip(self.names, x, strict=True))
+        return {self.names[0]: self._in_order(x, None if self.order is None else np.argsort(self.order))}
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        """The tensor of what several parameters have in it, in the order of `first`."""
+        return jnp.concatenate(parts)
 
     @staticmethod
-    def _in_order(x: Array, order: np.ndarray | None) -> Array:
+    def _in_order(x: Any, order: np.ndarray | None) -> Any:
         return x if order is None else x.reshape(-1, len(order), *x.shape[1:])[:, order].reshape(x.shape)
 
 
+class Packed(NamedTuple):
+    """Where a parameter of all experts lies: in columns of a tensor (experts, in, out), or of biases (experts, out)."""
+
+    name: str
+    first: int
+    step: int
+    """Between its columns, which take turns with those of others."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    mxfp4: bool = False
+    """Whether the tensor is two: blocks (experts, out, in / 32, 16) of two numbers a byte, the first of them in the low
+    bits, and scales (experts, out, in / 32), which are exponents of 2 plus 127."""
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        if not self.mxfp4:
+            return {self.name: self.shape}
+        experts, inner, outer = self.shape
+        scales = (experts, outer, inner // 32)
+        return {f"{self.name}_blocks": (*scales, 16), f"{self.name}_scales": scales}
+
+    def pieces(self, files: Mapping[str, Any], bounds: Sequence[tuple[int, int]]) -> Pieces:
+        experts, rows, *others = (slice(*bound) for bound in bounds)
+        for i in range(experts.start, experts.stop):
+            tensors = [np.asarray(files[name].get_slice(name)[i : i + 1])[0] for name in self.tensors]
+            if self.mxfp4:
+                tensors = [tensor[self.first :: self.step][rows] for tensor in tensors]
+                whole = of_mxfp4(*tensors)
+            else:
+                whole = tensors[0].T[self.first :: self.step][rows]
+            yield i - experts.start, whole[(slice(None), *others)]
+
+    def written(self, x: Array) -> dict[str, Array]:
+        return {self.name: jnp.moveaxis(x, 1, -1)}
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        return jnp.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
+
+
+def of_mxfp4(
+    blocks: UInt8[np.ndarray, "*n blocks 16"], scales: UInt8[np.ndarray, "*n blocks"]
+) -> BFloat16[np.ndarray, "*n d"]:
+    """Numbers in bfloat16, which holds them exactly, of MXFP4 as gpt-oss has it."""
+    values = np.concatenate([E2M1, -E2M1])[np.stack([blocks & 15, blocks >> 4], axis=-1)]
+    scaled = np.ldexp(values.reshape(*scales.shape, 32), scales[..., None].astype(np.int32) - 127)
+    return scaled.reshape(*scales.shape[:-1], -1).astype(jnp.bfloat16)
+
+
+Parameters = Mapping[tuple[Any, ...], tuple[int, ...]]
+"""Shapes by paths in the decoder."""
+
+
+def read(
+    place: Place | Packed, files: Mapping[str, Any], shape: tuple[int, ...], index: Any, dtype: DTypeLike | None
+) -> np.ndarray:
+    """What is at an index of a parameter, in a dtype, or in that of the file. It is filled piece by piece, and begins
+    where JAX can take it without a copy: on a CPU there is no second one of a tensor."""
+    index = (*index, *[slice(None)] * (len(shape) - len(index)))
+    bounds = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
+    out = None
+    for at, piece in place.pieces(files, bounds):
+        out = _aligned([high - low for low, high in bounds], dtype or piece.dtype) if out is None else out
+        out[at] = piece
+    assert out is not None
+    return out
+
+
+def _aligned(shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
+    """An array whose first byte has an address that is a multiple of 64."""
+    size = math.prod(shape) * jnp.dtype(dtype).itemsize
+    whole = np.empty(size + 64, np.uint8)
+    first = -whole.ctypes.data % 64
+    return whole[first : first + size].view(dtype).reshape(shape)
+
+
 def places(
-    config: DecoderConfig,
-    shapes: Mapping[tuple[Any, ...], tuple[int, ...]],
-    prefix: str = PREFIXES[0],
-    head: str = "",
-) -> dict[tuple[Any, ...], Place]:
+    config: DecoderConfig, shapes: Parameters, prefix: str = PREFIXES[0], head: str = ""
+) -> dict[tuple[Any, ...], Place | Packed]:
     """The place of each parameter, by its path in the decoder.
 
     Args:
@@ -59,10 +165,12 @@ def places(
     """
     family = config.traits
 
-    def place(path: tuple[Any, ...]) -> Place:
-        parts, first, shape, order = list(path), 0, shapes[path], None
+    def place(path: tuple[Any, ...]) -> Place | Packed:
+        parts, first, shape, order = [str(family.names.get(part, part)) for part in path], 0, shapes[path], None
+        before = head if path[0] == "lm_head" else prefix
+        if "experts" in path:
+            return of_experts(before, parts, shape)
         for i, part in enumerate(path):
-            parts[i] = family.names.get(part, part)
             if part in TURNED and family.interleaved:
                 order = _interleaved(config)
             for whole, members in family.fused.items():
@@ -70,7 +178,17 @@ def places(
                     rows = [shapes[(*path[:i], member, *path[i + 1 :])][0] for member in members]
                     parts[i], first = whole, sum(rows[: members.index(part)])
                     shape = (sum(rows), *shape[1:])
-        return Place((head if path[0] == "lm_head" else prefix) + ".".join(map(str, parts)), first, shape, order)
+        return Place((before + ".".join(parts),), first, shape, order)
+
+    def of_experts(before: str, parts: list[str], shape: tuple[int, ...]) -> Place | Packed:
+        *parts, module, kind = parts
+        if family.experts == "apart":
+            names = tuple(f"{before}{'.'.join(parts)}.{i}.{module}.{kind}" for i in range(shape[0]))
+            return Place(names, 0, shape[1:], None, stacked=True)
+        whole, members = next(((n, m) for n, m in GATE_UP.items() if module in m), (module, (module,)))
+        name = f"{before}{'.'.join(parts)}.{whole}" + ("_bias" if kind == "bias" else "")
+        count = len(members)
+        return Packed(name, members.index(module), count, (shape[0], *shape[2:], count * shape[1]))
 
     return {path: place(path) for path in shapes}
 
@@ -83,36 +201,42 @@ def _interleaved(config: DecoderConfig) -> np.ndarray:
 
 
 def found(
-    config: DecoderConfig, shapes: Mapping[tuple[Any, ...], tuple[int, ...]], tensors: Mapping[str, Any], folder: Path
-) -> dict[tuple[Any, ...], Place]:
+    config: DecoderConfig, shapes: Parameters, tensors: Mapping[str, Any], folder: Path
+) -> dict[tuple[Any, ...], Place | Packed]:
     """The places of parameters in the tensors of a folder, if it holds all of them, of the right shapes, and no
     others."""
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[0])
     head = prefix.removesuffix("model.") if prefix == PREFIXES[1] else ""
     those = places(config, shapes, prefix, head)
-    names = [place.name for place in those.values()]
-    missing = [name for name in names if name not in tensors]
+    for path, place in those.items():
+        if isinstance(place, Packed) and f"{place.name}_blocks" in tensors:
+            those[path] = place._replace(mxfp4=True)
+    wanted = {name: shape for place in those.values() for name, shape in place.tensors.items()}
+    missing = [name for name in wanted if name not in tensors]
     if missing:
         raise ValueError(f"{folder} has no tensor {missing[0]!r}" + _more(missing))
-    known = {*names, f"{head}lm_head.weight"}  # which many files hold beside the embeddings it is tied to
+    known = {*wanted, f"{head}lm_head.weight"}  # which many files hold beside the embeddings it is tied to
     extra = [n for n in tensors if n not in known and not n.startswith(OTHERS) and not n.endswith("inv_freq")]
     if extra:
         raise ValueError(
             f"{folder} has a tensor {sorted(extra)[0]!r} that its config.json has no use for" + _more(extra)
         )
-    for place in those.values():
-        shape = tuple(tensors[place.name].get_slice(place.name).get_shape())
-        if shape != place.shape:
-            raise ValueError(f"{folder}: expected tensor {place.name!r} of shape {place.shape}, got {shape}")
+    for name, expected in wanted.items():
+        shape = tuple(tensors[name].get_shape(name))
+        if shape != expected:
+            raise ValueError(f"{folder}: expected tensor {name!r} of shape {expected}, got {shape}")
     return those
 
 
 def joined(weights: Mapping[tuple[Any, ...], Array], config: DecoderConfig) -> dict[str, Array]:
     """The tensors of a file that holds parameters."""
     parts: dict[str, dict[int, Array]] = {}
+    joins = {}
     for path, place in places(config, {path: x.shape for path, x in weights.items()}).items():
-        parts.setdefault(place.name, {})[place.first] = place.written(weights[path])
-    return {name: jnp.concatenate([rows[first] for first in sorted(rows)]) for name, rows in parts.items()}
+        for name, part in place.written(weights[path]).items():
+            parts.setdefault(name, {})[place.first] = part
+            joins[name] = place.joined
+    return {name: joins[name]([rows[first] for first in sorted(rows)]) for name, rows in parts.items()}
 
 
 def _more(names: Sequence[str]) -> str:

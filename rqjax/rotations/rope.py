@@ -15,12 +15,14 @@ from rqjax.arrays.planes import materialized
 from rqjax.core.pytree import CLASSES
 from rqjax.core.registry import unknown_name
 
+YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor")
 KINDS = {
     "default": (),
     "none": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"),
+    "yarn": YARN,
+    "yarn_untruncated": YARN,
 }
 """The scalings, and the fields of `config.json` that each has."""
 DEFAULTS: dict[str, float | None] = {"beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": None}
@@ -79,7 +81,9 @@ class Rope:
         missing = [name for name in KINDS[kind] if name not in fields]
         if missing:
             raise ValueError(f"config.json has no {missing[0]!r} for its rope_type {kind!r}")
-        if kind == "yarn" and fields["attention_factor"] is None:
+        if kind == "yarn" and not fields.get("truncate", True):
+            kind = "yarn_untruncated"
+        if KINDS[kind] == YARN and fields["attention_factor"] is None:
             fields["attention_factor"] = 0.1 * math.log(fields["factor"]) + 1 if fields["factor"] > 1 else 1
         return cls(float(theta), kind, tuple(float(fields[name]) for name in KINDS[kind]), float(share))
 
@@ -107,11 +111,13 @@ class Rope:
             waves = length * frequencies / (2 * math.pi)  # in a context of the original length
             kept = np.clip((waves - low) / (high - low), 0, 1)
             frequencies *= kept + (1 - kept) / factor
-        if self.kind == "yarn":  # the same by the number of the plane (Peng et al. 2023, arXiv:2309.00071)
+        if KINDS[self.kind] == YARN:  # the same by the number of the plane (Peng et al. 2023, arXiv:2309.00071)
             factor, length, fast, slow, _ = self.factors
             by_turns = [math.log(length / (2 * math.pi * turns)) / math.log(self.theta) for turns in (fast, slow)]
             low, high = (turning / 2 * place for place in by_turns)
-            low, high = max(math.floor(low), 0), min(math.ceil(high), turning - 1)
+            if self.kind == "yarn":
+                low, high = math.floor(low), math.ceil(high)
+            low, high = max(low, 0), min(high, turning - 1)
             slowed = np.clip((np.arange(turning // 2) - low) / max(high - low, 0.001), 0, 1)
             frequencies *= 1 - slowed + slowed / factor
         return frequencies.astype(np.float32)
@@ -119,7 +125,7 @@ class Rope:
     @property
     def length(self) -> float:
         """What the coordinates that turn are multiplied by."""
-        return self.factors[-1] if self.kind == "yarn" else 1.0
+        return self.factors[-1] if KINDS[self.kind] == YARN else 1.0
 
     def __call__(self, x: Vectors, positions: Positions) -> Shaped[Array, "*n d"]:
         """Turns vectors by their positions; computed in float32, in the dtype of x."""

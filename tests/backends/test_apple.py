@@ -47,7 +47,8 @@ def test_caches_are_of_known_operations(device, name):
     cache = rqjax.strategy(name, jax.random.key(0), 128).cache(2, 2, 512)
     assert not violations(device, rqjax.append, cache, TOKENS, TOKENS)
     assert not violations(device, rqjax.attend, cache, TOKENS[:, :1])
-    narrow = lambda cache, q: rqjax.attend(cache, q, sliding_window=100, softcap=30.0)  # noqa: E731
+    options = {"sliding_window": 100, "softcap": 30.0}
+    narrow = lambda cache, q: rqjax.attend(cache, q, sink_logits=jnp.ones(2), **options)  # noqa: E731
     assert not violations(device, narrow, cache, TOKENS[:, :3])
 
 

@@ -218,7 +218,7 @@ def both(cache, q, **options):
     some(
         [
             ("rotorquant_4/v3_2", (150, 20), 2, {}),
-            ("eden_3/v2_lean+centered", (290, 0), 1, {"softcap": 2.0}),
+            ("eden_3/v2_lean+centered", (290, 0), 1, {"softcap": 2.0, "sink_logits": np.array([0.5, -np.inf, 3])}),
             ("v2_lean/hadamard_3", (310, 150), 1, {"sliding_window": 140, "scale": 0.3}),
             ("turboquant_trellis_3/rotorquant_trellis_2", (310, 150), 1, {"sliding_window": 140}),
             ("eden_4+turned", (310, 150), 1, {"pages": 9}),

@@ -85,6 +85,7 @@ def test_products_with_all_levels_are_exact(mps):
     [
         *((name, {}) for name in apple.STRATEGIES),
         *((name, option) for name in ("v2_lean", "v3_3.5") for option in ({"sliding_window": 90}, {"softcap": 20.0})),
+        ("v2_lean", {"sink_logits": np.arange(-3.0, 3)}),
     ],
 )
 def test_attention_by_mlx_is_attention(mps, name, options):

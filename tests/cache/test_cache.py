@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 import rqjax
-from rqjax.cache.attention import BLOCK_BYTES
+from rqjax.cache.coded import BLOCK_BYTES
 from tests.tools.plain import PlainCache, error, recoded
 from tests.tools.suites import some
 
@@ -431,6 +431,8 @@ WRONG = [
     (lambda c: rqjax.attend(c, KV, mask=np.ones(192)), "expected a boolean mask"),
     (lambda c: rqjax.attend(c, KV, sliding_window=0), "expected sliding_window to be a whole number from 1 to"),
     (lambda c: rqjax.attend(c, KV, softcap=-1.0), "expected softcap to be positive, got -1.0"),
+    (lambda c: rqjax.attend(c, KV, sink_logits=np.zeros(3)), r"expected sink_logits of shape \(1,\), got \(3,\)"),
+    (lambda c: rqjax.attend(c, KV, sink_logits=np.zeros(1, int)), "expected sink_logits of a floating-point dtype"),
     (lambda c: rqjax.grow(c, 100), "expected max_len to be a whole number from 192 to"),
     (lambda c: empty(max_len=0), "expected max_len to be a whole number from 1 to"),
     (lambda c: empty(window=-1), "expected window to be a whole number from 0 to"),

@@ -82,6 +82,42 @@ FAMILIES = {
     ),
     "glm": (transformers.GlmConfig, {**TWO_HEADS, "head_dim": 32, "attention_bias": True}),
     "glm4": (transformers.Glm4Config, {**TWO_HEADS, "head_dim": 32, "attention_bias": True}),
+    "mixtral": (
+        transformers.MixtralConfig,
+        {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
+    ),
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "moe_intermediate_size": 16,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "gpt_oss": (
+        transformers.GptOssConfig,
+        {
+            "head_dim": 32,
+            "swiglu_limit": 1.0,
+            "intermediate_size": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
 }
 TIME = 48
 

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from rqjax.nn import Decoder, DecoderConfig, load_decoder, save_decoder
+from rqjax.nn import Decoder, DecoderConfig, load_decoder, save_decoder, tensors
 from tests.nn.test_decoder import CHECKPOINTS, FORWARD, fields
 
 
@@ -40,15 +40,57 @@ def test_what_was_written_is_read(changes, tmp_path):
     np.testing.assert_allclose(logits, expected, atol=0.01)
 
 
-@pytest.mark.parametrize("family", ["phi3", "glm4"])
+@pytest.mark.parametrize("family", ["phi3", "glm4", "mixtral", "qwen3_moe", "gpt_oss"])
 def test_tensors_of_many_parameters_are_written_as_they_were_read(family, tmp_path):
-    """Rows of queries, keys and values in one, in the order of the file."""
+    """Rows of queries, keys and values in one, in the order of the file; experts apart or in one."""
     folder = CHECKPOINTS / family
     save_decoder(load_decoder(folder), json.loads((folder / "config.json").read_text()), tmp_path, dtype=jnp.float32)
     written, expected = (load_file(path / "model.safetensors") for path in (tmp_path, folder))
     assert written.keys() == expected.keys()
     for name, tensor in expected.items():
         np.testing.assert_array_equal(written[name], tensor)
+
+
+def test_experts_in_mxfp4(tmp_path):
+    """Blocks of 32 numbers, two a byte, the first one in the low bits; against a loop over them."""
+    folder = Path(shutil.copytree(CHECKPOINTS / "gpt_oss", tmp_path / "gpt_oss"))
+    fields = json.loads((folder / "config.json").read_text())
+    config = {**fields, "quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    rng, changes, expected = np.random.default_rng(0), {}, {}
+    for layer in range(2):
+        for module in ("gate_up_proj", "down_proj"):
+            name = f"model.layers.{layer}.mlp.experts.{module}"
+            experts, inner, outer = load_file(CHECKPOINTS / "gpt_oss/model.safetensors")[name].shape
+            blocks = rng.integers(0, 256, (experts, outer, inner // 32, 16)).astype(np.uint8)
+            scales = rng.integers(120, 128, (experts, outer, inner // 32)).astype(np.uint8)
+            changes |= {name: None, f"{name}_blocks": blocks, f"{name}_scales": scales}
+            numbers = np.zeros((experts, inner, outer), np.float32)
+            for i, j, block, byte in np.ndindex(blocks.shape):
+                for k, nibble in enumerate(divmod(int(blocks[i, j, block, byte]), 16)[::-1]):
+                    number = [0, 0.5, 1, 1.5, 2, 3, 4, 6][nibble % 8] * (-1) ** (nibble // 8)
+                    numbers[i, 32 * block + 2 * byte + k, j] = number * 2.0 ** (int(scales[i, j, block]) - 127)
+            expected[name] = numbers
+    change(folder, **changes)
+    decoder = load_decoder(folder)
+    assert decoder.layers[0].mlp.experts.up_proj.weight.dtype == jnp.bfloat16
+    save_decoder(decoder, config, tmp_path / "again", dtype=jnp.float32)
+    assert "quantization_config" not in json.loads((tmp_path / "again/config.json").read_text())
+    written = load_file(tmp_path / "again/model.safetensors")
+    for name, numbers in expected.items():
+        np.testing.assert_array_equal(written[name], numbers)
+    np.testing.assert_array_equal(
+        load_decoder(folder, dtype=jnp.float32).layers[1].mlp.experts.up_proj.weight,
+        load_decoder(tmp_path / "again").layers[1].mlp.experts.up_proj.weight,
+    )
+
+
+def test_parts_of_tensors(monkeypatch):
+    """Few rows are read at once, and begin where JAX copies none of them."""
+    expected = load_decoder(CHECKPOINTS / "glm4")
+    monkeypatch.setattr(tensors, "BLOCK_BYTES", 1000)
+    found = load_decoder(CHECKPOINTS / "glm4")
+    assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(found), nnx.state(expected)))
 
 
 def test_the_text_part_of_models_that_see(folder):

@@ -19,7 +19,7 @@ FORWARD = jax.jit(lambda model, tokens: model(tokens)[0])
 STEP = jax.jit(lambda model, tokens, caches, valid=None: model(tokens, caches, valid=valid), donate_argnums=2)
 
 
-@pytest.fixture(scope="module", params=some(FAMILIES, ["gemma3_text", "olmo2", "glm4"]))
+@pytest.fixture(scope="module", params=some(FAMILIES, ["gemma3_text", "olmo2", "glm4", "gpt_oss", "qwen3_moe"]))
 def checkpoint(request):
     folder = CHECKPOINTS / request.param
     expected = np.load(folder / "logits.npz")
@@ -51,11 +51,13 @@ def test_logits_through_the_float_cache(checkpoint):
 def test_logits_through_eight_bits(checkpoint):
     """Root mean square of the error; the logits' own is 1. All but four sinks and what fills no unit is in codes.
 
-    Six rotations give mistral 0.0096 to 0.0113.
+    Six rotations give mistral 0.0096 to 0.0113. Of mixtures the median over tokens: a router may choose another expert
+    for one, whose keys others see.
     """
     model, tokens, expected = checkpoint
     logits = through_caches(model, tokens, "turboquant_8", [46, 47], window=0, sinks=4)
-    assert 1e-4 < np.sqrt(np.mean((logits - expected) ** 2)) < 1.2e-2
+    middle = np.median if model.config.num_experts else np.mean
+    assert 1e-4 < np.sqrt(middle(np.mean((logits - expected) ** 2, axis=-1))) < 1.2e-2
 
 
 @pytest.mark.parametrize("name", some(["turboquant_8+turned", "turboquant_8+pre_rope"], ["turboquant_8+pre_rope"]))
@@ -187,10 +189,7 @@ def test_fields_of_transformers_4():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"model_type": "gpt2"},
-            "unknown architecture .* 'gpt2'; known: gemma2, gemma3, gemma3_text, glm, glm4, granite, llama",
-        ),
+        ({"model_type": "gpt2"}, "unknown architecture .* 'gpt2'; known: gemma2, gemma3, gemma3_text, glm, glm4, "),
         ({"model_type": "qwen"}, "did you mean 'qwen"),
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"hidden_size": "16"}, "expected hidden_size to be a whole number from 1 to .*, got '16'"),

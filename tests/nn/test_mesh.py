@@ -14,7 +14,7 @@ from tests.tools.processes import on_devices
 MESH = Mesh(np.array(jax.devices()[:1]), "heads")
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "glm4"])
+@pytest.mark.parametrize("family", ["llama", "phi3", "glm4", "mixtral", "gpt_oss"])
 def test_a_mesh_of_one_device(family):
     """Of phi3 and glm4, several parameters lie in one tensor, and rows of glm4's turn side by side."""
     expected = np.load(CHECKPOINTS / family / "logits.npz")

@@ -48,7 +48,7 @@ class PlainCache:
             result.append(x)
         return result
 
-    def attend(self, q, *, scale=None, mask=None, sliding_window=None, softcap=None):
+    def attend(self, q, *, scale=None, mask=None, sliding_window=None, softcap=None, sink_logits=None):
         q = np.asarray(q, np.float64)
         out = np.zeros_like(q)
         scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
@@ -67,8 +67,11 @@ class PlainCache:
                     full = np.broadcast_to(mask, (*q.shape[:1], q.shape[2], q.shape[1], mask.shape[-1]))
                     allowed = seen & full[b, h, :, :length]
                 scores = np.where(allowed, scores, -np.inf)
-                weights = np.exp(scores - np.max(scores, axis=1, keepdims=True, initial=-1e300)) * allowed
+                largest = np.max(scores, axis=1, keepdims=True, initial=-1e300)
+                weights = np.exp(scores - largest) * allowed
                 total = weights.sum(1, keepdims=True)
+                if sink_logits is not None:
+                    total = total + np.exp(sink_logits[h] - largest)
                 out[b, :, h] = weights @ values[:, group] / np.where(total > 0, total, 1)
         return out
 
