@@ -1,12 +1,11 @@
-"""A 3B-parameter checkpoint, made on the spot, loads and makes a token within 16 GB on two cores, in bfloat16.
+"""A 3B-parameter checkpoint, made on the spot, loads and makes a token within 10 GB on two cores, in bfloat16.
 
-To see: what is resident grows by no more than 1.3 times the weights while they are loaded, those of a mixture of experts
-too, whose tensors are 768 small ones in the file and 6 in memory.
+To see: while weights are loaded, what is resident grows by no more than 1.3 times their bytes; of a mixture of experts,
+too, whose experts are 768 tensors of the file and 6 arrays.
 
     python -m experiments.run --config=configs/model_memory.py
 
-Tokens one by one; a prompt of 16 at once takes 20 GB, see WORKSPACE_NOTES.md. Needs 7 GB in the folder for temporary
-files.
+Tokens one by one; a prompt of 16 at once takes no more. Needs 7 GB in the folder for temporary files.
 """
 
 from ml_collections import ConfigDict

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from rqjax.core import check_int, unknown_name
-from rqjax.nn.families import FAMILIES, Family
+from rqjax.core import UnknownName, check_int, unknown_name
+from rqjax.nn.families import FAMILIES, MISSING, Family
 from rqjax.rotations import Rope
 
 
@@ -64,10 +64,13 @@ class DecoderConfig:
         """From the fields of a `config.json`, of transformers 4 or 5.
 
         Raises:
-          UnknownName: an architecture that is not among `FAMILIES`.
+          UnknownName: an architecture that is not among `FAMILIES`; the nearest one is named, and what is missing.
           ValueError: a field is missing, wrong or asks for what is not supported; it is named.
         """
         name = fields.get("model_type")
+        if name in MISSING:
+            nearest, missing = MISSING[name]
+            raise UnknownName(f"unsupported architecture {name!r}: the nearest one is {nearest!r}; missing: {missing}")
         if name not in FAMILIES:
             raise unknown_name("architecture (model_type of config.json)", str(name), FAMILIES)
         if name == "gemma3":  # which also sees

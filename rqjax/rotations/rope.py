@@ -25,6 +25,8 @@ KINDS = {
     "yarn_untruncated": YARN,
 }
 """The scalings, and the fields of `config.json` that each has."""
+BY_LENGTH = {"longrope", "dynamic"}
+"""Scalings that turn keys anew once a text is long, which keys in a cache cannot be."""
 DEFAULTS: dict[str, float | None] = {"beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": None}
 """Of fields that may be missing."""
 
@@ -76,7 +78,8 @@ class Rope:
         scaling = scaling or {}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if kind not in KINDS:
-            raise ValueError(f"unsupported rope_type {kind!r} in config.json; supported: {', '.join(KINDS)}")
+            reason = " (its frequencies depend on how long the text is)" if kind in BY_LENGTH else ""
+            raise ValueError(f"unsupported rope_type {kind!r} in config.json{reason}; supported: {', '.join(KINDS)}")
         fields = {**DEFAULTS, **{name: value for name, value in scaling.items() if value is not None}}
         missing = [name for name in KINDS[kind] if name not in fields]
         if missing:

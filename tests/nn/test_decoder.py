@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import rqjax
-from rqjax.nn import Decoder, DecoderConfig, exact_attention, load_decoder
+from rqjax.nn import Decoder, DecoderConfig, exact_attention, families, load_decoder
 from tests.tools.suites import some
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
@@ -43,8 +43,9 @@ def test_logits_are_those_of_transformers(checkpoint):
 
 def test_logits_through_the_float_cache(checkpoint):
     model, tokens, expected = checkpoint
-    logits = through_caches(model, tokens, "float32", [44, 45, 46, 47], window=4, sinks=1)
+    logits = through_caches(model, tokens, "float32", range(18, 48), window=4, sinks=1)
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(logits, FORWARD(model, tokens), atol=2e-5, rtol=0)
 
 
 @pytest.mark.full
@@ -71,10 +72,11 @@ def test_layers_without_positions(name):
 
 
 @pytest.mark.full
-def test_ragged_prompts():
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe", "gpt_oss"])
+def test_ragged_prompts(family):
     """Prompts of different lengths, padded on the left, get the logits that each gets alone."""
-    expected = np.load(CHECKPOINTS / "llama" / "logits.npz")
-    model, tokens = load_decoder(CHECKPOINTS / "llama"), expected["tokens"][:, :30]
+    expected = np.load(CHECKPOINTS / family / "logits.npz")
+    model, tokens = load_decoder(CHECKPOINTS / family), expected["tokens"][:, :30]
     padded = tokens.copy()
     padded[1] = np.concatenate([np.zeros(9, np.int32), tokens[1, :21]])
     caches = model.caches("float32", jax.random.key(0), 2, 64, window=4, sinks=0, dtype=jnp.float32)
@@ -83,7 +85,7 @@ def test_ragged_prompts():
     np.testing.assert_allclose(logits[1, 9:], expected["logits"][1, :21], atol=1e-4)
     logits, caches = STEP(model, expected["tokens"][[0, 1], [30, 21]][:, None], caches)
     np.testing.assert_allclose(logits[:, 0], expected["logits"][[0, 1], [30, 21]], atol=1e-4)
-    assert [cache.lengths.tolist() for cache in caches] == [[31, 22]] * 2
+    assert [cache.lengths.tolist() for cache in caches] == [[31, 22]] * len(caches)
 
 
 @pytest.mark.full
@@ -186,15 +188,48 @@ def test_fields_of_transformers_4():
     assert DecoderConfig.parse(fields(head_dim=None)).head_dim == 4
 
 
+EXPERTS = {"num_local_experts": 4, "sliding_window": 8}
+
+
+def test_which_layers_have_experts():
+    config = fields(model_type="qwen3_moe", num_hidden_layers=4, num_experts=3, num_experts_per_tok=1)
+    config = DecoderConfig.parse(
+        {**config, "moe_intermediate_size": 8, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
+    )
+    assert config.mixtures == (False, False, False, True)
+    assert (config.num_experts, config.moe_intermediate_size, config.intermediate_size) == (3, 8, 16)
+    assert not config.norm_topk_prob
+    mixtral = DecoderConfig.parse(fields(model_type="mixtral", **EXPERTS, num_experts_per_tok=2))
+    assert (mixtral.windows, mixtral.mixtures, mixtral.norm_topk_prob) == ((8,), (True,), True)
+
+
+def test_nearest_families_are_supported():
+    assert {nearest for nearest, _ in families.MISSING.values()} <= families.FAMILIES.keys()
+    assert not families.MISSING.keys() & families.FAMILIES.keys()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "unknown architecture .* 'gpt2'; known: gemma2, gemma3, gemma3_text, glm, glm4, "),
+        ({"model_type": "t5"}, "unknown architecture .* 't5'; known: gemma2, gemma3, gemma3_text, glm, glm4, gpt_oss"),
+        (
+            {"model_type": "qwen2_moe"},
+            "unsupported .* 'qwen2_moe': the nearest one is 'qwen3_moe'; missing: shared experts",
+        ),
+        ({"model_type": "mixtral"}, "config.json has no 'num_local_experts'"),
+        (
+            {"model_type": "mixtral", **EXPERTS, "num_experts_per_tok": 5},
+            "num_experts_per_tok to be .* from 1 to 4, got 5",
+        ),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantized weights are not supported, but gpt_oss's"),
         ({"model_type": "qwen"}, "did you mean 'qwen"),
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"hidden_size": "16"}, "expected hidden_size to be a whole number from 1 to .*, got '16'"),
         ({"num_key_value_heads": 3}, "expected num_attention_heads to be a multiple of 3, got 4"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "unsupported rope_type 'longrope'"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
+            "'longrope' in config.json .its frequencies depend on",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, "config.json has no 'factor' for its rope_type 'linear'"),
         ({"layer_types": ["full_attention"] * 2}, "expected layer_types of 1"),
         ({"hidden_act": "relu"}, "expected hidden_act 'silu' in config.json, got 'relu'"),
