@@ -80,6 +80,7 @@ def both(cache, q, **options):
     return [np.asarray(rqjax.attend(cache, q, implementation=name, **options)) for name in ("mosaic_tpu", "xla")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "time", "options"),
     some(

@@ -64,6 +64,7 @@ def test_a_file_of_its_own_comes_first(tmp_path):
     assert chat.rendered(tmp_path, TALK[1:2]) == '[{"role": "assistant", "content": "Yes?"}]20'
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("template", "message"),
     [
