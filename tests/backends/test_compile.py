@@ -10,6 +10,7 @@ import os
 import pytest
 
 from tests.tools import example_kernel, hopper
+from tests.tools.programs import PROGRAMS
 
 pytestmark = pytest.mark.full
 
@@ -60,6 +61,12 @@ def test_what_the_harness_reads(compiled):
     assert spilled["registers"] == 255
     assert spilled["spills"] >= 2 * 4 * (example_kernel.HELD - 255)
     assert spilled["shared"] < 16
+
+
+def test_programs():
+    """Every program of plain JAX compiles for a GPU, without kernels of ours."""
+    names = [f"program {name}" for name in PROGRAMS]
+    assert hopper.compiled(names) == {name: {} for name in names}
 
 
 def test_what_is_complained_about():

@@ -5,7 +5,7 @@ Needs no TPU, but its compiler: `make tpu-compile-env`. `python -m tests.tools.t
 
 import pytest
 
-from tests.tools import tpu, tpu_programs
+from tests.tools import programs, tpu
 
 pytestmark = pytest.mark.full
 
@@ -36,7 +36,7 @@ def test_attention_needs_no_memory_beside_the_codes(kernels):
 
 def test_programs():
     found = tpu.compiled("tpu_programs", [])
-    assert sorted(found) == sorted(tpu_programs.PROGRAMS)
+    assert sorted(found) == sorted(programs.PROGRAMS)
     assert {name: now for name, now in found.items() if set(now.values()) != {"compiles"}} == {}
 
 

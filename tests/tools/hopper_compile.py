@@ -19,7 +19,9 @@ from jax.experimental.mosaic import gpu as mosaic
 from jaxlib.mlir import ir
 
 from tests.tools import example_kernel
+from tests.tools.apple import formulated
 from tests.tools.hopper import Kernels, configurations
+from tests.tools.programs import PROGRAMS
 
 TARGET = """
 gpu_device_info {
@@ -48,12 +50,14 @@ class Module(NamedTuple):
 
 
 def main(ptx: str, names: list[str]) -> dict[str, Kernels]:
-    available = {**configurations(), "example_spills": example_kernel.spills}
+    programs = {f"program {name}": program for name, program in PROGRAMS.items()}
+    available = {**configurations(), "example_spills": example_kernel.spills, **programs}
     known: dict[bytes, dict[str, int]] = {}  # a process assembles equal kernels once
     result: dict[str, Kernels] = {}
     with Captured() as captured:
         for name in names:
-            lowered = lower(*available[name]())
+            with formulated("gpu"):
+                lowered = lower(*available[name]())
             lowered.compile()
             reports = list(_reports(captured.read()))
             kernels = result.setdefault(name, {})

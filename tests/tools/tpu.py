@@ -39,7 +39,7 @@ class Chip(NamedTuple):
 
 CHIPS = {"v5e": Chip("v5e:2x2", 819e9, 1.5e9), "v6e": Chip("v6e:2x2", 1640e9, 1.75e9)}
 Records = dict[str, dict[str, dict[str, Any]]]
-"""{configuration: {chip: {code, temporary, step, head}}}, all numbers; of what does not compile {error}."""
+"""{configuration: {chip: {code, temporary, blocks, step, head}}}, all numbers; of what does not compile {error}."""
 
 
 def wheels() -> list[str]:
@@ -58,8 +58,8 @@ def folder() -> Path:
 def compiled(module: str, names: list[str]) -> Records:
     """What a process makes of names, for all chips: `tpu_compile` of kernels, `tpu_programs` of programs.
 
-    `code` and `temporary` are bytes, `step` and `head` the instructions (bundles) of a step of a kernel's grid, but for
-    what is done for each head, and of that.
+    `code`, `temporary` and `blocks` are bytes, the last of VMEM; `step` and `head` the instructions (bundles) of a step
+    of a kernel's grid, but for what is done for each head, and of that.
 
     Raises:
       FileNotFoundError: the compiler is not there.
@@ -133,14 +133,16 @@ def main() -> None:
         for name, record in records.items():
             print(f"{name:<48} {', '.join(f'{chip}: {now}' for chip, now in record.items())}")
         return
-    print(f"{'configuration':<46} {'chip':<5} {'code':>8} {'temporary':>9} {'step':>5} {'head':>5}", end=" ")
+    print(
+        f"{'configuration':<46} {'chip':<5} {'code':>8} {'temporary':>9} {'blocks':>9} {'step':>5} {'head':>5}", end=" "
+    )
     print(f"{'us':>6} {'bytes us':>8} {'bfloat16 us':>11}")
     for name, record in records.items():
         for chip, now in record.items():
             if "error" in now:
                 print(f"{name:<46} {chip:<5} {now['error']}")
                 continue
-            print(f"{name:<46} {chip:<5} {now['code']:>8} {now['temporary']:>9}", end=" ")
+            print(f"{name:<46} {chip:<5} {now['code']:>8} {now['temporary']:>9} {now['blocks']:>9}", end=" ")
             print(f"{now['step']:>5} {now['head']:>5}", end=" ")
             if name.startswith("attention"):
                 own, memory, bfloat16 = (1e6 * x for x in seconds(name, chip, now))

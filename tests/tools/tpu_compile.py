@@ -4,6 +4,7 @@ Arguments are the folder of dumps and names of configurations; JSON goes to the 
 """
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -44,21 +45,26 @@ def _record(dumps: Path, chip: str, name: str) -> dict[str, Any]:
     except Exception as error:  # of many kinds
         return {"error": " ".join(str(error).split())[:400]}
     memory = compiled.memory_analysis()
-    depths = _bundles(dumps)
+    depths, blocks = _bundles(dumps)
     return {
         "code": memory.generated_code_size_in_bytes,
         "temporary": memory.temp_size_in_bytes,
         "step": depths[1],
         "head": depths[2],
+        "blocks": blocks,
     }
 
 
-def _bundles(dumps: Path) -> Counter[int]:
-    """Instructions of the kernel, by the depth of the loop that they are in."""
+def _bundles(dumps: Path) -> tuple[Counter[int], int]:
+    """Instructions of the kernel, by the depth of the loop that they are in, and bytes of its blocks in VMEM, of which
+    there are two while it runs."""
     name = re.compile(rf"\d+-({KERNELS})(\.\d+)?-\d+-final_bundles.txt")
     (path,) = [path for path in dumps.iterdir() if name.fullmatch(path.name)]
-    lines = [line for line in path.read_text().splitlines() if re.match(r"\s*(0x[0-9a-f]+|0)\s.*:", line)]
-    return Counter(line[: line.find("{")].count(">") for line in lines)
+    text = path.read_text()
+    windows = re.findall(r"The window shape is [a-z]+(\d+)\[([\d,]*)\]", text)
+    blocks = sum(int(bits) // 8 * math.prod(map(int, shape.split(","))) for bits, shape in windows)
+    lines = [line for line in text.splitlines() if re.match(r"\s*(0x[0-9a-f]+|0)\s.*:", line)]
+    return Counter(line[: line.find("{")].count(">") for line in lines), blocks
 
 
 if __name__ == "__main__":
