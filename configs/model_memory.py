@@ -5,7 +5,7 @@ too, whose experts are 768 tensors of the file and 6 arrays.
 
     python -m experiments.run --config=configs/model_memory.py
 
-Tokens one by one; a prompt of 16 at once takes no more. Needs 7 GB in the folder for temporary files.
+A prompt of 16 at once takes no more than tokens one by one. Needs 7 GB in the folder for temporary files.
 """
 
 from ml_collections import ConfigDict
