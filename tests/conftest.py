@@ -31,6 +31,7 @@ if LEVEL not in FLAGS:
 
 collect_ignore: list[str] = []
 if not hopper.has_kernels():
+    collect_ignore += ["backends/test_tpu.py", "backends/test_tpu_compile.py", "experiments/test_tpu_suite.py"]
     collect_ignore += [
         f"backends/test_{name}.py" for name in ("lowering", "kernels", "decode_attention", "hopper_columns", "mps")
     ]
@@ -41,7 +42,7 @@ if importlib.util.find_spec("mlx") is None:  # with faiss, gguf and lm_eval in t
 if importlib.util.find_spec("tunix") is None:  # with gemma in an environment of their own
     collect_ignore.append("nn/test_compress.py")
 if not hopper.wheels():
-    collect_ignore.append("backends/test_compile.py")
+    collect_ignore += ["backends/test_compile.py", "backends/test_tpu_compile.py"]
 elif hopper.folder().exists():
     collect_ignore.append("backends/test_lowering.py")  # compiling begins with it
 
