@@ -45,8 +45,6 @@ def attender(
 def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:
     if reason := nests.reason_of_queries(cache, time, q_heads, mask, sliding_window):
         return reason
-    if cache.pre_rope:
-        return "codes are of keys before they turn with their positions"
     turned = cache.rope is not None and cache.key_mean is not None
     if turned and not isinstance(nests.part(cache.key_quantizer).leaf, Scalar | Affine):
         return "keys: a mean that turns, around other than a Scalar or an Affine"

@@ -80,7 +80,7 @@ def reason_of_queries(cache: KVCache, time: int, q_heads: int, mask: Any, slidin
         return "there is a mask"
     if time > 1 and (sliding_window is not None or time > cache.window + 1):
         return f"the {time} queries of a sequence do not all see the same codes"
-    return None
+    return "codes are of keys before they turn with their positions" if cache.pre_rope else None
 
 
 def reason_of_leaf(found: RotatedScalar, per_head: bool) -> str | None:

@@ -130,8 +130,6 @@ def attender(
 def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:
     if reason := nests.reason_of_queries(cache, time, q_heads, mask, sliding_window):
         return reason
-    if cache.pre_rope:
-        return "codes are of keys before they turn with their positions"
     sides = ("keys", cache.key_quantizer, cache.keys), ("values", cache.value_quantizer, cache.values)
     for name, quantizer, codes in sides:
         if reason := nests.reason_of_leaf(nests.part(quantizer, codes), isinstance(quantizer, PerHead)):
