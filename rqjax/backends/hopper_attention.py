@@ -67,7 +67,8 @@ def _unsupported_codes(quantizer: Quantizer, codes: Codes, rows: int) -> str | N
         if found.norms is None:
             return "a Trellis without a norm"
         return None if leaf.companded else "the levels of the Trellis are in a table"
-    if (reason := nests.reason_of_leaf(found, isinstance(quantizer, PerHead))) or not isinstance(leaf, Affine):
+    reason = nests.reason_of_leaf(found, isinstance(quantizer, PerHead), "Scalar or Trellis")
+    if reason or not isinstance(leaf, Affine):
         return reason
     if leaf.group_size % GROUP_MULTIPLE:
         return f"groups of {leaf.group_size} dimensions, not a multiple of {GROUP_MULTIPLE}"

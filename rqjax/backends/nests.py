@@ -83,11 +83,11 @@ def reason_of_queries(cache: KVCache, time: int, q_heads: int, mask: Any, slidin
     return "codes are of keys before they turn with their positions" if cache.pre_rope else None
 
 
-def reason_of_leaf(found: RotatedScalar, per_head: bool) -> str | None:
-    """Why no kernel attends to codes of a `Scalar` or `Affine`, if none does."""
+def reason_of_leaf(found: RotatedScalar, per_head: bool, normed_leaves: str = "Scalar") -> str | None:
+    """Why no kernel attends to codes of a `Scalar` or `Affine`, if none does; others are not `normed_leaves`."""
     leaf, normed = found.leaf, found.norms is not None
     if not isinstance(leaf, Scalar | Affine) or (isinstance(leaf, Affine) and normed):
-        return "the nest is not rotations and a norm around one Scalar, nor rotations around an Affine"
+        return f"the nest is not rotations and a norm around one {normed_leaves}, nor rotations around an Affine"
     if leaf.bits > MAX_BITS:
         return f"{leaf.bits} bits, more than {MAX_BITS}"
     if isinstance(leaf, Affine):
