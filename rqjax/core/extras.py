@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 EXTRAS = {
     "experiments": ("absl", "ml_collections", "matplotlib", "tqdm"),
-    "flax": ("flax", "huggingface_hub", "tokenizers"),
+    "flax": ("flax", "huggingface_hub", "jinja2", "tokenizers"),
     "bench": ("faiss", "h5py", "turbovec"),
     "eval": ("lm_eval",),
 }
