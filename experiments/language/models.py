@@ -1,4 +1,4 @@
-"""Small decoders of three families, and decoders by name: trained here, in a folder, or on Hugging Face."""
+"""Small decoders of four families, and decoders by name: trained here, in a folder, or on Hugging Face."""
 
 import functools
 from collections.abc import Callable
@@ -61,11 +61,30 @@ SHAPES: Registry = Registry(
             "sliding_window": 512,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         },
+        "deepseek-r128": {
+            **_COMMON,
+            "architectures": ["DeepseekV2ForCausalLM"],
+            "model_type": "deepseek_v2",
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_attention_heads": 4,
+            "q_lora_rank": None,
+            "kv_lora_rank": 128,
+            "qk_nope_head_dim": 32,
+            "qk_rope_head_dim": 32,
+            "v_head_dim": 32,
+            "rope_theta": 1e5,
+            "num_experts_per_tok": 1,
+            "n_routed_experts": 1,
+            "moe_intermediate_size": 256,
+            "first_k_dense_replace": 4,
+        },
     },
 )
-"""Fields of the `config.json` of what is trained here; each has four layers and grouped queries."""
+"""Fields of the `config.json` of what is trained here; each has four layers. Three have grouped queries, the fourth
+latent attention."""
 
-BY_DIM = {fields["head_dim"]: name for name, fields in SHAPES.items()}
+BY_DIM = {fields["head_dim"]: name for name, fields in SHAPES.items() if "head_dim" in fields}
 
 
 class Model(NamedTuple):

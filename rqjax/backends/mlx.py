@@ -71,6 +71,8 @@ def attender(cache: KVCache, *arguments: Any, **options: Any) -> Callable[..., A
     """Attention whose products are all taken by kernels."""
     if refusal := refusal_of_device():
         return refusal
+    if cache.latent:
+        return Refusal("no mps kernel for this attention: values are a part of the keys")
     for name, quantizer in (("keys", cache.key_quantizer), ("values", cache.value_quantizer)):
         if not rules.in_integers(quantizer):
             return Refusal(f"no mps kernel for this attention: {name}: no levels in int8 in {nest(quantizer)}")

@@ -70,6 +70,8 @@ def reason_of_queries(cache: KVCache, time: int, q_heads: int, mask: Any, slidin
     """Why no kernel attends to a cache for such queries, if none does."""
     _, kv_heads, _, dim = cache.exact_keys.shape
     rows = q_heads // kv_heads * time
+    if cache.latent:
+        return "values are a part of the keys"
     if cache.capacity == 0:
         return "the cache has room for no codes (capacity 0)"
     if dim not in DIMS:

@@ -24,7 +24,7 @@ Below it the mean of keys with rotary positions is a local one: it turns away, a
 def append(
     cache: KVCache,
     k: Tokens,
-    v: Tokens,
+    v: Tokens | None = None,
     *,
     valid: Int[Array | np.ndarray, "..."] | None = None,
     slots: Int[Array | np.ndarray, "..."] | None = None,
@@ -37,7 +37,7 @@ def append(
     Args:
       cache: the cache.
       k: keys (batch, time, heads, head_dim) of any float dtype; stored in the cache's.
-      v: values, as `k`.
+      v: values, as `k`; none for a latent cache, whose values are parts of its keys.
       valid: how many tokens of each sequence count, the last ones (padding is on the left); all, if not given.
       slots: of a cache with pages, which of its sequences these are, each once; all, if not given.
 
@@ -53,7 +53,10 @@ def append(
       >>> rqjax.append(cache, x, x, valid=jnp.array([300, 100])).lengths.tolist()
       [300, 100]
     """
-    k, v = jnp.asarray(k), jnp.asarray(v)
+    if (v is None) != cache.latent:
+        raise ValueError("a latent cache takes no values: expected v=None" if cache.latent else "expected v, got None")
+    k = jnp.asarray(k)
+    v = k if v is None else jnp.asarray(v)
     slots = checked_slots(cache, slots)
     heads, _, dim = cache.exact_keys.shape[1:]
     batch = len(cache.lengths if slots is None else slots)
@@ -73,7 +76,7 @@ def append(
     if count.shape != (batch,):
         raise ValueError(f"expected valid of shape ({batch},), got {count.shape}")
     _check_room(cache.of(slots), count, time)
-    return _append(cache, k, v, count, slots)
+    return _append(cache, k, v[..., :0] if cache.latent else v, count, slots)
 
 
 def checked_slots(cache: KVCache, slots: Int[Array | np.ndarray, "..."] | None) -> Int[Array, "some"] | None:
@@ -146,10 +149,11 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
         start = before + i * cache.unit
         key, value = tokens(cache.sinks + start, cache.unit)
         key = _of_codes(cache, as_float32(key), mean, cache.sinks + start)
-        units = (
-            rules.lay_out(cache.key_quantizer, cache.key_quantizer.encode(key), False),
-            rules.lay_out(cache.value_quantizer, cache.value_quantizer.encode(as_float32(value)), True),
-        )
+        of_keys = rules.lay_out(cache.key_quantizer, cache.key_quantizer.encode(key), cache.latent)
+        of_values = cache.values
+        if not cache.latent:
+            of_values = rules.lay_out(cache.value_quantizer, cache.value_quantizer.encode(as_float32(value)), True)
+        units = of_keys, of_values
         return over(lambda old, new: old.write(new, start, start < after, cache.tables), stored, units)
 
     keys, values = cache.keys, cache.values

@@ -36,7 +36,7 @@ def attend(
     softcap: float | int | None = None,
     sink_logits: Shaped[Array | np.ndarray, "..."] | None = None,
     implementation: Implementation | None = None,
-) -> Shaped[Array, "batch time q_heads dim"]:
+) -> Shaped[Array, "batch time q_heads value_dim"]:
     """Attention of the newest tokens to all tokens of the cache up to themselves.
 
     Scores come from the codes of the keys with the queries rotated once; values are summed in rotated space and the sum
@@ -59,7 +59,7 @@ def attend(
         wherever there is one.
 
     Returns:
-      (batch, time, q_heads, head_dim) in the dtype of q; zeros where a query sees nothing.
+      (batch, time, q_heads, head_dim) in the dtype of q, in a latent cache of values; zeros where a query sees nothing.
 
     Raises:
       TypeError: q or `sink_logits` are not of floating-point numbers.
@@ -87,7 +87,7 @@ def attend(
         raise ValueError(f"expected softcap to be positive, got {softcap}")
     time, q_heads = q.shape[1:3]
     if time == 0:
-        return q
+        return q[..., : cache.value_quantizer.dim]
     if mask is not None:
         shape = (batch, q_heads, time, cache.max_len)
         mask = jnp.asarray(mask)
@@ -108,18 +108,25 @@ def attend(
 
 
 def dot_product_attention(
-    query: Tokens, key: Tokens, value: Tokens, cache: KVCache, *, valid: Any = None, slots: Any = None, **options: Any
-) -> tuple[Shaped[Array, "batch time q_heads dim"], KVCache]:
+    query: Tokens,
+    key: Tokens,
+    value: Tokens | None,
+    cache: KVCache,
+    *,
+    valid: Any = None,
+    slots: Any = None,
+    **options: Any,
+) -> tuple[Shaped[Array, "batch time q_heads value_dim"], KVCache]:
     """Causal attention with a cache, for models that call `jax.nn.dot_product_attention`: `append`, then `attend`.
 
     Args:
-      query, key, value: of the new tokens, (batch, time, heads, head_dim).
+      query, key, value: of the new tokens, (batch, time, heads, head_dim); no value for a latent cache.
       cache: of the tokens before.
       valid, slots: as in `append`.
       **options: as in `attend`.
 
     Returns:
-      The attention's output, shaped like `query`, and the cache with the new tokens.
+      The attention's output, as of `attend`, and the cache with the new tokens.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -163,7 +170,7 @@ def attend_with(
     scaled queries (b, h, r, d) at the positions (b,) of the first ones, and `weigh_exact(y, keys, values, seen)`,
     attention to the tokens in full precision. Sinks are merged behind them, so that neither knows of them.
     """
-    batch, time, q_heads, dim = q.shape
+    batch, time, q_heads, _ = q.shape
     size = max(1, QUERY_ROWS * cache.exact_keys.shape[1] // q_heads)
     options = _Options(scale, sliding_window, softcap, sink_logits, past, weigh_exact)
     positions = cache.lengths[:, None] - time + jnp.arange(time)
@@ -180,7 +187,7 @@ def attend_with(
         return _attend_at(cache, some, where, part, options)
 
     blocks = lax.map(block, jnp.arange(0, time, size))
-    return jnp.moveaxis(blocks, 0, 1).reshape(batch, time + fill, q_heads, dim)[:, :time]
+    return jnp.moveaxis(blocks, 0, 1).reshape(batch, time + fill, q_heads, -1)[:, :time]
 
 
 class _Options(NamedTuple):
@@ -226,15 +233,15 @@ def _attend_at(
         weights = jnp.exp(scores - largest[..., None])
         return Sums(largest, weights.sum(-1), weigh(weights))
 
-    tokens = cache.exact_tokens()
+    tokens, newest_values = cache.exact_tokens(), cache.newest_values()
     allowed = None if mask is None else jnp.take_along_axis(mask, jnp.maximum(tokens, 0)[:, None, None], axis=3)
     seen = visible(tokens, tokens >= 0, allowed, past=False)
 
     def weigh_exact(w: Float[Array, "b h r t"]) -> Float[Array, "b h r d"]:
         if options.softcap is not None or options.weigh_exact is None:
-            return full_precision_einsum("bhrt,bhtd->bhrd", w, cache.exact_values)
+            return full_precision_einsum("bhrt,bhtd->bhrd", w, newest_values)
         total = w.sum(-1, keepdims=True)
-        return jnp.where(total > 0, total * options.weigh_exact(y, cache.exact_keys, cache.exact_values, seen), 0)
+        return jnp.where(total > 0, total * options.weigh_exact(y, cache.exact_keys, newest_values, seen), 0)
 
     exact = part(full_precision_einsum("bhrd,bhtd->bhrt", y, cache.exact_keys), seen, weigh_exact)
     result = exact
@@ -243,10 +250,13 @@ def _attend_at(
     elif cache.capacity:
         earlier = time <= cache.window + 1
         past = coded_sums(cache, scorer(cache, y), rows, mask, options.sliding_window, visible, part, earlier)
-        past = past._replace(values=rules.restore(cache.value_quantizer, past.values))
+        values = rules.restore(cache.value_quantizer, past.values)
+        if cache.latent and cache.key_mean is not None:  # which the codes are less
+            values += past.total[..., None] * cache.key_mean[:, :, None, -values.shape[-1] :]
+        past = past._replace(values=values)
         result = merged(exact, past)
     if options.sink_logits is not None:
         result = with_sinks(result, jnp.repeat(options.sink_logits, time).reshape(kv_heads, -1))
     out = result.values / jnp.where(result.total > 0, result.total, 1)[..., None]
-    out = out.reshape(batch, kv_heads, groups, time, dim).transpose(0, 3, 1, 2, 4)
-    return out.reshape(batch, time, q_heads, dim).astype(q.dtype)
+    out = out.reshape(batch, kv_heads, groups, time, -1).transpose(0, 3, 1, 2, 4)
+    return out.reshape(batch, time, q_heads, -1).astype(q.dtype)

@@ -52,7 +52,7 @@ def coded_sums(
             return jax.tree.map(lambda x: x if whole and x.dtype != jnp.uint8 else materialized(x, after), arrays)
 
         def weigh(w):
-            return rules.weigh(cache.value_quantizer, w, read(cache.values, w))
+            return rules.weigh(cache.value_quantizer, w, read(cache.value_codes, w))
 
         t = start + jnp.arange(size)
         present = (t >= first) & (t < coded[:, None])

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import pick, put
 from rqjax.core import Codes, Quantizer, check_int, nbytes, pytree, static
+from rqjax.quantizers.combinators import Split
 from rqjax.rotations import Rope
 from rqjax.scoring import rules, tiles
 
@@ -39,9 +40,11 @@ class KVCache:
     keys: Codes
     """Codes in the layout of `tiles`: of each sequence, or in a cache with `tables` of each page."""
     values: Codes
+    """() in a `latent` cache."""
     exact_keys: Float[Array, "batch heads slots dim"]
     """The sinks, then a ring of the newest tokens: token t is in slot sinks + (t - sinks) mod (slots - sinks)."""
-    exact_values: Float[Array, "batch heads slots dim"]
+    exact_values: Float[Array, "batch heads slots value_dim"]
+    """Without coordinates in a `latent` cache."""
     key_mean: Float[Array, "batch heads dim"] | None
     """What is subtracted from keys before they are encoded; with a rope it turns to each position. If the cache is
     `centered`, it is the mean of the first keys after the sinks, with a rope of these before they turn; without one
@@ -60,7 +63,7 @@ class KVCache:
     """How keys and queries turn with their positions, if they come before they do."""
     key_quantizer: Quantizer
     own_value_quantizer: Quantizer | None
-    """The values' quantizer, None if it is the keys'."""
+    """The values' quantizer, None if it is the keys' or the last part of it."""
     max_len: int = static()
     window: int = static()
     sinks: int = static()
@@ -68,6 +71,9 @@ class KVCache:
     """Whether `key_mean` is that of the first keys; else it is known from the beginning, if there is one."""
     pre_rope: bool = static(default=False)
     """Whether codes are of keys as they are before they turn; attention decodes and turns a block of them."""
+    latent: bool = static(default=False)
+    """Whether a value is the last coordinates of its key, those of the last part of the keys' `Split`: both products
+    are with the same codes, in the layout of values."""
 
     @classmethod
     def init(
@@ -76,7 +82,7 @@ class KVCache:
         kv_heads: int,
         max_len: int,
         key_quantizer: Quantizer,
-        value_quantizer: Quantizer,
+        value_quantizer: Quantizer | None,
         *,
         window: int = 128,
         sinks: int = 4,
@@ -95,7 +101,9 @@ class KVCache:
           max_len: tokens that each sequence has room for; `grow` makes more.
           key_quantizer: quantizer of the keys; its `dim` is the head dimension. `Exact` stores full precision.
           value_quantizer: quantizer of the values; the same object as `key_quantizer` is stored once. The cache has its
-            own copy of both, which is donated with it.
+            own copy of both, which is donated with it. None: a value is the last coordinates of its key, those of the
+            last part of a `Split` (multi-head latent attention: DeepSeek-AI, 2024, arXiv:2405.04434); a rope turns the
+            first ones.
           window: newest tokens in full precision, at least.
           sinks: first tokens in full precision.
           centered: whether the mean key of a sequence and head is subtracted before encoding, without a rope where it
@@ -113,7 +121,10 @@ class KVCache:
         sinks, dim = check_int("sinks", sinks, 0, 2**20), key_quantizer.dim
         if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
             raise TypeError(f"expected dtype to be a floating-point dtype, got {jnp.dtype(dtype)}")
-        if value_quantizer.dim != dim:
+        latent = value_quantizer is None
+        if latent and not isinstance(key_quantizer, Split):
+            raise ValueError(f"expected a Split as key_quantizer without a value_quantizer, got {key_quantizer}")
+        if value_quantizer is not None and value_quantizer.dim != dim:
             raise ValueError(f"expected a value_quantizer of dimension {dim} like the keys', got {value_quantizer.dim}")
         if rope is not None:
             if not isinstance(rope, Rope):
@@ -124,7 +135,7 @@ class KVCache:
         if mean is not None and (centered or mean.shape != (kv_heads, dim)):
             raise ValueError(f"expected a mean ({kv_heads}, {dim}) and centered=False, got {mean.shape} and {centered}")
         key_mean = jnp.zeros((kv_heads, dim)) if centered else mean
-        unit = together(key_quantizer, value_quantizer)
+        unit = together(key_quantizer, value_quantizer or key_quantizer)
         tokens, rooms, tables = capacity(max_len, window, sinks, unit), batch, None
         if pages is not None:
             tables = jnp.full((batch, tokens // tiles.PAGE), -1, jnp.int32)
@@ -137,10 +148,10 @@ class KVCache:
 
         exact = jnp.zeros((batch, kv_heads, sinks + window + unit, dim), dtype)
         return cls(
-            keys=empty(key_quantizer, False),
-            values=empty(value_quantizer, True),
+            keys=empty(key_quantizer, latent),
+            values=() if value_quantizer is None else empty(value_quantizer, True),
             exact_keys=exact,
-            exact_values=jnp.zeros_like(exact),
+            exact_values=exact[..., :0] if latent else jnp.zeros_like(exact),
             key_mean=None if key_mean is None else jnp.tile(key_mean, (batch, 1, 1)),
             lengths=jnp.zeros(batch, jnp.int32),
             held=jnp.zeros(batch, jnp.int32),
@@ -154,11 +165,24 @@ class KVCache:
             sinks=sinks,
             centered=centered,
             pre_rope=pre_rope,
+            latent=latent,
         )
 
     @property
     def value_quantizer(self) -> Quantizer:
+        if self.latent:
+            assert isinstance(self.key_quantizer, Split)
+            return self.key_quantizer.parts[-1]
         return self.key_quantizer if self.own_value_quantizer is None else self.own_value_quantizer
+
+    @property
+    def value_codes(self) -> Codes:
+        """What the values' quantizer decodes."""
+        return self.keys[-1] if self.latent else self.values
+
+    def newest_values(self) -> Float[Array, "batch heads slots value_dim"]:
+        """Of the tokens in full precision."""
+        return self.exact_keys[..., -self.value_quantizer.dim :] if self.latent else self.exact_values
 
     @property
     def nbytes(self) -> int:

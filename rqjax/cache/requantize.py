@@ -33,20 +33,25 @@ def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) 
       >>> (smaller.nbytes < 0.9 * cache.nbytes, smaller.lengths.tolist())
       (True, [300])
     """
-    unit = together(strategy.keys, strategy.values)
+    unit = together(strategy.keys, strategy.values or strategy.keys)
     if (unit, strategy.keys.dim, strategy.pre_rope) != (cache.unit, cache.key_quantizer.dim, cache.pre_rope):
         wanted = f"{cache.unit} tokens of {cache.key_quantizer.dim} dimensions, pre_rope={cache.pre_rope}"
         raise ValueError(f"expected a strategy of {wanted}, got {unit} of {strategy.keys.dim}, {strategy.pre_rope}")
+    if cache.latent != (strategy.values is None):
+        raise ValueError(f"expected a strategy {'of latents, without' if cache.latent else 'with'} values")
     rooms = jax.tree.leaves(cache.keys)[0].shape[0]
     if pages is not None and (cache.tables is None or pages < rooms):
         raise ValueError(f"expected pages of a cache with at most as many, got {pages} for {rooms}")
     more = 0 if pages is None else pages - rooms
     pair = (strategy.keys, None if strategy.values is strategy.keys else strategy.values)
     keys, values = jax.tree.map(jnp.array, pair)
+    of_values = cache.values
+    if not cache.latent:
+        of_values = _recoded(cache.value_quantizer, keys if values is None else values, of_values, True)
     return dataclasses.replace(
         cache,
-        keys=_padded(_recoded(cache.key_quantizer, keys, cache.keys, False), more),
-        values=_padded(_recoded(cache.value_quantizer, keys if values is None else values, cache.values, True), more),
+        keys=_padded(_recoded(cache.key_quantizer, keys, cache.keys, cache.latent), more),
+        values=_padded(of_values, more),
         key_quantizer=keys,
         own_value_quantizer=values,
     )

@@ -23,7 +23,7 @@ def scorer(cache: KVCache, y: Float[Array, "b h r d"]) -> Scorer:
     constant = 0 if mean is None or rope is not None else jnp.einsum("bhrd,bhd->bhr", y, mean)[..., None]
 
     def score(codes: Any, first: Array) -> Float[Array, "b h r t"]:
-        found = rules.scores(quantizer, prepared, codes)
+        found = rules.scores(quantizer, prepared, codes, cache.latent)
         if rope is None:
             return found + constant
         if cache.pre_rope:  # the products of unit vectors with codes are the keys, tokens last

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rqjax.cache.kv import KVCache
-from rqjax.core import Quantizer, nbytes, pytree, static, unknown_name
+from rqjax.core import Quantizer, check_int, nbytes, pytree, static, unknown_name
 from rqjax.quantizers.affine import Affine, MinMax
 from rqjax.quantizers.balanced import Balanced
 from rqjax.quantizers.block_formats import FORMATS, Blocks
-from rqjax.quantizers.combinators import Residual, Rotated
+from rqjax.quantizers.combinators import Residual, Rotated, Split
 from rqjax.quantizers.exact import Exact
 from rqjax.quantizers.per_channel import PerChannel
 from rqjax.recipes import methods
@@ -38,7 +38,8 @@ class Strategy:
     """
 
     keys: Quantizer
-    values: Quantizer
+    values: Quantizer | None
+    """None: a value is the last coordinates of its key, as in `KVCache.init`."""
     mean: Float[Array, "heads dim"] | None = None
     """Of the keys, if it is known and subtracted."""
     centered: bool = static(default=False)
@@ -64,7 +65,8 @@ class Strategy:
         """
         if self.of_rope and rope is None:
             raise ValueError(f"the strategy is +{'turned' if self.turned else 'pre_rope'}: expected a rope, got none")
-        full = [part.dtype for part in (self.keys, self.values) if isinstance(part, Exact)]
+        parts = (self.keys, self.values) if self.values else getattr(self.keys, "parts", ())
+        full = [part.dtype for part in parts if isinstance(part, Exact)]
         dtype = max(full, key=lambda dtype: jnp.dtype(dtype).itemsize) if len(full) == 2 else jnp.bfloat16
         centered = self.mean is None and (self.centered or self.turned)
         options = {"centered": centered, "mean": self.mean, "dtype": dtype, **options}
@@ -134,13 +136,20 @@ OPTIONS = ("centered", "turned", "pre_rope")
 """What may stand behind a name, after a "+"."""
 
 
-def strategy(name: str, key: Array, dim: int) -> Strategy:
+def strategy(name: str, key: Array, dim: int, *, latent: int | None = None) -> Strategy:
     """The strategy of a name, for heads of `dim` dimensions.
 
     A name is one of `STRATEGIES`, or an entry of `METHODS`, with `_<bits>` behind it for other than 4 bits
     ("rotorquant_3"). "a/b" takes the keys of a and the values of b. Behind it, "+centered" subtracts the mean key; for
     layers with rotary positions, whose caches then take keys before they turn, "+turned" subtracts their mean, turned
     to each position, and "+pre_rope" encodes them so.
+
+    Args:
+      name: of the strategy.
+      key: random key.
+      dim: dimensions of a key.
+      latent: of multi-head latent attention, how many of them are the latent, which comes last and is the value, too:
+        in codes as values are ("b"); what comes before it turns with the positions and is in codes as keys are ("a").
 
     Raises:
       UnknownName: there is no such strategy; the nearest names are given.
@@ -151,11 +160,18 @@ def strategy(name: str, key: Array, dim: int) -> Strategy:
       True
     """
     names, options = parsed(name)
+    if latent is not None:
+        latent = check_int("latent", latent, 1, dim - 1)
+        values = named(names[-1], key, latent).values
+        assert values is not None
+        return Strategy(Split((named(names[0], key, dim - latent).keys, values)), None, **options)
     parts = [named(part, key, dim) for part in names]
     return Strategy(parts[0].keys, parts[-1].values, **options)
 
 
-def for_layers(names: str | Sequence[str | Strategy], key: Array, layers: int, dim: int) -> list[Strategy]:
+def for_layers(
+    names: str | Sequence[str | Strategy], key: Array, layers: int, dim: int, latent: int | None = None
+) -> list[Strategy]:
     """A strategy for each layer of a model: of a name, each with a random rotation of its own, or as they are given.
 
     Raises:
@@ -164,7 +180,8 @@ def for_layers(names: str | Sequence[str | Strategy], key: Array, layers: int, d
     if not isinstance(names, str) and len(names) != layers:
         raise ValueError(f"expected {layers} strategies, one a layer, got {len(names)}")
     each = [names] * layers if isinstance(names, str) else names
-    return [strategy(n, jax.random.fold_in(key, i), dim) if isinstance(n, str) else n for i, n in enumerate(each)]
+    keys = [jax.random.fold_in(key, i) for i in range(layers)]
+    return [strategy(n, k, dim, latent=latent) if isinstance(n, str) else n for n, k in zip(each, keys, strict=True)]
 
 
 def parsed(name: str) -> tuple[list[str], dict[str, Any]]:

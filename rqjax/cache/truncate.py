@@ -92,8 +92,13 @@ def _units(cache: KVCache, start: Int[Array, "batch"]) -> tuple[Float[Array, "ba
             return over(leaf, codes)
 
         keys = scorer(one, eye(dim))(read(cache.keys), cache.sinks + first)  # of unit vectors: the coordinates
-        weights = rules.weigh(cache.value_quantizer, eye(tiles.PAGE), read(cache.values))
-        found = jnp.swapaxes(keys, 2, 3)[0], rules.restore(cache.value_quantizer, weights)[0]
+        keys = jnp.swapaxes(keys, 2, 3)
+        if cache.latent:
+            values = keys[..., :0]
+        else:
+            weights = rules.weigh(cache.value_quantizer, eye(tiles.PAGE), read(cache.values))
+            values = rules.restore(cache.value_quantizer, weights)
+        found = keys[0], values[0]
         return tuple(lax.dynamic_slice_in_dim(x, start[b] - first, cache.unit, 1) for x in found)  # pyright: ignore
 
     return lax.map(of_sequence, jnp.arange(len(start)))

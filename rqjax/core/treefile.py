@@ -75,7 +75,7 @@ def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dic
     Before 2026-11-22 a `TokenArray` was a `Timed` with `per` tokens an entry, and a sign sketch was a class of its own,
     `Sign(sketch, gain, dtype)`, in the place of `Normalized(Rotated(sketch, Scalar))`. Before 2026-11-23 codes of
     `Columns` and `TrellisColumns` were not streams, and caches knew no rope; until 2026-11-24 they knew no pages, and
-    units of keys had an axis of their own.
+    units of keys had an axis of their own; before 2026-11-26 none was of latents.
     """
     fields, arrays = dict(fields), dict(arrays)
     for name in [name for name, text in fields.items() if text == "Timed"]:
@@ -89,7 +89,7 @@ def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dic
         fields.setdefault(f"{name}.streamed", "False")
     for name in [name for name, text in fields.items() if text == "KVCache"]:
         centered = str(fields.get(f"{name}.key_mean") != "None")
-        of_then = {"rope": "None", "centered": centered, "pre_rope": "False", "tables": "None"}
+        of_then = {"rope": "None", "centered": centered, "pre_rope": "False", "tables": "None", "latent": "False"}
         fields = {**{f"{name}.{field}": text for field, text in of_then.items()}, **fields}
         if f"{name}.held" not in fields:
             fields[f"{name}.held"] = fields[f"{name}.lengths"]

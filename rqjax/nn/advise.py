@@ -90,7 +90,8 @@ def advise(
 
     Raises:
       UnknownName: there is no such family.
-      ValueError: there are fewer tokens than dimensions of a head, or the family stores more bits than these.
+      ValueError: there are fewer tokens than dimensions of a head, the family stores more bits than these, or the
+        decoder has latent attention.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -112,6 +113,8 @@ def sensitivities(decoder: Any, tokens: Int[Array | np.ndarray, "n time"], key: 
     measured = rates(family)
     tokens = jnp.asarray(tokens)
     check_tokens(decoder, tokens)
+    if decoder.config.kv_lora_rank:
+        raise ValueError("expected a decoder with keys and values apart, got latent attention")
     uniform = [calibrated(decoder, tokens, named_at(family, rate, rate), key) for rate in measured]
     inputs, samples = [decoder.embedded(tokens)], []
     for layer in range(len(decoder.layers)):

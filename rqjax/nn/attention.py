@@ -56,13 +56,13 @@ class CachedAttention(nnx.Module):
 def exact_attention(
     q: Float[Array, "batch time q_heads dim"],
     k: Float[Array, "batch time heads dim"],
-    v: Float[Array, "batch time heads dim"],
+    v: Float[Array, "batch time heads value_dim"],
     *,
     scale: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
     sink_logits: Float[Array, "q_heads"] | None = None,
-) -> Float[Array, "batch time q_heads dim"]:
+) -> Float[Array, "batch time q_heads value_dim"]:
     """Causal attention of tokens to one another, without a cache; options as in `rqjax.attend`.
 
     Blocks of queries meet only the keys that they see, and their weights are made anew for the gradient.
@@ -81,7 +81,7 @@ def exact_attention(
         if sink_logits is not None:  # total / (total + exp(sink)) of the weights is left
             sinks = sink_logits.astype(jnp.float32).reshape(k.shape[2], -1, 1)
             weights *= jax.nn.sigmoid(jax.nn.logsumexp(scores, axis=-1) - sinks)[..., None]
-        return jnp.einsum("bhgts,bshd->bthgd", weights.astype(v.dtype), v).reshape(q.shape)
+        return jnp.einsum("bhgts,bshd->bthgd", weights.astype(v.dtype), v).reshape(*q.shape[:3], -1)
 
     size = max(128, -(-time // 16))
     parts = []

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from rqjax.cache.strategies import Strategy, checked, named, with_bits
 from rqjax.core import Quantizer
 from rqjax.nn.attention import exact_attention
+from rqjax.quantizers.combinators import Split
 from rqjax.recipes.fitted import FITTED
 from rqjax.rotations import Rope
 
@@ -29,9 +30,24 @@ def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str | Sequence[
         sides = (names[0], "keys"), (names[-1], "values")
         queries = any("queries" in _asked(*pair) for pair in sides)
         x, samples, mean = through(decoder, layer, x, queries=queries, **options)
-        keys, values = (_quantizer(part, side, jax.random.fold_in(key, layer), samples, layer) for part, side in sides)
-        found.append(Strategy(keys, values, mean, **options))
+        latent = decoder.config.kv_lora_rank
+        each = _parts(samples, latent) if latent else [samples, samples]
+        keys, values = (
+            _quantizer(part, side, jax.random.fold_in(key, layer), some, layer)
+            for (part, side), some in zip(sides, each, strict=True)
+        )
+        found.append(Strategy(Split((keys, values)) if latent else keys, None if latent else values, mean, **options))
     return found
+
+
+def _parts(samples: dict[str, Array], latent: int) -> list[dict[str, Array]]:
+    """Samples of latent attention: of the coordinates that turn, and of the latent, which is key and value."""
+    keys, moments = samples["keys"], samples.get("queries")
+    size = keys.shape[-1] - latent
+    each = [{"keys": keys[..., part], "values": keys[..., part]} for part in (slice(size), slice(size, None))]
+    if moments is not None:
+        each[0]["queries"], each[1]["queries"] = moments[:, :size, :size], moments[:, size:, size:]
+    return each
 
 
 def check_tokens(decoder: Any, tokens: Int[Array, "n time"]) -> None:

@@ -203,7 +203,7 @@ def _digest(decoder: Decoder) -> str:
     """Of the weights that make keys and values, in bfloat16, whatever they were loaded in."""
     digest = hashlib.sha256()
     for block in decoder.layers:
-        for projection in (block.self_attn.k_proj, block.self_attn.v_proj):
+        for projection in block.self_attn.to_cache:
             digest.update(fetched(projection.weight[...].astype(jnp.bfloat16)).tobytes())
     return digest.hexdigest()
 

@@ -8,6 +8,7 @@ from typing import Any
 from rqjax.core import UnknownName, check_int, unknown_name
 from rqjax.nn.families import FAMILIES, MISSING, Family
 from rqjax.rotations import Rope
+from rqjax.rotations.rope import yarn_length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,21 @@ class DecoderConfig:
     """Of each layer, whether it has experts in the place of an MLP; none, if empty."""
     norm_topk_prob: bool = False
     """Whether the weights of a token's experts add up to 1."""
+    n_shared_experts: int = 0
+    """Whose sizes add up to that of an MLP which all tokens go through."""
+    routed_scaling_factor: float = 1.0
+    """Of what the other experts make."""
+    groups: tuple[int, int] = (1, 1)
+    """Of experts, and of how many of these groups, the best ones, a token's experts are."""
+    num_nextn_predict_layers: int = 0
+    """Behind the others in a checkpoint, to guess more tokens with; they are not read."""
+    q_lora_rank: int = 0
+    """Of latent attention, of what queries are made of; 0: of all that goes into a layer."""
+    kv_lora_rank: int = 0
+    """Of the latent, the last coordinates of a `head_dim`; 0: attention of another kind."""
+    qk_nope_head_dim: int = 0
+    """Coordinates of a head's queries and keys that do not turn, beside those of a `head_dim` that do."""
+    v_head_dim: int = 0
     swiglu: tuple[float, float] | None = None
     """Alpha and limit of experts that make (up + 1) gate sigmoid(alpha gate), clamped, and not up silu(gate)."""
     family: str = "llama"
@@ -82,6 +98,8 @@ class DecoderConfig:
                 "config.json has a quantization_config: quantized weights are not supported, but gpt_oss's"
             )
         fields = {**family.defaults, **fields}
+        latent = _latent(fields) if family.latent else {}
+        fields |= latent
         field, activation = family.activation
         if fields.get(field, activation) != activation:
             raise ValueError(f"expected {field} {activation!r} in config.json, got {fields[field]!r}")
@@ -108,6 +126,8 @@ class DecoderConfig:
             qkv_bias=biased or family.qkv_bias,
             out_bias=biased and family.out_bias,
             mlp_bias=bool(fields.get("mlp_bias", False)),
+            **{name: latent[name] for name in LATENT if name in latent},
+            num_nextn_predict_layers=fields.get("num_nextn_predict_layers", 0),
             **_experts(family, fields, layers),
             family=name,
             embedding_scale=root * _scale(fields, "embedding_multiplier"),
@@ -118,6 +138,10 @@ class DecoderConfig:
             logit_scale=1 / _scale(fields, "logits_scaling"),
             eos_token_ids=_ids(fields.get("eos_token_id")),
         )
+
+
+LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+"""Fields that a decoder with latent attention has alone."""
 
 
 def _need(fields: Mapping[str, Any], name: str) -> Any:
@@ -147,18 +171,44 @@ def _experts(family: Family, fields: Mapping[str, Any], layers: int) -> dict[str
     """Fields of mixtures, with the names of transformers 4 or 5."""
     if family.experts is None:
         return {}
-    count = fields.get("num_experts") or _need(fields, "num_local_experts")
+    count = fields.get("num_experts") or fields.get("n_routed_experts") or _need(fields, "num_local_experts")
     count = check_int("num_experts", count, 1, 2**20)
     size = fields.get("moe_intermediate_size") or _need(fields, "intermediate_size")
     step, dense = fields.get("decoder_sparse_step", 1), fields.get("mlp_only_layers") or ()
-    limit = fields.get("swiglu_limit")
+    limit, first = fields.get("swiglu_limit"), fields.get("first_k_dense_replace", 0)
+    groups = check_int("n_group", fields.get("n_group") or 1, 1, count)
+    if fields.get("topk_method") == "greedy":
+        groups = 1
+    if count % groups:
+        raise ValueError(f"expected a multiple of n_group {groups} experts, got {count}")
     return {
         "num_experts": count,
         "num_experts_per_tok": check_int("num_experts_per_tok", _need(fields, "num_experts_per_tok"), 1, count),
         "moe_intermediate_size": check_int("moe_intermediate_size", size, 1, 2**31),
-        "mixtures": tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
+        "mixtures": tuple(i >= first and i not in dense and (i + 1) % step == 0 for i in range(layers)),
+        "n_shared_experts": check_int("n_shared_experts", fields.get("n_shared_experts") or 0, 0, 2**20),
+        "routed_scaling_factor": _scale(fields, "routed_scaling_factor"),
+        "groups": (groups, check_int("topk_group", fields.get("topk_group") or 1, 1, groups) if groups > 1 else 1),
         "norm_topk_prob": bool(fields.get("norm_topk_prob", False)),
         "swiglu": None if limit is None else (float(fields["swiglu_alpha"]), float(limit)),
+    }
+
+
+def _latent(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Of multi-head latent attention, as if all queries shared one head of keys: those that turn, then the latent."""
+    size = {name: check_int(name, _need(fields, name), 1, 2**16) for name in (*LATENT[1:], "qk_rope_head_dim")}
+    turning = size.pop("qk_rope_head_dim")
+    if not fields.get("rope_interleave", True):
+        raise ValueError("expected rope_interleave True in config.json")
+    scaling = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    longer = yarn_length(scaling["factor"], scaling["mscale_all_dim"]) if scaling.get("mscale_all_dim") else 1
+    dim = turning + size["kv_lora_rank"]
+    return size | {
+        "q_lora_rank": check_int("q_lora_rank", fields["q_lora_rank"] or 0, 0, 2**16),
+        "num_key_value_heads": 1,
+        "head_dim": dim,
+        "partial_rotary_factor": turning / dim,
+        "attention_multiplier": (size["qk_nope_head_dim"] + turning) ** -0.5 * longer**2,
     }
 
 

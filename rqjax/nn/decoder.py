@@ -24,6 +24,7 @@ from rqjax.nn.compat import jittable, listed
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.experts import Mixture
 from rqjax.nn.heads import attention, empty, everyone
+from rqjax.nn.latent import LatentAttention
 from rqjax.nn.layers import MLP, Embedding, Linear, RMSNorm, product
 
 Attend: TypeAlias = Callable[[Array, Array, Array], Array]
@@ -48,6 +49,11 @@ class Attention(nnx.Module):
         self.q_norm = RMSNorm(outer if whole else dim, config, dtype) if self.qk_norm else None
         self.k_norm = RMSNorm(kv_outer if whole else dim, config, dtype) if self.qk_norm else None
 
+    @property
+    def to_cache(self) -> tuple[Linear, ...]:
+        """What makes that which a cache holds."""
+        return self.k_proj, self.v_proj
+
     def __call__(self, x: Float[Array, "batch time size"], attend: Attend) -> Array:
         q, k, v = (project(x) for project in (self.q_proj, self.k_proj, self.v_proj))
         if self.qk_norm == "whole":
@@ -69,7 +75,7 @@ class Block(nnx.Module):
     or in Gemma where there are those behind."""
 
     def __init__(self, config: DecoderConfig, mixture: bool, *, rngs: nnx.Rngs, dtype: DTypeLike):
-        self.self_attn = Attention(config, rngs=rngs, dtype=dtype)
+        self.self_attn = (LatentAttention if config.traits.latent else Attention)(config, rngs=rngs, dtype=dtype)
         self.mlp = (Mixture if mixture else MLP)(config, rngs=rngs, dtype=dtype)
         family, self.scale = config.traits, config.residual_scale
 
@@ -144,7 +150,8 @@ class Decoder(nnx.Module):
                 q, k = self.turned(layer, positions, q, k)
             if caches is None:
                 return exact_attention(q, k, v, **options)
-            out, cache = attention(self.sharding, q, k, v, caches[layer], valid, slots, **options)
+            value = None if caches[layer].latent else v
+            out, cache = attention(self.sharding, q, k, value, caches[layer], valid, slots, **options)
             kept.append(cache)
             return out
 
@@ -221,7 +228,7 @@ class Decoder(nnx.Module):
         dtype = jnp.dtype(options.get("dtype", jnp.float32 if name == "float32" else jnp.bfloat16)).name
         names = [name] * layers if isinstance(name, str) else name
         names = [n if edge <= layer < layers - edge else dtype for layer, n in enumerate(names)]
-        parts = for_layers(names, key, layers, config.head_dim)
+        parts = for_layers(names, key, layers, config.head_dim, config.kv_lora_rank or None)
         heads = config.num_key_value_heads
         layers_of = zip(parts, config.ropes, strict=True)
         makes = [functools.partial(part.cache, batch, heads, max_len, rope=rope, **options) for part, rope in layers_of]

@@ -276,7 +276,10 @@ def _level(
     """A name and its strategies of the layers, and how many pages of theirs are in the bytes of those of `caches`."""
     size = lambda layers: sum(nbytes((layer.keys, layer.values)) for layer in layers)  # noqa: E731
     one = decoder.caches(name, key, 1, room, pages=1, **options)
-    layers = [Strategy(layer.key_quantizer, layer.value_quantizer, pre_rope=layer.pre_rope) for layer in one]
+    layers = [
+        Strategy(layer.key_quantizer, None if layer.latent else layer.value_quantizer, pre_rope=layer.pre_rope)
+        for layer in one
+    ]
     pages = size(caches) // size(one)
     jax.eval_shape(lambda: [requantize(*pair) for pair in zip(caches, layers, strict=True)])  # do they fit?
     return name, layers, pages

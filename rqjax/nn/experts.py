@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from rqjax.arrays.planes import as_bits
 from rqjax.core import platforms
 from rqjax.nn.config import DecoderConfig
-from rqjax.nn.layers import Linear
+from rqjax.nn.layers import MLP, Linear
 
 BLOCK_ROWS = (8, 64)
 """The least and the most rows of a block on a CPU. It has as many as an expert has on average, a power of two: with 8,
@@ -116,19 +116,54 @@ def _(primals, tangents):
     return _one_of(*primals), tangents[0][primals[1]]
 
 
-class Mixture(nnx.Module):
-    """The experts with the largest scores of a router, weighted by a softmax of their scores or of all."""
+class Router(Linear):
+    """Which experts a token goes through, and their weights: a softmax of its scores, or sigmoids of them.
+
+    Of experts in groups, those of the best groups alone are chosen: by the best expert of each (DeepSeek-AI, 2024,
+    arXiv:2405.04434), or with sigmoids by the best two, each with a bias that evens out how often it is chosen
+    (arXiv:2412.19437).
+    """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
-        self.count, self.normalized = config.num_experts_per_tok, config.norm_topk_prob
-        bias = config.traits.expert_bias
-        self.router = Linear(config.hidden_size, config.num_experts, bias=bias, rngs=rngs, dtype=dtype)
+        count, self.sigmoid = config.num_experts, config.traits.router == "sigmoid"
+        super().__init__(config.hidden_size, count, bias=config.traits.expert_bias, rngs=rngs, dtype=dtype)
+        self.e_score_correction_bias = nnx.Param(jnp.zeros(count, jnp.float32)) if self.sigmoid else None
+        self.count, self.normalized, self.groups = config.num_experts_per_tok, config.norm_topk_prob, config.groups
+        self.scale = config.routed_scaling_factor
+
+    def choose(self, x: Float[Array, "rows size"]) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
+        """Weights of the experts of each row, and which they are."""
+        scores = self(x).astype(jnp.float32)
+        all_weights = jax.nn.sigmoid(scores) if self.sigmoid else jax.nn.softmax(scores, axis=-1)
+        bias = self.e_score_correction_bias
+        chosen = lax.top_k(self._in_groups(all_weights if bias is None else all_weights + bias[...]), self.count)[1]
+        weights = jnp.take_along_axis(all_weights, chosen, axis=-1)
+        if self.normalized:
+            weights /= weights.sum(-1, keepdims=True)
+        return self.scale * weights, chosen
+
+    def _in_groups(self, ranks: Float[Array, "rows experts"]) -> Float[Array, "rows experts"]:
+        """Ranks of the experts that may be chosen, -inf of the others."""
+        groups, most = self.groups
+        if groups == 1:
+            return ranks
+        each = ranks.reshape(len(ranks), groups, -1)
+        best = lax.top_k(each, 2 if self.sigmoid else 1)[0].sum(-1)
+        allowed = jax.nn.one_hot(lax.top_k(best, most)[1], groups, dtype=bool).any(1)
+        return jnp.where(allowed[..., None], each, -jnp.inf).reshape(ranks.shape)
+
+
+class Mixture(nnx.Module):
+    """The experts that a router chooses, weighted, and those that all tokens share."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
+        self.router = Router(config, rngs=rngs, dtype=dtype)
         self.experts = Experts(config, rngs=rngs, dtype=dtype)
+        shared = config.n_shared_experts * config.moe_intermediate_size
+        self.shared_experts = MLP(config, shared, rngs=rngs, dtype=dtype) if shared else None
 
     def __call__(self, x: Float[Array, "*n size"]) -> Float[Array, "*n size"]:
         rows = x.reshape(-1, x.shape[-1])
-        scores = self.router(rows).astype(jnp.float32)
-        largest, chosen = lax.top_k(scores, self.count)
-        total = jax.nn.logsumexp(largest if self.normalized else scores, axis=-1, keepdims=True)
-        out = jnp.einsum("nk,nkd->nd", jnp.exp(largest - total), self.experts(rows, chosen))
-        return out.astype(x.dtype).reshape(x.shape)
+        weights, chosen = self.router.choose(rows)
+        out = jnp.einsum("nk,nkd->nd", weights, self.experts(rows, chosen)).astype(x.dtype).reshape(x.shape)
+        return out if self.shared_experts is None else out + self.shared_experts(x)

@@ -36,6 +36,10 @@ class Family(NamedTuple):
     (experts, in, out), whose columns of gate and up take turns."""
     expert_bias: bool = False
     """Whether experts and their router have biases."""
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    """What makes weights of a router's scores; with sigmoids each expert has a learned bias while they are chosen."""
+    latent: bool = False
+    """Whether keys and values of all heads are made of one latent a token (`rqjax.nn.latent`)."""
     names: Mapping[str, str] = {}
     """Of modules in checkpoints, where they are not those of Llama or Gemma."""
     fused: Mapping[str, tuple[str, ...]] = {}
@@ -110,6 +114,21 @@ GPT_OSS = Family(
         "swiglu_limit": 7.0,
     },
 )
+DEEPSEEK_V2 = Family(
+    latent=True,
+    interleaved=True,
+    experts="apart",
+    names={"router": "gate"},
+    defaults={
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 0,
+    },
+)
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
     "mistral": Family(windows="all", defaults={"sliding_window": 4096}),
@@ -125,6 +144,20 @@ FAMILIES: dict[str, Family] = {
     "mixtral": MIXTRAL,
     "qwen3_moe": Family(qk_norm="head", experts="apart", names={"router": "gate"}, defaults={"head_dim": 128}),
     "gpt_oss": GPT_OSS,
+    "deepseek_v2": DEEPSEEK_V2,
+    "deepseek_v3": DEEPSEEK_V2._replace(
+        router="sigmoid",
+        defaults={
+            **DEEPSEEK_V2.defaults,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 3,
+            "n_group": 8,
+            "topk_group": 4,
+            "topk_method": "noaux_tc",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
     "glm": GLM,
     "glm4": GLM._replace(
         norm_behind=True,
@@ -142,14 +175,13 @@ MISSING: dict[str, tuple[str, str]] = {
     "cohere": ("llama", "attention and MLP side by side, LayerNorm"),
     "cohere2": ("llama", "attention and MLP side by side, LayerNorm"),
     "dbrx": ("mixtral", "LayerNorm, clipped queries, keys and values"),
-    "deepseek_v2": ("qwen3_moe", "latent attention, shared experts, groups of experts"),
-    "deepseek_v3": ("qwen3_moe", "latent attention, shared experts, groups of experts"),
+    "deepseek_v32": ("deepseek_v3", "a sparse choice of the tokens that are attended to"),
     "falcon": ("llama", "attention and MLP side by side, LayerNorm"),
     "falcon_mamba": ("llama", "state spaces in the place of attention"),
     "gemma3n": ("gemma3_text", "layers that share caches, embeddings of each layer"),
     "gemma3n_text": ("gemma3_text", "layers that share caches, embeddings of each layer"),
     "gemma4": ("gemma3_text", "layers that share caches"),
-    "glm4_moe": ("qwen3_moe", "shared experts, routers of sigmoids"),
+    "glm4_moe": ("deepseek_v3", "such experts beside heads of keys and values"),
     "gpt2": ("llama", "learned positions, LayerNorm"),
     "gpt_neox": ("llama", "attention and MLP side by side, LayerNorm"),
     "granitemoe": ("mixtral", "its names of tensors, scales of what layers add"),
@@ -164,8 +196,8 @@ MISSING: dict[str, tuple[str, str]] = {
     "opt": ("llama", "learned positions, LayerNorm"),
     "phi": ("phi3", "attention and MLP side by side, LayerNorm"),
     "phimoe": ("mixtral", "LayerNorm, its own router"),
-    "qwen2_moe": ("qwen3_moe", "shared experts"),
-    "qwen3_next": ("qwen3_moe", "linear attention in most layers, gates of attention, shared experts"),
+    "qwen2_moe": ("qwen3_moe", "a gate of its shared expert"),
+    "qwen3_next": ("qwen3_moe", "linear attention in most layers, gates of attention and of shared experts"),
     "stablelm": ("llama", "LayerNorm"),
     "starcoder2": ("mistral", "LayerNorm, MLP without a gate"),
 }

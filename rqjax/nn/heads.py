@@ -76,7 +76,7 @@ def attention(
     sharding: NamedSharding | None,
     q: Array,
     k: Array,
-    v: Array,
+    v: Array | None,
     cache: KVCache,
     valid: Any,
     slots: Any,
@@ -86,7 +86,7 @@ def attention(
 ) -> tuple[Array, KVCache]:
     """`dot_product_attention`, on a mesh of each device's heads to its part of the cache."""
 
-    def own(q: Array, k: Array, v: Array, cache: KVCache, valid: Any, slots: Any, sinks: Any) -> tuple[Array, KVCache]:
+    def own(q: Array, k: Array, v: Any, cache: KVCache, valid: Any, slots: Any, sinks: Any) -> tuple[Array, KVCache]:
         return dot_product_attention(q, k, v, cache, valid=valid, slots=slots, sink_logits=sinks, **options)
 
     if sharding is None:

@@ -12,19 +12,21 @@ from rqjax.nn.config import DecoderConfig
 from rqjax.nn.families import GELU
 
 
-def product(x: Float[Array, "*n inner"], weight: Float[Array, "outer inner"]) -> Float[Array, "*n outer"]:
-    """x W^T in float32.
+def product(
+    x: Float[Array, "*n inner"], weight: Float[Array, "..."], subscripts: str = "...i,oi->...o"
+) -> Float[Array, "*n outer"]:
+    """x W^T in float32, or another einsum.
 
     On a CPU, XLA makes float32 copies of narrow weights, of all layers before the first is used. A branch is entered
     only when its operands are there, so that there is one copy at a time.
     """
 
     def multiply(x: Array) -> Array:
-        return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
+        return jnp.einsum(subscripts, x, weight, preferred_element_type=jnp.float32)
 
     if not platforms.on_cpu() or weight.dtype == jnp.float32:
         return multiply(x)
-    nothing = lambda x: jnp.full((*x.shape[:-1], len(weight)), jnp.nan, jnp.float32)  # noqa: E731
+    nothing = lambda x: jnp.full(jax.eval_shape(multiply, x).shape, jnp.nan, jnp.float32)  # noqa: E731
     return jax.lax.cond(never_true(x), nothing, multiply, x)
 
 
@@ -64,8 +66,8 @@ class RMSNorm(nnx.Module):
 class MLP(nnx.Module):
     """Gated: down(f(gate(x)) * up(x))."""
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
-        size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    def __init__(self, config: DecoderConfig, inner: int | None = None, *, rngs: nnx.Rngs, dtype: DTypeLike):
+        size, inner, bias = config.hidden_size, inner or config.intermediate_size, config.mlp_bias
         self.gate_proj = Linear(size, inner, bias=bias, rngs=rngs, dtype=dtype)
         self.up_proj = Linear(size, inner, bias=bias, rngs=rngs, dtype=dtype)
         self.down_proj = Linear(inner, size, bias=bias, rngs=rngs, dtype=dtype)

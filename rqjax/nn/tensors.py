@@ -17,7 +17,7 @@ PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 """Of the decoder's tensors; those of models that also see come last."""
 OTHERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 """Prefixes of tensors that are no part of the decoder."""
-TURNED = {"q_proj", "k_proj"}
+TURNED = {"q_proj", "k_proj", "q_b_proj", "kv_a_proj_with_mqa"}
 """Modules whose rows turn by positions."""
 
 
@@ -172,7 +172,7 @@ def places(
             return of_experts(before, parts, shape)
         for i, part in enumerate(path):
             if part in TURNED and family.interleaved:
-                order = _interleaved(config)
+                order = _interleaved(config, part)
             for whole, members in family.fused.items():
                 if part in members:
                     rows = [shapes[(*path[:i], member, *path[i + 1 :])][0] for member in members]
@@ -193,11 +193,15 @@ def places(
     return {path: place(path) for path in shapes}
 
 
-def _interleaved(config: DecoderConfig) -> np.ndarray:
-    """Coordinates that turn together lie side by side in the file, and half of all that turn apart in the decoder."""
+def _interleaved(config: DecoderConfig, module: str) -> np.ndarray:
+    """Coordinates that turn together lie side by side in the file, and half of all that turn apart in the decoder.
+    There they come first; in files of models with latent attention they come last."""
     turning = config.ropes[0].turning(config.head_dim)
-    pairs = np.arange(turning).reshape(-1, 2).T.reshape(-1)
-    return np.concatenate([pairs, np.arange(turning, config.head_dim)])
+    others, pairs = config.head_dim - turning, np.arange(turning).reshape(-1, 2).T.reshape(-1)
+    if not config.traits.latent:
+        return np.concatenate([pairs, np.arange(turning, config.head_dim)])
+    others = config.kv_lora_rank if module.startswith("kv") else config.qk_nope_head_dim
+    return np.concatenate([others + pairs, np.arange(others)])
 
 
 def found(
@@ -216,7 +220,9 @@ def found(
     if missing:
         raise ValueError(f"{folder} has no tensor {missing[0]!r}" + _more(missing))
     known = {*wanted, f"{head}lm_head.weight"}  # which many files hold beside the embeddings it is tied to
-    extra = [n for n in tensors if n not in known and not n.startswith(OTHERS) and not n.endswith("inv_freq")]
+    count = config.num_hidden_layers
+    others = OTHERS + tuple(f"{prefix}layers.{count + i}." for i in range(config.num_nextn_predict_layers))
+    extra = [n for n in tensors if n not in known and not n.startswith(others) and not n.endswith("inv_freq")]
     if extra:
         raise ValueError(
             f"{folder} has a tensor {sorted(extra)[0]!r} that its config.json has no use for" + _more(extra)

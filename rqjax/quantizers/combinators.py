@@ -1,6 +1,7 @@
 """The parts that make big quantizers from small ones."""
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -158,6 +159,10 @@ class Split(Quantizer):
     @property
     def dim(self) -> int:
         return sum(part.dim for part in self.parts)
+
+    @property
+    def tile(self) -> int:
+        return math.lcm(*(part.tile for part in self.parts))
 
     def encode(self, x: Vectors) -> Codes:
         blocks = self.split(check_vectors(x, self.dim))

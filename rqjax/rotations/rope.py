@@ -87,7 +87,9 @@ class Rope:
         if kind == "yarn" and not fields.get("truncate", True):
             kind = "yarn_untruncated"
         if KINDS[kind] == YARN and fields["attention_factor"] is None:
-            fields["attention_factor"] = 0.1 * math.log(fields["factor"]) + 1 if fields["factor"] > 1 else 1
+            scale, of_all = fields.get("mscale"), fields.get("mscale_all_dim")
+            scale, of_all = (scale, of_all) if scale and of_all else (1, 0)
+            fields["attention_factor"] = yarn_length(fields["factor"], scale) / yarn_length(fields["factor"], of_all)
         return cls(float(theta), kind, tuple(float(fields[name]) for name in KINDS[kind]), float(share))
 
     def turning(self, dim: int) -> int:
@@ -96,7 +98,7 @@ class Rope:
         Raises:
           ValueError: no even number of them, or none.
         """
-        count = int(dim * self.share)
+        count = int(dim * self.share + 1e-6)  # 6 of 49 coordinates are less in floating point
         if count < 2 or count % 2 or count > dim:
             raise ValueError(f"expected a rope that turns an even number of {dim} coordinates, got {count}: {self}")
         return count
@@ -215,6 +217,11 @@ class Rope:
         coefficients = np.linalg.lstsq(polynomials, slow.T, rcond=None)[0].T
         rows = np.concatenate([*(part[:fast] for part in table), polynomials.T])
         return rows.astype(np.float32), coefficients.astype(np.float32)
+
+
+def yarn_length(factor: float | int, mscale: float | int) -> float | int:
+    """By what YaRN has queries and keys longer in a text that is longer by a factor."""
+    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1
 
 
 CLASSES[Rope.__name__] = Rope

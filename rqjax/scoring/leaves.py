@@ -54,8 +54,10 @@ def of_levels(
             return tile
         return tile, *(TokenArray.of(jnp.swapaxes(a, 2, 3), axis=3) for a in grid.arrays(quantizer, codes))
 
-    def key_levels(quantizer: Any, codes: Codes) -> Int8[Array, "b h t d"]:
+    def key_levels(quantizer: Any, codes: Codes, transposed: bool) -> Int8[Array, "b h t d"]:
         tile = codes if grid is None else codes[0]
+        if isinstance(tile, tuple) and transposed:
+            return jnp.swapaxes(value_levels(quantizer, codes), 2, 3)
         if isinstance(tile, tuple):
             return levels(quantizer, tiles.key_indices(tile, quantizer.bits))
         return levels(quantizer, quantizer.indices(codes).astype(jnp.uint8))
@@ -64,12 +66,14 @@ def of_levels(
         tile = codes if grid is None else codes[0]
         if isinstance(tile, tuple):
             return levels(quantizer, tiles.unpack_rows(tile, quantizer.bits, quantizer.dim))
-        return jnp.swapaxes(key_levels(quantizer, codes), 2, 3)
+        return jnp.swapaxes(key_levels(quantizer, codes, False), 2, 3)
 
     if grid is None:
         return Rule(
             prepare=lambda quantizer, y: integers.query_limbs(y),
-            scores=lambda quantizer, y, codes: integers.products(y, key_levels(quantizer, codes)) * step(quantizer),
+            scores=lambda quantizer, y, codes, transposed: (
+                integers.products(y, key_levels(quantizer, codes, transposed)) * step(quantizer)
+            ),
             weigh=lambda quantizer, w, codes: integers.sums(w, value_levels(quantizer, codes)) * step(quantizer),
             lay_out=lay_out,
             in_integers=lambda quantizer: True,
@@ -93,9 +97,9 @@ def of_levels(
         groups = y[:, :, None] * members(quantizer)
         return integers.query_limbs(flat(groups)), groups.sum(-1)
 
-    def scores(quantizer: Any, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+    def scores(quantizer: Any, prepared: Any, codes: Codes, transposed: bool) -> Float[Array, "b h r t"]:
         scale, bias = numbers(quantizer, codes)
-        found = integers.products(prepared[0], key_levels(quantizer, codes))
+        found = integers.products(prepared[0], key_levels(quantizer, codes, transposed))
         found = found.reshape(*prepared[1].shape, -1) * scale
         found = found if bias is None else found + prepared[1][..., None] * bias
         return functools.reduce(operator.add, [found[:, :, g] for g in range(found.shape[2])])  # no reduction
@@ -114,7 +118,7 @@ def of_levels(
 
 
 RULES[Exact] = Rule(
-    scores=lambda q, y, codes: integers.full_precision_einsum("bhrd,bhtd->bhrt", y, codes),
+    scores=lambda q, y, codes, transposed: integers.full_precision_einsum("bhrd,bhtd->bhrt", y, codes),
     weigh=lambda q, w, codes: integers.full_precision_einsum("bhrt,bhtd->bhrd", w, codes),
     # float32 is multiplied where it lies, in one block if that holds the scores; the bits of bfloat16 become bfloat16
     # by a copy, which is to stay in the processor's cache
@@ -122,7 +126,7 @@ RULES[Exact] = Rule(
 )
 RULES[Product] = Rule(
     prepare=lambda q, y: jax.vmap(jax.vmap(q.tables))(y),
-    scores=lambda q, tables, codes: jax.vmap(jax.vmap(q.looked_up))(tables, codes),
+    scores=lambda q, tables, codes, transposed: jax.vmap(jax.vmap(q.looked_up))(tables, codes),
 )
 
 _LEVELS = of_levels(
@@ -130,11 +134,11 @@ _LEVELS = of_levels(
 )
 
 
-def _scalar_scores(quantizer: Scalar, y: integers.Limbs, codes: Codes) -> Float[Array, "b h r t"]:
+def _scalar_scores(quantizer: Scalar, y: integers.Limbs, codes: Codes, transposed: bool) -> Float[Array, "b h r t"]:
     """Whole words are unpacked in the order in which indices lie in their bytes, if bytes hold whole indices; else a
     look-up of 32 bits is as fast as selections."""
     if isinstance(codes, tuple):
-        return _LEVELS.scores(quantizer, y, codes)
+        return _LEVELS.scores(quantizer, y, codes, transposed)
     order = packing.octet_order(quantizer.dim, quantizer.bits)
     if order is None:
         levels = jnp.asarray(quantizer.levels)[quantizer.indices(codes)]

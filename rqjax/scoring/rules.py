@@ -35,7 +35,9 @@ def _as_encoded(quantizer: Quantizer, codes: Codes, transposed: bool) -> Codes:
     return jax.tree.map(lambda leaf: TokenArray.of(leaf, axis=2, tokens_per_entry=quantizer.tile), codes)
 
 
-def _decoded_scores(quantizer: Quantizer, y: Float[Array, "b h r d"], codes: Codes) -> Float[Array, "b h r t"]:
+def _decoded_scores(
+    quantizer: Quantizer, y: Float[Array, "b h r d"], codes: Codes, transposed: bool
+) -> Float[Array, "b h r t"]:
     return jax.vmap(jax.vmap(quantizer.dot))(y, codes)
 
 
@@ -52,8 +54,8 @@ class Rule(NamedTuple):
 
     prepare: Callable[[Any, Array], Any] = lambda quantizer, y: y
     """What `scores` needs of the queries."""
-    scores: Callable[[Any, Any, Codes], Array] = _decoded_scores
-    """Inner products of the queries with the keys behind codes."""
+    scores: Callable[[Any, Any, Codes, bool], Array] = _decoded_scores
+    """Inner products of the queries with the keys behind codes, told whether these lie in the layout of values."""
     weigh: Callable[[Any, Array, Codes], Any] = _decoded_sums
     """Sums of the values behind codes, not yet rotated back; sums may be added."""
     restore: Callable[[Any, Any], Array] = lambda quantizer, sums: sums
@@ -83,9 +85,9 @@ def prepare(quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Any:
 
 
 @operation
-def scores(quantizer: Quantizer, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
-    """Inner products of the queries with the keys behind `codes`."""
-    return rule(quantizer).scores(quantizer, prepared, codes)
+def scores(quantizer: Quantizer, prepared: Any, codes: Codes, transposed: bool = False) -> Float[Array, "b h r t"]:
+    """Inner products of the queries with the keys behind `codes`, `transposed` if these lie in the layout of values."""
+    return rule(quantizer).scores(quantizer, prepared, codes, transposed)
 
 
 @operation
@@ -119,7 +121,7 @@ def width(quantizer: Quantizer) -> int:
 
 _AS_INNER = Rule(
     prepare=lambda q, y: prepare(q.inner, y),
-    scores=lambda q, y, codes: scores(q.inner, y, codes),
+    scores=lambda q, y, codes, transposed: scores(q.inner, y, codes, transposed),
     weigh=lambda q, w, codes: weigh(q.inner, w, codes),
     restore=lambda q, sums: restore(q.inner, sums),
     lay_out=lambda q, codes, transposed: lay_out(q.inner, codes, transposed),
@@ -129,7 +131,9 @@ _AS_INNER = Rule(
 
 
 RULES[Normalized] = RULES[Scaled] = RULES[Gain] = _AS_INNER._replace(
-    scores=lambda q, y, codes: scores(q.inner, y, codes[1]) * norms.restored(codes[0])[:, :, None],
+    scores=lambda q, y, codes, transposed: (
+        scores(q.inner, y, codes[1], transposed) * norms.restored(codes[0])[:, :, None]
+    ),
     weigh=lambda q, w, codes: weigh(q.inner, w * norms.restored(codes[0])[:, :, None], codes[1]),
     lay_out=lambda q, codes, transposed: (TokenArray.of(codes[0], axis=2), lay_out(q.inner, codes[1], transposed)),
 )
@@ -140,13 +144,15 @@ RULES[Rotated] = _AS_INNER._replace(
 )
 RULES[Centered] = _AS_INNER._replace(
     prepare=lambda q, y: (inner(y, q.mean)[..., None], prepare(q.inner, y)),
-    scores=lambda q, y, codes: y[0] + scores(q.inner, y[1], codes),
+    scores=lambda q, y, codes, transposed: y[0] + scores(q.inner, y[1], codes, transposed),
     weigh=lambda q, w, codes: (w.sum(-1, keepdims=True), weigh(q.inner, w, codes)),
     restore=lambda q, sums: restore(q.inner, sums[1]) + sums[0] * q.mean,
 )
 RULES[Residual] = Rule(
     prepare=lambda q, y: (prepare(q.first, y), prepare(q.second, y)),
-    scores=lambda q, y, codes: scores(q.first, y[0], codes[0]) + scores(q.second, y[1], codes[1]),
+    scores=lambda q, y, codes, transposed: (
+        scores(q.first, y[0], codes[0], transposed) + scores(q.second, y[1], codes[1], transposed)
+    ),
     weigh=lambda q, w, codes: (weigh(q.first, w, codes[0]), weigh(q.second, w, codes[1])),
     restore=lambda q, sums: restore(q.first, sums[0]) + restore(q.second, sums[1]),
     lay_out=lambda q, codes, transposed: (
@@ -158,7 +164,9 @@ RULES[Residual] = Rule(
 )
 RULES[Split] = Rule(
     prepare=lambda q, y: tuple(map(prepare, q.parts, q.split(y))),
-    scores=lambda q, y, codes: functools.reduce(operator.add, map(scores, q.parts, y, codes)),
+    scores=lambda q, y, codes, transposed: functools.reduce(
+        operator.add, map(functools.partial(scores, transposed=transposed), q.parts, y, codes)
+    ),
     weigh=lambda q, w, codes: tuple(weigh(part, w, code) for part, code in zip(q.parts, codes, strict=True)),
     restore=lambda q, sums: jnp.concatenate(list(map(restore, q.parts, sums)), axis=-1),
     lay_out=lambda q, codes, transposed: tuple(
@@ -169,7 +177,7 @@ RULES[Split] = Rule(
 )
 RULES[PerHead] = Rule(
     prepare=over_heads(prepare),
-    scores=over_heads(scores),
+    scores=lambda q, y, codes, transposed: over_heads(functools.partial(scores, transposed=transposed))(q, y, codes),
     weigh=over_heads(weigh),
     restore=over_heads(restore),
     lay_out=lambda q, codes, transposed: over_heads(lambda inner, codes: lay_out(inner, codes, transposed))(q, codes),

@@ -106,7 +106,7 @@ def of_streams(
         center = mean(q)
         return integers.query_limbs(scaled(parts(q), y)), None if center is None else inner(y, center)[..., None]
 
-    def scores(q: Any, y: Any, codes: Codes) -> Float[Array, "b h r t"]:
+    def scores(q: Any, y: Any, codes: Codes, transposed: bool) -> Float[Array, "b h r t"]:
         found = integers.row_products(y[0], rows(q, codes))
         return found if y[1] is None else found + y[1]
 
@@ -193,7 +193,7 @@ def _of_rows(
 RULES[Trellis] = lambda q: _TRELLIS if q.companded else _STATES if q.table.whole else DECODED
 _STATES = Rule(
     prepare=lambda q, y: integers.query_limbs(y),
-    scores=lambda q, y, codes: integers.products(y, q.table(q.states(codes))) * q.table.step,
+    scores=lambda q, y, codes, transposed: integers.products(y, q.table(q.states(codes))) * q.table.step,
     weigh=lambda q, w, codes: integers.sums(w, jnp.swapaxes(q.table(q.states(codes)), 2, 3)) * q.table.step,
     in_integers=lambda q: True,
 )

@@ -40,7 +40,7 @@ class Cells(Wrapper):
 
 rules.RULES[Cells] = rules.Rule(
     prepare=lambda q, y: (blocks.inner(y, q.centroids), rules.prepare(q.inner, y)),
-    scores=lambda q, y, codes: (
+    scores=lambda q, y, codes, transposed: (
         rules.scores(q.inner, y[1], codes[1])
         + (jax.vmap(jax.vmap(lambda near, cell: near[:, cell]))(y[0], codes[0]) if q.residual else 0)
     ),

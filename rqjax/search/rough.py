@@ -112,7 +112,9 @@ def _prepare(quantizer: Planes, y: Float[Array, "b h r d"]) -> Query:
     return Query([[word[..., None] for word in plane] for plane in planes], unit, total)
 
 
-def _scores(quantizer: Planes, y: Query, codes: UInt32[Array, "b h t words"]) -> Float[Array, "b h r t"]:
+def _scores(
+    quantizer: Planes, y: Query, codes: UInt32[Array, "b h t words"], transposed: bool
+) -> Float[Array, "b h r t"]:
     chosen = functions(quantizer.bits)
     planes = bit_planes(codes, quantizer.bits, quantizer.dim)
     weights = jnp.asarray(_weights(chosen, quantizer.bits), jnp.float32) @ jnp.asarray(quantizer.levels, jnp.float32)

@@ -19,7 +19,7 @@ from pallas_kernels.packed import Packed
 from rqjax.backends import hopper
 from rqjax.core import Unsupported
 from rqjax.scoring import rules
-from tests.tools.packed_codes import attention, encoded, error, in_pages
+from tests.tools.packed_codes import attention, by_token, encoded, error, in_pages
 from tests.tools.suites import some
 
 TOLERANCE = 5e-4
@@ -98,8 +98,7 @@ def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=Non
     shift, tables = None, None
     if paged:
         tables, keys, values = in_pages(rng, keys, values)
-        by_token = isinstance(keys.levels, np.ndarray) or keys.levels is None
-        shift = rng.normal(size=(batch, 1, query_heads, tokens if by_token else 1)).astype(np.float32)
+        shift = rng.normal(size=(batch, 1, query_heads, tokens if by_token(keys) else 1)).astype(np.float32)
     options = {"splits": splits, "softcap": softcap, "interpret": mosaic.interpret()}
     call = lambda *a: decode_attention(*a[:6], tables=a[6], **options)  # noqa: E731
     arguments = y, keys, values, start, np.asarray(stop, np.int32), shift, tables

@@ -32,15 +32,18 @@ HEADS, DIM, SLOTS, PAGES, LONG, CHUNK = 2, 32, 3, 8, 640, 128
 RNG = np.random.default_rng(0)
 KEYS, VALUES = RNG.standard_normal((2, 1000, HEADS, DIM)).astype(np.float32)
 TEXTS = RNG.integers(0, 1000, (2, LONG))
-append = jax.jit(rqjax.append, donate_argnums=0)
+append = jax.jit(
+    lambda cache, k, v, **options: rqjax.append(cache, k, None if cache.latent else v, **options), donate_argnums=0
+)
 attend = jax.jit(rqjax.attend)
 truncate = jax.jit(rqjax.truncate)
 copied = jax.jit(lambda cache: jax.tree.map(jnp.copy, cache))
 
 
-def cache(batch, pages=None, name="eden_3+centered", window=16, sinks=2, **options):
-    strategy = rqjax.strategy(name, jax.random.key(0), DIM)
-    options = {"rope": rqjax.Rope(1e4), "dtype": jnp.float32, **options}
+def cache(batch, pages=None, name="eden_3+centered", window=16, sinks=2, latent=None, **options):
+    strategy = rqjax.strategy(name, jax.random.key(0), DIM, latent=latent)
+    rope = rqjax.Rope(1e4, share=1 if latent is None else 1 - latent / DIM)
+    options = {"rope": rope, "dtype": jnp.float32, **options}
     return strategy.cache(batch, HEADS, LONG, window=window, sinks=sinks, pages=pages, **options)
 
 
@@ -179,9 +182,9 @@ class Schedule(RuleBasedStateMachine):
             assert error(found, attend(own, q)) < 1e-6
 
 
-@pytest.mark.parametrize("examples", some((8, 1000), [8]))
-def test_many_schedules(examples):
-    Schedule.empty, Schedule.alone = cache(SLOTS, PAGES), cache(1)
+@pytest.mark.parametrize(("examples", "latent"), some([(8, None), (1000, None), (200, 24)], [(8, None)]))
+def test_many_schedules(examples, latent):
+    Schedule.empty, Schedule.alone = cache(SLOTS, PAGES, latent=latent), cache(1, latent=latent)
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     options = settings(
         max_examples=examples, stateful_step_count=10, deadline=None, suppress_health_check=checks, database=None
@@ -214,13 +217,14 @@ def test_a_prefix_is_found_and_computed_once():
     assert paged.admit(TEXTS[0, :386])[1] == 2  # the sinks, which take no page
 
 
-NAMES = ("kivi_2", "turboquant_trellis_3+turned", "eden_2/nested_e8_2+pre_rope", "float32")
+KINDS = [("kivi_2", None), ("turboquant_trellis_3+turned", None), ("eden_2/nested_e8_2+pre_rope", None)]
+KINDS += [("float32", None), ("eden_3/turboquant_trellis_3+pre_rope", 24), ("float32", 16)]
 
 
-@pytest.mark.parametrize("name", some(NAMES, []))
-def test_ragged_calls_and_shared_pages_of_all_kinds_of_codes(name):
+@pytest.mark.parametrize(("name", "latent"), some(KINDS, []))
+def test_ragged_calls_and_shared_pages_of_all_kinds_of_codes(name, latent):
     """A chunk of one slot and a token of another in one call; a prefix that a second slot takes over."""
-    options = {"name": name, "window": 128 if name == "kivi_2" else 16}
+    options = {"name": name, "window": 128 if name == "kivi_2" else 16, "latent": latent}
     paged = rqjax.PagedCache(cache(SLOTS, PAGES, **options), chunk=256)
     own = [cache(1, **options) for _ in range(2)]
     pieces = [TEXTS[0, a:b] for a, b in ((0, 130), (130, 386), (386, 420))]
@@ -245,13 +249,14 @@ def test_ragged_calls_and_shared_pages_of_all_kinds_of_codes(name):
         assert error(attend(paged.caches, q, slots=jnp.array([slot])), attend(own[slot], q)) < 1e-6
 
 
-@pytest.mark.parametrize(
-    "name", some(("kivi_2", "turboquant_trellis_3+centered", "eden_2+pre_rope"), ["eden_2+pre_rope"])
-)
-def test_what_is_coded_stays_so_when_a_cache_is_cut(name):
+CUT = [("kivi_2", None), ("turboquant_trellis_3+centered", None), ("eden_2+pre_rope", None), ("eden_2+centered", 24)]
+
+
+@pytest.mark.parametrize(("name", "latent"), some(CUT, CUT[2:3]))
+def test_what_is_coded_stays_so_when_a_cache_is_cut(name, latent):
     """Whole units keep their codes; the rest of a unit that is cut decodes to what it was; then the text goes on."""
     x, q = KEYS[None, :300], KEYS[None, :1].repeat(2, axis=2)
-    whole = append(cache(1, name=name), x, x)
+    whole = append(cache(1, name=name, latent=latent), x, x)
     coded = int(whole.coded[0])
     for length in (295, coded - 3, 2, 0):
         cut = truncate(whole, jnp.array([length]))
@@ -307,6 +312,7 @@ def test_no_step_compiles_anew():
         ),
         (lambda p: rqjax.append(cache(1), *padded([1])[:2], slots=jnp.array([0])), "slots are of a cache with pages"),
         (lambda p: rqjax.grow(p.caches, 1000), "a cache with pages does not grow"),
+        (lambda p: rqjax.append(p.caches, padded([1])[0], slots=jnp.array([0])), "expected v, got None"),
         (lambda p: rqjax.truncate(p.caches, jnp.array([0, 0, 1])), r"expected lengths from 0 to those of the cache"),
     ],
 )

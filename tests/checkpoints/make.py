@@ -34,6 +34,14 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 TWO_HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 16,
+}
 FAMILIES = {
     "llama": (transformers.LlamaConfig, {"head_dim": 32, "rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "mistral": (transformers.MistralConfig, {"head_dim": 32, "sliding_window": 16}),
@@ -118,6 +126,44 @@ FAMILIES = {
             },
         },
     ),
+    "deepseek_v2": (
+        transformers.DeepseekV2Config,
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "num_experts_per_tok": 3,
+            "n_routed_experts": 6,
+            "n_group": 3,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "deepseek_v3": (
+        transformers.DeepseekV3Config,
+        {
+            **LATENT,
+            "num_hidden_layers": 3,
+            "q_lora_rank": 24,
+            "attention_bias": True,
+            "num_experts_per_tok": 3,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.2,
+                "mscale_all_dim": 0.8,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
 }
 TIME = 48
 
@@ -129,7 +175,8 @@ def main() -> None:
         config = config_class(**{**COMMON, **fields}, attn_implementation="eager")
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
         with torch.no_grad():
-            for parameter_name, parameter in model.named_parameters():
+            biases = [pair for pair in model.named_buffers() if pair[0].endswith("e_score_correction_bias")]
+            for parameter_name, parameter in [*model.named_parameters(), *biases]:
                 scale = 0.2 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
                 if parameter_name.endswith(("o_proj.weight", "down_proj.weight")):  # as GPT-2 begins
                     scale /= (2 * config.num_hidden_layers) ** 0.5

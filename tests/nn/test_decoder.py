@@ -19,7 +19,7 @@ FORWARD = jax.jit(lambda model, tokens: model(tokens)[0])
 STEP = jax.jit(lambda model, tokens, caches, valid=None: model(tokens, caches, valid=valid), donate_argnums=2)
 
 
-@pytest.fixture(scope="module", params=some(FAMILIES, ["gemma3_text", "olmo2", "glm4", "gpt_oss", "qwen3_moe"]))
+@pytest.fixture(scope="module", params=some(FAMILIES, ["gemma3_text", "glm4", "gpt_oss", "deepseek_v3"]))
 def checkpoint(request):
     folder = CHECKPOINTS / request.param
     expected = np.load(folder / "logits.npz")
@@ -72,7 +72,7 @@ def test_layers_without_positions(name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss", "deepseek_v3"])
 def test_ragged_prompts(family):
     """Prompts of different lengths, padded on the left, get the logits that each gets alone."""
     expected = np.load(CHECKPOINTS / family / "logits.npz")
@@ -208,13 +208,16 @@ def test_nearest_families_are_supported():
     assert not families.MISSING.keys() & families.FAMILIES.keys()
 
 
+LATENT = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "t5"}, "unknown architecture .* 't5'; known: gemma2, gemma3, gemma3_text, glm, glm4, gpt_oss"),
+        ({"model_type": "t5"}, "unknown architecture .* 't5'; known: deepseek_v2, deepseek_v3, gemma2, .* gpt_oss"),
         (
             {"model_type": "qwen2_moe"},
-            "unsupported .* 'qwen2_moe': the nearest one is 'qwen3_moe'; missing: shared experts",
+            "unsupported .* 'qwen2_moe': the nearest one is 'qwen3_moe'; missing: a gate",
         ),
         ({"model_type": "mixtral"}, "config.json has no 'num_local_experts'"),
         (
@@ -235,6 +238,9 @@ def test_nearest_families_are_supported():
         ({"hidden_act": "relu"}, "expected hidden_act 'silu' in config.json, got 'relu'"),
         ({"quantization_config": {}}, "quantized weights are not supported"),
         ({"model_type": "gemma3"}, "config.json has no 'text_config'"),
+        ({"model_type": "deepseek_v3", **LATENT, "rope_interleave": False}, "expected rope_interleave True"),
+        ({"model_type": "deepseek_v3", **LATENT, "kv_lora_rank": 0}, "expected kv_lora_rank to be .* from 1"),
+        ({"model_type": "deepseek_v3", **LATENT, "n_group": 3}, "expected a multiple of n_group 3 experts, got 8"),
     ],
 )
 def test_configs_that_are_refused(changes, message):

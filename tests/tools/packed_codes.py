@@ -40,18 +40,23 @@ def in_pages(rng, keys, values):
     count = batch * tokens // 128
     tables = rng.permutation(count + 3)[:count].reshape(batch, -1).astype(np.int32)
 
-    def paged(x):
-        axis = 3 if x.shape[3] == tokens else 2
+    def paged(x, axis=3):
         parts = np.stack(np.split(np.asarray(x), tables.shape[1], axis), axis=1)
         pages = np.full((count + 3, *parts.shape[2:]), 255 if x.dtype == np.uint8 else np.nan, x.dtype)
         pages[tables.reshape(-1)] = parts.reshape(count, *parts.shape[2:])
         return pages
 
-    def whole(codes):
+    def whole(codes, axis):
         biases = None if codes.biases is None else paged(codes.biases)
-        return codes._replace(sections=tuple(map(paged, codes.sections)), scales=paged(codes.scales), biases=biases)
+        sections = tuple(paged(section, axis) for section in codes.sections)
+        return codes._replace(sections=sections, scales=paged(codes.scales), biases=biases)
 
-    return tables, whole(keys), whole(values)
+    return tables, whole(keys, 2 if by_token(keys) else 3), whole(values, 3)
+
+
+def by_token(keys):
+    """Whether the rows of packed keys are tokens, as of all that are no streams."""
+    return keys.levels is None or isinstance(keys.levels, np.ndarray)
 
 
 def attention(keys, values, y, seen, softcap=None, shift=0):
