@@ -152,11 +152,9 @@ def _stream() -> None:
             break
     speed = f"{(len(made) - 2) / (time.perf_counter() - start):.1f} tokens/s, " if len(made) > 2 else ""
     print(f"\n\n{speed}megabytes of the cache, and in float16:")
-    shape = decoder.config
     for tokens in (len(prompt) + count, 8192, 32_768):
         held = decoder.cache_nbytes(strategy, 1, tokens, **options)
-        float16 = 2 * 2 * tokens * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
-        print(f"  {tokens:6,} tokens {held / 1e6:8.2f} {float16 / 1e6:8.2f}")
+        print(f"  {tokens:6,} tokens {held / 1e6:8.2f} {2 * tokens * decoder.config.cached / 1e6:8.2f}")
 
 
 if __name__ == "__main__":

@@ -40,8 +40,7 @@ def under(
         return advice, make(advice.names)
     least = found.under(float(found.bits[..., 0].mean()))
     fixed = decoder.cache_nbytes(make(least.names), 1, tokens)
-    shape = decoder.config
-    a_bit = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * tokens / 8
+    a_bit = decoder.config.cached * tokens / 8
     if fixed > amount:
         raise ValueError(
             f"expected a budget of at least {fixed / 1e6:.4g} MB for {tokens:,} tokens, the least of {found.family},"

@@ -71,7 +71,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         seconds += 0 if isinstance(strategy, str) else time.perf_counter() - start
         count = len(windows) // seeds
         caches = decoder.caches(strategy, key, count, point["context"], window=window, sinks=sinks)
-        parts = caches[0].key_quantizer, caches[0].value_quantizer
+        first = caches[0]
+        parts = (first.key_quantizer, first.key_quantizer if first.latent else first.value_quantizer)
         bits = sum(part.bits_per_vector / part.dim for part in parts) / 2
         return _scores(decoder, caches, windows[seed::seeds], exact[seed::seeds], point["chunk"]), bits
 

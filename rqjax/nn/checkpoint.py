@@ -53,6 +53,7 @@ def load_decoder(
     dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     axis: str | None = None,
+    context: int | None = None,
 ) -> Decoder:
     """A decoder with the weights of a checkpoint.
 
@@ -69,6 +70,9 @@ def load_decoder(
       dtype: of the weights; as in the files, if not given.
       mesh: of the devices; the first device, if not given.
       axis: of the mesh; its only one, if not given. Along others there are copies.
+      context: tokens of the longest text that the decoder is for; as many as the checkpoint takes, if not given. Those
+        with `longrope` (Phi-3.5 mini, Phi-4 mini) turn texts up to their original length by other frequencies than
+        longer ones; here it is `context` that decides, from the first token on.
 
     Raises:
       FileNotFoundError: there is no such folder or file.
@@ -90,7 +94,7 @@ def load_decoder(
     fields, usual = read_json(folder / "config.json"), folder / "generation_config.json"
     if usual.exists():  # chat models end their turns by more tokens than their texts
         fields |= {k: v for k, v in read_json(usual).items() if k == "eos_token_id" and v is not None}
-    config = DecoderConfig.parse(fields)
+    config = DecoderConfig.parse(fields, context)
     sharding = None if mesh is None else heads.checked(config, mesh, axis)
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
     leaves, files = list(nnx.to_flat_state(state)), _files(folder)

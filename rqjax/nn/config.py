@@ -75,9 +75,16 @@ class DecoderConfig:
     def num_hidden_layers(self) -> int:
         return len(self.windows)
 
+    @property
+    def cached(self) -> int:
+        """Numbers of a token that the caches of all layers keep."""
+        sides = 1 if self.kv_lora_rank else 2
+        return sides * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+
     @classmethod
-    def parse(cls, fields: Mapping[str, Any]) -> "DecoderConfig":
-        """From the fields of a `config.json`, of transformers 4 or 5.
+    def parse(cls, fields: Mapping[str, Any], context: int | None = None) -> "DecoderConfig":
+        """From the fields of a `config.json`, of transformers 4 or 5, for texts of up to `context` tokens, as in
+        `load_decoder`.
 
         Raises:
           UnknownName: an architecture that is not among `FAMILIES`; the nearest one is named, and what is missing.
@@ -120,7 +127,7 @@ class DecoderConfig:
             num_key_value_heads=kv_heads,
             head_dim=check_int("head_dim", fields.get("head_dim") or size["hidden_size"] // heads, 2, 2**16),
             windows=tuple(window if here else None for here in local),
-            ropes=tuple(map(functools.partial(_rope, fields), local, _turning(fields, layers))),
+            ropes=tuple(map(functools.partial(_rope, fields, context), local, _turning(fields, layers))),
             rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
             tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
             qkv_bias=biased or family.qkv_bias,
@@ -241,7 +248,7 @@ def _turning(fields: Mapping[str, Any], layers: int) -> list[bool]:
     return [interval is None or (i + 1) % interval != 0 for i in range(layers)]
 
 
-def _rope(fields: Mapping[str, Any], local: bool, turns: bool) -> Rope:
+def _rope(fields: Mapping[str, Any], context: int | None, local: bool, turns: bool) -> Rope:
     """The rotary embedding of a layer; transformers 5 has `rope_parameters` for the `rope_theta` and others of 4."""
     parameters, share = fields.get("rope_parameters"), fields.get("partial_rotary_factor", 1.0)
     if not turns:
@@ -250,7 +257,20 @@ def _rope(fields: Mapping[str, Any], local: bool, turns: bool) -> Rope:
         if "full_attention" in parameters:
             parameters = parameters["sliding_attention" if local else "full_attention"]
         share = parameters.get("partial_rotary_factor", share)
-        return Rope.parse(parameters.get("rope_theta", 1e4), parameters, share)
+        return _parsed(fields, parameters.get("rope_theta", 1e4), parameters, share, context)
     if local and "rope_local_base_freq" in fields:
         return Rope(float(fields["rope_local_base_freq"]))
-    return Rope.parse(fields.get("rope_theta", 1e4), fields.get("rope_scaling"), share)
+    return _parsed(fields, fields.get("rope_theta", 1e4), fields.get("rope_scaling") or {}, share, context)
+
+
+def _parsed(
+    fields: Mapping[str, Any], theta: float, scaling: Mapping[str, Any], share: float, context: int | None
+) -> Rope:
+    """`Rope.parse`, of a longrope with what stands beside it in the file."""
+    if "longrope" not in (scaling.get("rope_type"), scaling.get("type")):
+        return Rope.parse(theta, scaling, share)
+    longest = check_int("max_position_embeddings", _need(fields, "max_position_embeddings"), 1, 2**31)
+    original = scaling.get("original_max_position_embeddings") or _need(fields, "original_max_position_embeddings")
+    lengths = {"original_max_position_embeddings": original, "factor": scaling.get("factor") or longest / original}
+    context = longest if context is None else check_int("context", context, 1, longest)
+    return Rope.parse(theta, {**scaling, **lengths}, share, long=context > original)

@@ -23,10 +23,11 @@ KINDS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": YARN,
     "yarn_untruncated": YARN,
+    "longrope": ("short_factor", "long_factor", "factor", "original_max_position_embeddings", "attention_factor"),
 }
 """The scalings, and the fields of `config.json` that each has."""
-BY_LENGTH = {"longrope", "dynamic"}
-"""Scalings that turn keys anew once a text is long, which keys in a cache cannot be."""
+BY_LENGTH = {"dynamic"}
+"""Scalings that turn keys anew as a text grows, which keys in a cache cannot be."""
 DEFAULTS: dict[str, float | None] = {"beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": None}
 """Of fields that may be missing."""
 
@@ -56,7 +57,7 @@ class Rope:
     theta: float | int
     kind: str = "default"
     factors: tuple[float, ...] = ()
-    """Values of the fields in `KINDS`."""
+    """Values of the fields in `KINDS`; of "longrope" a divisor for each plane and a factor of what turns."""
     share: float = 1.0
     """Of the coordinates that turn, r / d (`partial_rotary_factor`)."""
 
@@ -65,12 +66,15 @@ class Rope:
             raise ValueError(f"expected theta to be positive, got {self.theta}")
         if self.kind not in KINDS:
             raise unknown_name("kind of rope", self.kind, KINDS)
-        if len(self.factors) != len(KINDS[self.kind]):
+        if self.kind != "longrope" and len(self.factors) != len(KINDS[self.kind]):
             raise ValueError(f"expected factors {KINDS[self.kind]} of a rope of kind {self.kind!r}, got {self.factors}")
 
     @classmethod
-    def parse(cls, theta: float, scaling: Mapping[str, Any] | None, share: float = 1.0) -> "Rope":
+    def parse(cls, theta: float, scaling: Mapping[str, Any] | None, share: float = 1.0, *, long: bool = True) -> "Rope":
         """From `rope_theta`, `rope_scaling` and `partial_rotary_factor` of a Hugging Face config.
+
+        LongRoPE (Ding et al., 2024, arXiv:2402.13753) turns texts that are `long`, beyond the original length, by other
+        frequencies than short ones. Keys in a cache do not turn again, so one of the two has to be chosen beforehand.
 
         Raises:
           ValueError: an unknown scaling, or one of its fields is missing.
@@ -84,6 +88,12 @@ class Rope:
         missing = [name for name in KINDS[kind] if name not in fields]
         if missing:
             raise ValueError(f"config.json has no {missing[0]!r} for its rope_type {kind!r}")
+        if kind == "longrope":
+            factor, length, longer = (fields[name] for name in KINDS[kind][2:])
+            if longer is None:
+                longer = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1
+            divisors = fields["long_factor" if long else "short_factor"]
+            return cls(float(theta), kind, (*map(float, divisors), float(longer)), float(share))
         if kind == "yarn" and not fields.get("truncate", True):
             kind = "yarn_untruncated"
         if KINDS[kind] == YARN and fields["attention_factor"] is None:
@@ -111,6 +121,10 @@ class Rope:
             frequencies *= 0
         if self.kind == "linear":
             frequencies /= self.factors[0]
+        if self.kind == "longrope":
+            if len(self.factors) != len(frequencies) + 1:
+                raise ValueError(f"expected {len(frequencies)} factors of a longrope, got {len(self.factors) - 1}")
+            frequencies /= np.array(self.factors[:-1])
         if self.kind == "llama3":  # long waves are slowed down, short ones are kept, those between are mixed
             factor, low, high, length = self.factors
             waves = length * frequencies / (2 * math.pi)  # in a context of the original length
@@ -130,7 +144,7 @@ class Rope:
     @property
     def length(self) -> float:
         """What the coordinates that turn are multiplied by."""
-        return self.factors[-1] if KINDS[self.kind] == YARN else 1.0
+        return self.factors[-1] if "attention_factor" in KINDS[self.kind] else 1.0
 
     def __call__(self, x: Vectors, positions: Positions) -> Shaped[Array, "*n d"]:
         """Turns vectors by their positions; computed in float32, in the dtype of x."""

@@ -76,6 +76,23 @@ FAMILIES = {
         },
     ),
     "phi3": (transformers.Phi3Config, {**TWO_HEADS, "partial_rotary_factor": 0.75, "sliding_window": 16}),
+    "phi3_longrope": (
+        transformers.Phi3Config,
+        {
+            **TWO_HEADS,
+            "partial_rotary_factor": 0.75,
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.0 + 0.05 * i for i in range(12)],
+                "long_factor": [1.0 + 0.4 * i for i in range(12)],
+            },
+        },
+    ),
     "olmo2": (transformers.Olmo2Config, TWO_HEADS),
     "smollm3": (transformers.SmolLM3Config, {**TWO_HEADS, "no_rope_layers": [1, 0]}),
     "granite": (
@@ -185,12 +202,15 @@ def main() -> None:
             tokens = torch.randint(3, COMMON["vocab_size"], (2, TIME))
             # Gemma 3's class leaves its own soft limit of scores to the caller.
             limit = {"softcap": fields["attn_logit_softcapping"]} if name == "gemma3_text" else {}
-            logits = model(tokens, **limit).logits
+            logits = {"logits": model(tokens, **limit).logits}
+            if name == "phi3_longrope":  # a text of the original length turns by other frequencies
+                logits["short"] = model(tokens[:, :32]).logits
         folder = Path(__file__).parent / name
         model.save_pretrained(folder, max_shard_size="40KB" if name == "mistral" else "5GB")
         (folder / "generation_config.json").unlink(missing_ok=True)
-        np.savez(folder / "logits.npz", tokens=tokens.numpy().astype(np.int32), logits=logits.numpy())
-        print(name, sum(p.numel() for p in model.parameters()), float(logits.abs().max()))
+        arrays = {which: x.numpy() for which, x in logits.items()}
+        np.savez(folder / "logits.npz", tokens=tokens.numpy().astype(np.int32), **arrays)
+        print(name, sum(p.numel() for p in model.parameters()), float(abs(arrays["logits"]).max()))
 
 
 if __name__ == "__main__":

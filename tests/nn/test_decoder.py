@@ -71,6 +71,16 @@ def test_layers_without_positions(name):
     assert 1e-4 < np.sqrt(np.mean((logits - expected["logits"]) ** 2)) < 1.2e-2
 
 
+def test_texts_of_the_original_length():
+    """By the frequencies of a longrope for such, if nothing longer is to come; transformers changes them underway."""
+    folder = CHECKPOINTS / "phi3_longrope"
+    expected = np.load(folder / "logits.npz")
+    model = load_decoder(folder, context=32)
+    np.testing.assert_allclose(FORWARD(model, expected["tokens"][:, :32]), expected["short"], atol=1e-4, rtol=0)
+    with pytest.raises(ValueError, match="expected context to be a whole number from 1 to 128, got 129"):
+        load_decoder(folder, context=129)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss", "deepseek_v3"])
 def test_ragged_prompts(family):
@@ -230,8 +240,8 @@ LATENT = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_siz
         ({"hidden_size": "16"}, "expected hidden_size to be a whole number from 1 to .*, got '16'"),
         ({"num_key_value_heads": 3}, "expected num_attention_heads to be a multiple of 3, got 4"),
         (
-            {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
-            "'longrope' in config.json .its frequencies depend on",
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+            "'dynamic' in config.json .its frequencies depend on",
         ),
         ({"rope_scaling": {"rope_type": "linear"}}, "config.json has no 'factor' for its rope_type 'linear'"),
         ({"layer_types": ["full_attention"] * 2}, "expected layer_types of 1"),

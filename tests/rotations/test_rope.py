@@ -17,6 +17,7 @@ ROPES = {
     "llama3": rqjax.Rope.parse(5e5, {"rope_type": "llama3", **LLAMA3}),
     "yarn": rqjax.Rope.parse(1e6, YARN),
     "half of the coordinates": rqjax.Rope(1e4, share=0.5),
+    "longrope": rqjax.Rope(1e4, "longrope", (*np.linspace(1, 9, 64).tolist(), 1.2)),
 }
 
 
@@ -66,8 +67,12 @@ def test_yarn_slows_long_waves_only():
 def test_a_rope_that_does_not_fit():
     with pytest.raises(ValueError, match="expected a rope that turns an even number of 64 coordinates, got 5"):
         rqjax.Rope(1e4, share=0.08).frequencies(64)
-    with pytest.raises(ValueError, match=r"unsupported rope_type 'longrope' in config\.json"):
+    with pytest.raises(ValueError, match=r"unsupported rope_type 'dynamic' in config\.json"):
+        rqjax.Rope.parse(1e4, {"rope_type": "dynamic"})
+    with pytest.raises(ValueError, match=r"config\.json has no 'short_factor' for its rope_type 'longrope'"):
         rqjax.Rope.parse(1e4, {"rope_type": "longrope"})
+    with pytest.raises(ValueError, match="expected 32 factors of a longrope, got 2"):
+        rqjax.Rope(1e4, "longrope", (1.0, 2.0, 1.0)).frequencies(64)
     with pytest.raises(ValueError, match=r"config\.json has no 'factor' for its rope_type 'yarn'"):
         rqjax.Rope.parse(1e4, {"rope_type": "yarn"})
     with pytest.raises(ValueError, match="expected theta to be positive, got 0"):

@@ -1,0 +1,25 @@
+"""Which codes suit the latents of multi-head latent attention: a decoder of DeepSeek V2's form through caches in codes.
+
+The decoder was trained by `configs/train_lm.py`: latents of 128 coordinates and 32 that turn. A strategy "a/b" has what
+turns in codes of a and the latent in codes of b. As in `configs/perplexity.py` all tokens but the newest and the sinks
+are in codes.
+
+    python -m experiments.run --config=configs/latent_perplexity.py --workdir=results/latent_perplexity
+
+Twenty minutes on two cores.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import perplexity
+
+
+def get_config() -> ConfigDict:
+    config = perplexity.get_config()
+    random = ("turboquant", "eden", "rotorquant", "rotor_chain", "turboquant_trellis", "identity")
+    fitted = ("klt_trellis", "klt_trellis_{}+pre_rope", "eden_{}+turned", "rotorquant_allocated_trellis")
+    names = tuple(name if "{}" in name else name + "_{}" for name in (*random, *fitted))
+    apart = ("eden_8/klt_trellis_{}", "klt_trellis_4/klt_trellis_{}")
+    strategies = tuple(name.format(bits) for bits in (4, 3, 2) for name in (*names, *apart))
+    config.update({"chunk": 64, "grid": {"model": ("deepseek-r128",), "strategy": strategies}})
+    return config
