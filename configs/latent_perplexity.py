@@ -5,8 +5,6 @@ turns in codes of a and the latent in codes of b. As in `configs/perplexity.py` 
 are in codes.
 
     python -m experiments.run --config=configs/latent_perplexity.py --workdir=results/latent_perplexity
-
-Twenty minutes on two cores.
 """
 
 from ml_collections import ConfigDict
@@ -16,10 +14,8 @@ from configs import perplexity
 
 def get_config() -> ConfigDict:
     config = perplexity.get_config()
-    random = ("turboquant", "eden", "rotorquant", "rotor_chain", "turboquant_trellis", "identity")
-    fitted = ("klt_trellis", "klt_trellis_{}+pre_rope", "eden_{}+turned", "rotorquant_allocated_trellis")
-    names = tuple(name if "{}" in name else name + "_{}" for name in (*random, *fitted))
-    apart = ("eden_8/klt_trellis_{}", "klt_trellis_4/klt_trellis_{}")
-    strategies = tuple(name.format(bits) for bits in (4, 3, 2) for name in (*names, *apart))
+    random = ("identity_{}", "rotorquant_{}", "rotor_chain_{}", "eden_{}", "turboquant_trellis_{}", "eden_8/eden_{}")
+    fitted = ("eden_{}+turned", "klt_trellis_{}", "klt_trellis_{}+pre_rope", "eden_8/klt_trellis_{}")
+    strategies = tuple(name.format(bits) for bits in (4, 3, 2) for name in (*random, *fitted))
     config.update({"chunk": 64, "grid": {"model": ("deepseek-r128",), "strategy": strategies}})
     return config

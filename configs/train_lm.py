@@ -1,9 +1,10 @@
 """Trains the decoders of `results/models` on the text of Python's standard library, byte by byte.
 
-Three families of four layers each, with head dimensions 128 (Llama), 64 (Qwen 2, with biases on the keys) and 256
-(Gemma 3, with local layers). The last tenth of the tokens is seen in the long context, that of the
-validation windows; without local layers the curve falls there. One file in fifty of Python 3.11.7's library is held
-out, whichever Python runs (experiments/corpus); `folder`/trained_on.txt has the digests of the files trained on.
+Four families of four layers each, with head dimensions 128 (Llama), 64 (Qwen 2, with biases on the keys) and 256
+(Gemma 3, with local layers), and latents of 128 dimensions (DeepSeek V2, without experts). The last tenth of the tokens
+is seen in the long context, that of the validation windows; without local layers the curve falls there. One file in
+fifty of Python 3.11.7's library is held out, whichever Python runs (experiments/corpus); `trained_on.txt` in `folder`
+has the digests of the files trained on.
 
     python -m experiments.run --config=configs/train_lm.py
     python -m experiments.run --config=configs/train_lm.py --config.corpus=my/texts --config.vocabulary=2048
@@ -30,6 +31,6 @@ def get_config() -> ConfigDict:
             "learning_rate": 3e-3,
             "every": 100,
             "valid_windows": 16,
-            "grid": {"model": ("llama-d128", "qwen2-d64", "gemma3-d256")},
+            "grid": {"model": ("llama-d128", "qwen2-d64", "gemma3-d256", "deepseek-r128")},
         }
     )

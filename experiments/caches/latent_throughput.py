@@ -49,15 +49,9 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     heads, tokens = _shape(point)
     turning, latent = point["turning"], point["latent"]
     dim = turning + latent
-    axes = np.linalg.qr(np.random.default_rng(0).normal(size=(latent, latent)))[0] * np.arange(1, latent + 1) ** -0.5
-
-    def vectors(seed: int, count: int) -> jax.Array:
-        z = jax.random.normal(jax.random.key(seed), (count, dim))
-        return jnp.concatenate([z[:, :turning], z[:, turning:] @ axes.T.astype(np.float32)], axis=1)
-
-    k = vectors(1, tokens).astype(jnp.bfloat16)[None, :, None]
+    k = _vectors(1, tokens, turning, latent).astype(jnp.bfloat16)[None, :, None]
     q = jax.random.normal(jax.random.key(2), (1, 1, heads, dim), jnp.bfloat16)
-    strategy = _strategy(point["strategy"], vectors(0, FITTED_TO), latent)
+    strategy = _strategy(point["strategy"], turning, latent)
     max_len = -(-(tokens + 2 * (point["rounds"] + 2)) // GROWTH) * GROWTH
     append, attend = jax.jit(rqjax.append, donate_argnums=0), jax.jit(rqjax.attend)
     cache, growing = (append(strategy.cache(1, 1, max_len), k) for _ in range(2))
@@ -89,21 +83,29 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _strategy(name: str, x: jax.Array, latent: int) -> rqjax.Strategy:
-    key, turning = jax.random.key(1), x.shape[1] - latent
+def _vectors(seed: int, count: int, turning: int, latent: int) -> jax.Array:
+    """What turns, then latents."""
+    axes = np.linalg.qr(np.random.default_rng(0).normal(size=(latent, latent)))[0]
+    z = jax.random.normal(jax.random.key(seed), (count, turning + latent))
+    spread = z[:, turning:] * jnp.arange(1, latent + 1) ** -0.5
+    return jnp.concatenate([z[:, :turning], spread @ axes.astype(np.float32)], axis=1)
+
+
+@functools.cache
+def _strategy(name: str, turning: int, latent: int) -> rqjax.Strategy:
+    key = jax.random.key(1)
     if not fitted.learns(name):
-        return rqjax.strategy(name, key, x.shape[1], latent=latent)
+        return rqjax.strategy(name, key, turning + latent, latent=latent)
     names, options = parsed(name)
+    parts = jnp.split(_vectors(0, FITTED_TO, turning, latent), [turning], axis=1)
 
     def made(name: str, x: jax.Array) -> rqjax.Quantizer:
         recipe, bits = with_bits(name)
-        return (rqjax.FITTED[recipe] if recipe in rqjax.FITTED else _oblivious(recipe))(key, x, bits)
+        if recipe in rqjax.FITTED:
+            return rqjax.FITTED[recipe](key, x, bits)
+        return rqjax.METHODS[recipe](key, x.shape[1], bits)
 
-    return rqjax.Strategy(Split((made(names[0], x[:, :turning]), made(names[-1], x[:, turning:]))), None, **options)
-
-
-def _oblivious(recipe: str) -> Callable[..., rqjax.Quantizer]:
-    return lambda key, x, bits: rqjax.METHODS[recipe](key, x.shape[1], bits)
+    return rqjax.Strategy(Split((made(names[0], parts[0]), made(names[-1], parts[1]))), None, **options)
 
 
 @jax.jit

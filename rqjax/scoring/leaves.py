@@ -54,10 +54,8 @@ def of_levels(
             return tile
         return tile, *(TokenArray.of(jnp.swapaxes(a, 2, 3), axis=3) for a in grid.arrays(quantizer, codes))
 
-    def key_levels(quantizer: Any, codes: Codes, transposed: bool) -> Int8[Array, "b h t d"]:
+    def key_levels(quantizer: Any, codes: Codes) -> Int8[Array, "b h t d"]:
         tile = codes if grid is None else codes[0]
-        if isinstance(tile, tuple) and transposed:
-            return jnp.swapaxes(value_levels(quantizer, codes), 2, 3)
         if isinstance(tile, tuple):
             return levels(quantizer, tiles.key_indices(tile, quantizer.bits))
         return levels(quantizer, quantizer.indices(codes).astype(jnp.uint8))
@@ -66,14 +64,17 @@ def of_levels(
         tile = codes if grid is None else codes[0]
         if isinstance(tile, tuple):
             return levels(quantizer, tiles.unpack_rows(tile, quantizer.bits, quantizer.dim))
-        return jnp.swapaxes(key_levels(quantizer, codes, False), 2, 3)
+        return jnp.swapaxes(key_levels(quantizer, codes), 2, 3)
+
+    def products(quantizer: Any, y: integers.Limbs, codes: Codes, transposed: bool) -> Float[Array, "b h r t"]:
+        if transposed:
+            return integers.row_products(y, value_levels(quantizer, codes))
+        return integers.products(y, key_levels(quantizer, codes))
 
     if grid is None:
         return Rule(
             prepare=lambda quantizer, y: integers.query_limbs(y),
-            scores=lambda quantizer, y, codes, transposed: (
-                integers.products(y, key_levels(quantizer, codes, transposed)) * step(quantizer)
-            ),
+            scores=lambda quantizer, y, codes, transposed: products(quantizer, y, codes, transposed) * step(quantizer),
             weigh=lambda quantizer, w, codes: integers.sums(w, value_levels(quantizer, codes)) * step(quantizer),
             lay_out=lay_out,
             in_integers=lambda quantizer: True,
@@ -99,7 +100,7 @@ def of_levels(
 
     def scores(quantizer: Any, prepared: Any, codes: Codes, transposed: bool) -> Float[Array, "b h r t"]:
         scale, bias = numbers(quantizer, codes)
-        found = integers.products(prepared[0], key_levels(quantizer, codes, transposed))
+        found = products(quantizer, prepared[0], codes, transposed)
         found = found.reshape(*prepared[1].shape, -1) * scale
         found = found if bias is None else found + prepared[1][..., None] * bias
         return functools.reduce(operator.add, [found[:, :, g] for g in range(found.shape[2])])  # no reduction

@@ -10,6 +10,7 @@ import pytest
 import rqjax
 from rqjax.arrays import streams, viterbi
 from rqjax.scoring import rules
+from tests.tools.suites import some
 
 BITS = [(3,) * 16, (1,) * 24, (8, 7, 5, 5, 4, 3, 3, 2, 1, 1, 1), (6, 2), (4,) * 5]
 
@@ -52,15 +53,11 @@ def test_codes_of_another_width_are_refused():
 
 
 MANY = [(8, 7, 6, 5, 4, 3, 3, 2, 1, 0, 0, 0), (3,) * 7 + (1,) * 4]
+KINDS = [*itertools.product([rqjax.Columns, rqjax.TrellisColumns], MANY)]
+KINDS += [(rqjax.TrellisColumns, (7.5, 2.5, 2.5, 2.5, 0.75))]
 
 
-@pytest.mark.parametrize(
-    ("kind", "bits"),
-    [
-        *itertools.product([rqjax.Columns, rqjax.TrellisColumns], MANY),
-        (rqjax.TrellisColumns, (7.5, 2.5, 2.5, 2.5, 0.75)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "bits"), some(KINDS, [KINDS[1], KINDS[4]]))
 def test_products_with_coordinates_of_many_bits(kind, bits):
     """In a cache as with decoded vectors: bits that fill no byte, fine levels, coordinates without bits."""
     d, keys = len(bits), jax.random.split(jax.random.key(0), 4)

@@ -14,7 +14,7 @@ from tests.tools.suites import some
 SINKS = np.array([0.7, -np.inf, 3.0, -2.0], np.float32)
 
 
-@pytest.mark.parametrize("options", some([{}, {"softcap": 2.0, "sliding_window": 20, "scale": 0.3}], [{}]))
+@pytest.mark.parametrize("options", some([{}, {"softcap": 2.0, "sliding_window": 20, "scale": 0.3}], []))
 def test_attention_with_sinks(options):
     """A prefill of more queries than one block, then one token, to a cache with codes."""
     k, v, q = random(1, 2, 180, 2, 32), random(2, 2, 180, 2, 32), random(3, 2, 150, 4, 32)

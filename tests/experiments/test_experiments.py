@@ -230,6 +230,7 @@ def test_a_bias_that_turns(strategy):
     assert jnp.linalg.norm(bias) == pytest.approx(100)
 
 
+@pytest.mark.full
 def test_weights_are_those_of_attention():
     """Of a cache that keeps everything exact they are the softmax, with positions and without."""
     k, v = jax.random.normal(jax.random.key(0), (2, 1, 64, 2, 16))
@@ -242,6 +243,7 @@ def test_weights_are_those_of_attention():
         assert row["top5"] == 1
 
 
+@pytest.mark.full
 def test_learned_rotations_in_a_table():
     """Held-out error relative to random rotations, with what they cost."""
     point = {"dim": 32, "bits": 3, "data": "outlier_channels", "n": 800, "seeds": 2}

@@ -59,7 +59,7 @@ def test_is_attention_of_heads_of_their_own(rank):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("strategy", ["float32", "turboquant_trellis_3", "eden_3/eden_2+pre_rope"])
+@pytest.mark.parametrize("strategy", ["float32", "eden_3/turboquant_trellis_2+turned"])
 def test_an_engine_makes_the_tokens_of_each_alone(strategy):
     """Prompts of which two begin alike, in pages."""
     decoder, options = checkpoint("deepseek_v3"), {"window": 16, "sinks": 4}

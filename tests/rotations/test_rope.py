@@ -17,7 +17,7 @@ ROPES = {
     "llama3": rqjax.Rope.parse(5e5, {"rope_type": "llama3", **LLAMA3}),
     "yarn": rqjax.Rope.parse(1e6, YARN),
     "half of the coordinates": rqjax.Rope(1e4, share=0.5),
-    "longrope": rqjax.Rope(1e4, "longrope", (*np.linspace(1, 9, 64).tolist(), 1.2)),
+    "longrope": rqjax.Rope(1e4, "longrope", (*np.linspace(1, 9, 32).tolist(), 1.2)),
 }
 
 
