@@ -14,8 +14,9 @@ from configs import perplexity
 
 def get_config() -> ConfigDict:
     config = perplexity.get_config()
-    random = ("identity_{}", "rotorquant_{}", "rotor_chain_{}", "eden_{}", "turboquant_trellis_{}", "eden_8/eden_{}")
-    fitted = ("eden_{}+turned", "klt_trellis_{}", "klt_trellis_{}+pre_rope", "eden_8/klt_trellis_{}")
-    strategies = tuple(name.format(bits) for bits in (4, 3, 2) for name in (*random, *fitted))
-    config.update({"chunk": 64, "grid": {"model": ("deepseek-r128",), "strategy": strategies}})
+    random = ("identity_{}", "rotor_chain_{}", "eden_{}", "turboquant_trellis_{}", "eden_{}+turned", "eden_8/eden_{}")
+    fitted = ("klt_trellis_{}", "klt_trellis_{}+pre_rope", "eden_8/klt_trellis_{}")
+    strategies = [name.format(bits) for bits in (4, 3, 2) for name in (*random, *(fitted if bits < 4 else ()))]
+    grid = {"model": ("deepseek-r128",), "strategy": tuple(strategies)}
+    config.update({"chunk": 64, "windows": 16, "seeds": 2, "grid": grid})
     return config

@@ -165,8 +165,12 @@ def root(cache: KVCache, slot: int) -> Root:
 def empty_root(cache: KVCache) -> Root:
     """Zeros like a `root`, which would wait for the device."""
     _, heads, _, dim = cache.exact_keys.shape
-    exact = np.zeros((heads, cache.sinks, dim), cache.exact_keys.dtype)
-    return (exact, exact, *([np.zeros((heads, dim), np.float32)] if cache.centered else []))
+    keys = np.zeros((heads, cache.sinks, dim), cache.exact_keys.dtype)
+    return (
+        keys,
+        keys[..., : cache.exact_values.shape[3]],
+        *([np.zeros((heads, dim), np.float32)] if cache.centered else []),
+    )
 
 
 def digest(layers: Sequence[KVCache]) -> str:

@@ -197,7 +197,7 @@ def _interleaved(config: DecoderConfig, module: str) -> np.ndarray:
     """Coordinates that turn together lie side by side in the file, and half of all that turn apart in the decoder.
     There they come first; in files of models with latent attention they come last."""
     turning = config.ropes[0].turning(config.head_dim)
-    others, pairs = config.head_dim - turning, np.arange(turning).reshape(-1, 2).T.reshape(-1)
+    pairs = np.arange(turning).reshape(-1, 2).T.reshape(-1)
     if not config.traits.latent:
         return np.concatenate([pairs, np.arange(turning, config.head_dim)])
     others = config.kv_lora_rank if module.startswith("kv") else config.qk_nope_head_dim

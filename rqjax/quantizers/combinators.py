@@ -164,6 +164,10 @@ class Split(Quantizer):
     def tile(self) -> int:
         return math.lcm(*(part.tile for part in self.parts))
 
+    @property
+    def bits_per_vector(self) -> float | int:
+        return sum(part.bits_per_vector for part in self.parts)
+
     def encode(self, x: Vectors) -> Codes:
         blocks = self.split(check_vectors(x, self.dim))
         return tuple(part.encode(block) for part, block in zip(self.parts, blocks, strict=True))

@@ -28,7 +28,7 @@ def test_attention_with_sinks(options):
     np.testing.assert_array_equal(none, attend(cache, q, **options))
 
 
-@pytest.mark.parametrize("slots", [None, [1]])
+@pytest.mark.parametrize("slots", some([None, [1]], []))
 def test_sinks_of_caches_with_pages(slots):
     k, v, q = random(1, 2, 180, 2, 32), random(2, 2, 180, 2, 32), random(3, 2, 3, 4, 32)
     own, paged = append(empty(heads=2), k, v), rqjax.PagedCache(empty(heads=2, pages=4), chunk=256)

@@ -10,7 +10,7 @@ import pytest
 from safetensors.flax import save_file
 
 import rqjax
-from experiments.caches import attention_error, kv_memory, kv_throughput, needle, turning_bias
+from experiments.caches import attention_error, kv_memory, kv_throughput, latent_throughput, needle, turning_bias
 from experiments.codes import fractional, rate_distortion, train_rotor, trellis_tables, trellis_throughput
 from experiments.data import samples, words
 from experiments.harness import cache
@@ -228,6 +228,18 @@ def test_a_bias_that_turns(strategy):
     deviations = [jnp.einsum("bthd,bshd->bhts", rope(q, positions[-16:]), part).std() / 32**0.5 for part in parts]
     np.testing.assert_allclose(deviations, 2, rtol=0.3)
     assert jnp.linalg.norm(bias) == pytest.approx(100)
+
+
+@pytest.mark.full
+def test_caches_of_latents():
+    point = {"turning": 16, "latent": 32, "rounds": 1, "shape": "4x512"}
+    names = ("bfloat16", "eden_8/klt_trellis_2", "klt_trellis_2")
+    rows = [latent_throughput.run({**point, "strategy": name}) for name in names]
+    assert [row["bits"] for row in rows] == pytest.approx([16, (8 * 16 + 2 * 32 + 32) / 48, 2 + 32 / 48], rel=0.1)
+    assert rows[0]["bytes"] > 2 * 48 * 512 > rows[1]["bytes"] > rows[2]["bytes"]
+    assert all(row["vs_bfloat16"] > 0 for row in rows)
+    with pytest.raises(ValueError, match="query heads a"):
+        latent_throughput.check({**point, "shape": "many", "strategy": "eden_4"})
 
 
 @pytest.mark.full

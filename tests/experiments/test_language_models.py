@@ -243,7 +243,8 @@ def test_deviations_of_perplexities_are_over_the_windows(monkeypatch):
     quantizer, drawn = SimpleNamespace(bits_per_vector=272, dim=64), []
 
     def caches(strategy, key, batch, max_len, **options):
-        return (SimpleNamespace(key_quantizer=quantizer, value_quantizer=quantizer, batch=batch, key=key),)
+        same = dict.fromkeys(("key_quantizer", "value_quantizer"), quantizer)
+        return (SimpleNamespace(**same, latent=False, batch=batch, key=key),)
 
     def scores(decoder, caches, windows, exact, chunk):
         drawn.append(np.asarray(windows).tolist())

@@ -115,6 +115,7 @@ def test_principal_axes_are_chosen_on_held_out_vectors():
     assert isinstance(rqjax.klt_trellis(KEY, vectors("sphere", 48), 2).inner.inner, rqjax.Trellis)
 
 
+@pytest.mark.full
 def test_a_mean_is_worth_a_transform_code():
     """Of vectors that differ by little from a large mean, `turboquant_trellis`, which knows none, is not taken."""
     quantizer, x = rqjax.klt_trellis(KEY, vectors("sphere", 2000) + 10, 2), vectors("sphere", 256) + 10

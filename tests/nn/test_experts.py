@@ -81,6 +81,7 @@ def test_gradients_reach_the_experts(dtype):
         assert np.abs(one - other).max() < (1e-4 if dtype == "float32" else 0.05) * np.abs(other).max()
 
 
+@pytest.mark.full
 def test_narrow_experts_are_widened_one_at_a_time():
     """16 experts of 3 x 128 x 512 weights: float32 copies of all would take 12.6 MB."""
     config = fields(model_type="mixtral", sliding_window=None, hidden_size=512, intermediate_size=128)

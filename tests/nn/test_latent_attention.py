@@ -10,7 +10,17 @@ import pytest
 from flax import nnx
 
 import rqjax
-from rqjax.nn import Decoder, DecoderConfig, Engine, advise, generate, load_calibration, load_decoder, save_calibration
+from rqjax.nn import (
+    Decoder,
+    DecoderConfig,
+    Engine,
+    advise,
+    compat,
+    generate,
+    load_calibration,
+    load_decoder,
+    save_calibration,
+)
 from rqjax.nn.attention import exact_attention
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
@@ -41,7 +51,8 @@ def test_is_attention_of_heads_of_their_own(rank):
     layer, rng = decoder.layers[0].self_attn, np.random.default_rng(0)
     for _, weight in nnx.iter_graph(layer):
         if isinstance(weight, nnx.Param):
-            weight[...] = jnp.asarray(rng.normal(size=weight.shape) / weight.shape[-1] ** 0.5, jnp.float32)
+            shape = compat.value(weight).shape
+            compat.set_value(weight, jnp.asarray(rng.normal(size=shape) / shape[-1] ** 0.5, jnp.float32))
     x, positions = jnp.asarray(rng.normal(size=(2, 40, 32)), jnp.float32), jnp.arange(40)[None].repeat(2, axis=0)
     options = decoder.attention_options(0)
 

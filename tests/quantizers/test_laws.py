@@ -95,7 +95,6 @@ CORE = (
     "turboquant_prod",  # Dense, Residual, Sign
     "eden_unbiased",
     "affine",
-    "nested_e8",
     "trellis_columns",
     "scales_of_eight_bits",  # TrellisColumns of fractional bits
     "gain",  # Columns
