@@ -76,6 +76,7 @@ def test_options_are_those_of_keys_and_values_apart(options):
     assert error(found, attend(append(apart, KEYS, KEYS), QUERIES, **options)[..., TURNING:]) < 1e-6
 
 
+@pytest.mark.full
 def test_files_and_other_quantizers(tmp_path):
     cache = append(made("eden_4"), KEYS)
     rqjax.save(cache, tmp_path / "cache")

@@ -57,6 +57,7 @@ def test_gradients_of_sinks():
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.full
 def test_sinks_alone_are_seen():
     """Nothing is summed where a query sees no token."""
     cache = append(empty(heads=2), random(1, 2, 40, 2, 32), random(2, 2, 40, 2, 32))

@@ -62,6 +62,7 @@ def test_tokens_through_experts(count, family, cpu, monkeypatch):
         np.testing.assert_allclose(found, expected, atol=2e-4, rtol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_reach_the_experts(dtype):
     """Weights are taken as bits, whose derivative is given."""

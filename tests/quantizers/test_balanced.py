@@ -73,7 +73,7 @@ def test_bits_are_bytes():
             assert 8 * rqjax.nbytes(codes) == 3 * 2 * TILE * quantizer.bits_per_vector == 3 * 2 * TILE * 128 * bits
 
 
-@pytest.mark.parametrize("chunks", some([((150, 150),), ((7, 128, 1, 164),)], [((150, 150),)]))
+@pytest.mark.parametrize("chunks", some([((150, 150),), ((7, 128, 1, 164),)], []))
 def test_a_cache_encodes_whole_tiles(chunks):
     cache = rqjax.strategy("kvarn_4/kvarn_2", jax.random.key(0), DIM).cache(
         2, 2, 512, window=16, sinks=3, dtype=jnp.float32
@@ -100,6 +100,7 @@ def test_tiles_are_saved(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, again, part)
 
 
+@pytest.mark.full
 def test_zeros_and_what_is_no_whole_tile():
     strategy = rqjax.strategy("kvarn_2", jax.random.key(0), DIM)
     for quantizer in (strategy.keys, strategy.values):
