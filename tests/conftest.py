@@ -18,11 +18,13 @@ import pytest
 from tests.tools import hopper
 
 # Workers of pytest-xdist have a core each: two of them on two cores, each with threads for both, would wait for each
-# other half of the time.
+# other half of the time. Their clients of XLA have four threads, as NPROC says, not one for the one core: a callback in
+# the only thread would wait for ever for copies of its arguments.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 if WORKER and hasattr(os, "sched_setaffinity"):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(WORKER.removeprefix("gw")) % len(cores)]})
+    os.environ["NPROC"] = "4"
 
 LEVEL = "--xla_backend_optimization_level"
 FLAGS = os.environ.get("XLA_FLAGS", "")

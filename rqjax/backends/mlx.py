@@ -120,6 +120,10 @@ def _products(quantizer: Affine, y: Float[Array, "*b r n"], codes: Codes, *, tra
     return _operations().quantized_matmul(y, *_wide(codes), **options)
 
 
+def _scores(quantizer: Affine, y: Float[Array, "*b r n"], codes: Codes, transposed: bool = False) -> Array:
+    return _products(quantizer, y, codes, transpose=True)  # in MLX's layout keys lie as values do
+
+
 def _level_products(group: int, y: Float[Array, "*b r n"], levels: Int8[Array, "*b m n"]) -> Float[Array, "*b r m"]:
     indices = lax.bitcast_convert_type(levels, jnp.uint8) ^ OFFSET
     words = lax.bitcast_convert_type(indices.reshape(*indices.shape[:-1], -1, 4), jnp.uint32)
@@ -147,5 +151,5 @@ for _operation, _run in {"encode": _encode, "decode": _decode, "roundtrip": _rou
     register("mps", _operation, Affine, Rotated, rows=True)(_found(_run))
 register("mps", "dot", Affine)(_found(_dot))
 register("mps", "prepare", Affine, rows=True)(_found(lambda quantizer, y: y))
-register("mps", "scores", Affine, rows=True)(_found(functools.partial(_products, transpose=True)))
+register("mps", "scores", Affine, rows=True)(_found(_scores))
 register("mps", "weigh", Affine, rows=True)(_found(functools.partial(_products, transpose=False)))

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.full
 
 X = jax.random.normal(jax.random.key(0), (64, 128))
 TOKENS = jax.random.normal(jax.random.key(1), (2, 300, 2, 128))
-"""Of jax, not numpy: where the process has one core a callback would wait for ever for their copies."""
 AFFINE = [(bits, group, dtype) for bits in MLX_BITS for group in MLX_GROUPS for dtype in ("float32", "bfloat16")]
 
 
@@ -134,6 +133,13 @@ def test_a_quantizer_for_each_head(mps):
     cache = rqjax.KVCache.init(2, 2, 512, per_head, per_head, window=32)
     cache = jax.jit(rqjax.append)(cache, TOKENS, TOKENS)
     both = jax.jit(lambda cache, q: [rqjax.attend(cache, q, implementation=name) for name in ("mps", "xla")])
+    np.testing.assert_allclose(*both(cache, TOKENS[:, -3:]), atol=2e-5)
+
+
+def test_latents_in_mlx_layout(mps):
+    cache = rqjax.strategy("v2_lean", jax.random.key(0), 128, latent=64).cache(2, 2, 512, window=32)
+    cache = jax.jit(rqjax.append)(cache, TOKENS)
+    both = jax.jit(lambda cache, q: (rqjax.attend(cache, q), only_xla(rqjax.attend)(cache, q)))
     np.testing.assert_allclose(*both(cache, TOKENS[:, -3:]), atol=2e-5)
 
 
