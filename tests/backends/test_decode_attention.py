@@ -49,6 +49,8 @@ CASES = {
 }
 """Dimension, query heads a key-value head, kinds of keys and values, lengths, splits. Kinds begin with bits, those of
 columns with the bytes of a ring."""
+LARGE = ("trellis of 4 bits, 1 bit, heads of 256", "columns, heads of 256")
+"""In pages only: they take half a minute."""
 
 
 def of_kind(rng, kind, batch, tokens, dim, *, transposed):
@@ -119,7 +121,7 @@ def check(found, expected):
     np.testing.assert_allclose(found[1][some], expected[1][some], atol=1e-3)
 
 
-@pytest.mark.parametrize("case", some(CASES, list(CASES)[:1]))
+@pytest.mark.parametrize("case", some([case for case in CASES if case not in LARGE], list(CASES)[:1]))
 def test_matches_attention_to_decoded_vectors(case):
     check(*run(*CASES[case]))
 

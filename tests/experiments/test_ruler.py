@@ -158,8 +158,7 @@ def test_recall_by_bits():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("model", ["qwen2-d64", "gemma3-d256"])
-def test_all_tasks_run_on_decoders_of_text(model):
-    row = ruler.run({**POINT, "model": model, "tokens": 400, "strategy": "eden_2+turned", "chunk": 128})
+def test_all_tasks_run_on_a_decoder_of_text():
+    row = ruler.run({**POINT, "model": "gemma3-d256", "tokens": 400, "strategy": "eden_2+turned", "chunk": 128})
     assert set(row) == {name + end for name in ("score", *tasks.TASKS) for end in ("", "_sd")}
     assert 0 <= row["score"] <= 1

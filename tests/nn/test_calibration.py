@@ -31,7 +31,7 @@ def error(model, tokens, expected, strategies, parts=(46, 47), **options):
     return np.sqrt(middle(np.mean((np.concatenate(out, axis=1) - expected) ** 2, axis=-1)))
 
 
-FAMILIES = ("llama", "qwen2", "gemma3_text", "glm4", "mixtral", "deepseek_v3")
+FAMILIES = ("llama", "qwen2", "gemma3_text", "glm4", "deepseek_v3")
 NAMES = ("turboquant_8+turned", "turboquant_8+pre_rope")
 
 
