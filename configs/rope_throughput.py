@@ -1,7 +1,7 @@
 """Decode attention of caches that know rotary positions, against plain caches and the same codes without, in one run.
 
 Claims: a mean that turns costs 13 to 20 % of the time where both take turns, less than rows here differ by. Codes of
-keys before they turn are decoded and turned block by block, at a fourth of a plain float32 cache's speed or less; of 1
+keys before they turn are decoded and turned block by block, at a third of a plain float32 cache's speed or less; of 1
 bit, at four tenths or less.
 
     python -m experiments.run --config=configs/rope_throughput.py
