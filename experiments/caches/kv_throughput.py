@@ -162,12 +162,13 @@ SHOWN = (
     "klt_trellis_3",
     "bfloat16",
 )
-"""Strategies in plots, of those that there are; the table has all."""
+"""Strategies in plots where there are too many for one; the table has all."""
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     merged = [row for row in rows if row["metrics"]["groups"] == 3]
-    merged = [row for row in merged if row["point"]["strategy"] in SHOWN] or merged
+    if len({row["point"]["strategy"] for row in merged}) > 10:  # as many as a plot has colors
+        merged = [row for row in merged if row["point"]["strategy"] in SHOWN] or merged
     if len({row["metrics"]["tokens"] for row in merged}) == 1:
         return []
     return [
