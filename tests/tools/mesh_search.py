@@ -16,7 +16,7 @@ if processes > 1:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")  # jax 0.5 has no default on CPUs
     jax.distributed.initialize(f"localhost:{port}", processes, rank)
 assert len(jax.devices()) == 8
-METRICS = ("ip", "l2")[processes - 1 :]
+METRICS = ("ip", "l2")[processes - 1 :]  # two processes, which share a core in tests, take one
 
 x, queries = (jax.random.normal(jax.random.key(i), (n, 64)) for i, n in enumerate((1003, 20)))
 x, queries = np.asarray(x), np.asarray(queries)
