@@ -17,13 +17,10 @@ from rqjax.cache.scores import scorer
 from rqjax.cache.sums import NEVER, Sums, merged, with_sinks
 from rqjax.core import Implementation, check_int, is_traced, operation
 from rqjax.scoring import rules
-from rqjax.scoring.integers import full_precision_einsum
+from rqjax.scoring.integers import full_precision_einsum, weighted_sums
 
 QUERY_ROWS = 128
 """Queries of one key-value head that are processed together."""
-
-Mask = Bool[Array, "#b #h #r t"]
-
 
 def attend(
     cache: KVCache,
@@ -83,7 +80,7 @@ def attend(
         raise TypeError(f"expected q of a floating-point dtype, got {q.dtype}")
     if sliding_window is not None:
         sliding_window = check_int("sliding_window", sliding_window, 1, 2**30)
-    if softcap is not None and not softcap > 0:
+    if softcap is not None and not is_traced(softcap) and not softcap > 0:
         raise ValueError(f"expected softcap to be positive, got {softcap}")
     time, q_heads = q.shape[1:3]
     if time == 0:
@@ -209,23 +206,14 @@ def _attend_at(
     y = as_float32(q).reshape(batch, time, kv_heads, groups, dim).transpose(0, 2, 3, 1, 4) * options.scale
     y = y.reshape(batch, kv_heads, groups * time, dim)
     rows = jnp.tile(positions, (1, groups))[:, None, :, None]
+    oldest = jnp.full_like(rows, 0) if options.sliding_window is None else rows - options.sliding_window + 1
     if mask is not None:  # as (batch or 1, kv_heads or 1, rows or 1, max_len)
         if mask.shape[1:3] != (1, 1):
             mask = jnp.broadcast_to(mask, (mask.shape[0], q_heads, time, mask.shape[3]))
             mask = mask.reshape(mask.shape[0], kv_heads, groups * time, -1)
         mask = jnp.broadcast_to(mask, (*mask.shape[:3], cache.max_len))
 
-    def visible(
-        tokens: Int[Array, "#batch t"], present: Bool[Array, "batch t"], allowed: Array | None, past: bool
-    ) -> Mask:
-        seen = present[:, None, None]
-        if not past:
-            seen &= tokens[:, None, None] <= rows
-        if options.sliding_window is not None:
-            seen &= tokens[:, None, None] > rows - options.sliding_window
-        return seen if allowed is None else seen & allowed
-
-    def part(scores: Float[Array, "b h r t"], seen: Mask, weigh: Callable[[Array], PyTree]) -> Sums:
+    def part(scores: Float[Array, "b h r t"], seen: Bool[Array, "..."], weigh: Callable[[Array], PyTree]) -> Sums:
         if options.softcap is not None:
             scores = options.softcap * jnp.tanh(scores / options.softcap)
         scores = jnp.where(seen, scores, NEVER)
@@ -233,28 +221,40 @@ def _attend_at(
         weights = jnp.exp(scores - largest[..., None])
         return Sums(largest, weights.sum(-1), weigh(weights))
 
-    tokens, newest_values = cache.exact_tokens(), cache.newest_values()
-    allowed = None if mask is None else jnp.take_along_axis(mask, jnp.maximum(tokens, 0)[:, None, None], axis=3)
-    seen = visible(tokens, tokens >= 0, allowed, past=False)
+    tokens, newest_values = cache.exact_tokens()[:, None, None], cache.newest_values()
+    seen = (tokens >= jnp.maximum(oldest, 0)) & (tokens <= rows)
+    if mask is not None:
+        seen &= jnp.take_along_axis(mask, jnp.maximum(tokens, 0), axis=3)
 
     def weigh_exact(w: Float[Array, "b h r t"]) -> Float[Array, "b h r d"]:
         if options.softcap is not None or options.weigh_exact is None:
-            return full_precision_einsum("bhrt,bhtd->bhrd", w, newest_values)
+            return weighted_sums(w, newest_values)
         total = w.sum(-1, keepdims=True)
         return jnp.where(total > 0, total * options.weigh_exact(y, cache.exact_keys, newest_values, seen), 0)
 
-    exact = part(full_precision_einsum("bhrd,bhtd->bhrt", y, cache.exact_keys), seen, weigh_exact)
-    result = exact
-    if options.past is not None:
-        result = merged(exact, options.past(cache, y, positions[:, 0], options.sliding_window, options.softcap))
-    elif cache.capacity:
-        earlier = time <= cache.window + 1
-        past = coded_sums(cache, scorer(cache, y), rows, mask, options.sliding_window, visible, part, earlier)
-        values = rules.restore(cache.value_quantizer, past.values)
-        if cache.latent and cache.key_mean is not None:  # which the codes are less
-            values += past.total[..., None] * cache.key_mean[:, :, None, -values.shape[-1] :]
-        past = past._replace(values=values)
-        result = merged(exact, past)
+    result = part(full_precision_einsum("bhrd,bhtd->bhrt", y, cache.exact_keys), seen, weigh_exact)
+    if cache.capacity:
+        # Those in codes that a query sees. After `truncate` the newest tokens may be in codes, too.
+        first, stop = (jnp.clip(t - cache.sinks, 0, cache.coded[:, None, None, None]) for t in (oldest, rows + 1))
+
+        def coded() -> Sums:
+            past = coded_sums(cache, scorer(cache, y), first, stop, mask, part)
+            values = rules.restore(cache.value_quantizer, past.values)
+            if cache.latent and cache.key_mean is not None:  # which the codes are less
+                values += past.total[..., None] * cache.key_mean[:, :, None, -values.shape[-1] :]
+            return past._replace(values=values)
+
+        def by_kernel() -> Sums:
+            assert options.past is not None
+            return options.past(cache, y, positions[:, 0], options.sliding_window, options.softcap)
+
+        if options.past is None:
+            past = coded()
+        elif time == 1:
+            past = by_kernel()
+        else:  # kernels take queries that all see the same codes
+            past = lax.cond((stop == stop[:, :, :1]).all(), by_kernel, coded)
+        result = merged(result, past)
     if options.sink_logits is not None:
         result = with_sinks(result, jnp.repeat(options.sink_logits, time).reshape(kv_heads, -1))
     out = result.values / jnp.where(result.total > 0, result.total, 1)[..., None]

@@ -20,29 +20,26 @@ history that does not fill half a block is taken in blocks of an eighth."""
 def coded_sums(
     cache: KVCache,
     score: Callable[..., Float[Array, "b h r t"]],
-    rows: Int[Array, "b 1 r 1"],
+    first: Int[Array, "b 1 r 1"],
+    stop: Int[Array, "b 1 r 1"],
     mask: Bool[Array, "#b #h #r t"] | None,
-    sliding_window: int | None,
-    visible: Callable[..., Array],
     part: Callable[..., Sums],
-    earlier: bool,
 ) -> Sums:
-    """The sums over all tokens in codes, block by block; values still as `rules.weigh` leaves them.
+    """Sums over the tokens in codes, block by block; values still as `rules.weigh` leaves them.
 
-    `earlier`: all of them come before all queries, because these are within the window.
+    A query sees the tokens in codes from `first` on and before `stop`, those that `mask` allows.
     """
     batch, kv_heads, _, dim = cache.exact_keys.shape
-    count = rows.shape[2]
+    count = stop.shape[2]
     widest = max(4 * cache.pre_rope, *map(rules.width, (cache.key_quantizer, cache.value_quantizer)))
     large = max(BLOCK_BYTES // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.PAGE)
     large = min(large, integers.TOKENS)
     large = min(cache.capacity, 1 << large.bit_length() - 1)
     small = min(large, max(large // 8 // tiles.PAGE, 1) * tiles.PAGE)
-    coded = cache.coded
     allowed = mask if mask is None else padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
 
-    def block(first, size, before):
-        start = jnp.minimum(first, cache.capacity - size)  # the last block may reach back into the one before
+    def block(at, size, before):
+        start = jnp.minimum(at, cache.capacity - size)  # the last block may reach back into the one before
 
         def read(codes, after):
             """A block of codes, after what has been computed of the block before: all are unpacked into one memory.
@@ -55,24 +52,20 @@ def coded_sums(
             return rules.weigh(cache.value_quantizer, w, read(cache.value_codes, w))
 
         t = start + jnp.arange(size)
-        present = (t >= first) & (t < coded[:, None])
-        here = allowed
-        if here is not None:
-            here = lax.dynamic_slice_in_dim(here, cache.sinks + start, size, 3)
-        scores = score(read(cache.keys, before), cache.sinks + start)
-        return part(scores, visible(cache.sinks + t[None], present, here, past=earlier), weigh)
+        seen = (t >= jnp.maximum(first, at)) & (t < stop)
+        if allowed is not None:
+            seen &= lax.dynamic_slice_in_dim(allowed, cache.sinks + start, size, 3)
+        return part(score(read(cache.keys, before), cache.sinks + start), seen, weigh)
 
     shapes = jax.eval_shape(lambda: block(0, small, jnp.zeros((1, 1, 1))))
     sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     sums = sums._replace(largest=jnp.full(shapes.largest.shape, NEVER))
-    first, last = jnp.int32(0), coded.max()
-    if sliding_window is not None:
-        first = jnp.maximum(rows.min() - sliding_window + 1 - cache.sinks, 0) // tiles.PAGE * tiles.PAGE
+    at, last = first.min() // tiles.PAGE * tiles.PAGE, stop.max()
     for size in dict.fromkeys((large, small)):  # as many large ones as are at least half full
-        blocks = jnp.maximum(last - first + (size // 2 if size > small else size - 1), 0) // size
-        at = lambda i, sums, first=first, size=size: merged(sums, block(first + i * size, size, sums.total))  # noqa: E731
-        sums = lax.fori_loop(0, blocks, at, sums)
-        first = first + blocks * size
+        blocks = jnp.maximum(last - at + (size // 2 if size > small else size - 1), 0) // size
+        add = lambda i, sums, at=at, size=size: merged(sums, block(at + i * size, size, sums.total))  # noqa: E731
+        sums = lax.fori_loop(0, blocks, add, sums)
+        at = at + blocks * size
     return sums
 
 

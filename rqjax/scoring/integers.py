@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int8, Int32, Shaped
+from jaxtyping import Array, Bool, Float, Int8, Int32, Shaped
 
 from rqjax.arrays.planes import as_float32
 from rqjax.core import operation, platforms
@@ -100,6 +100,30 @@ def full_precision_einsum(
         y = y - parts[-1].astype(jnp.float32)
     found = jnp.einsum(subscripts, jnp.concatenate(parts, axis=2), x, preferred_element_type=jnp.float32)
     return functools.reduce(operator.add, jnp.split(found, 3, axis=2))
+
+
+def weighted_sums(w: Float[Array, "b h r t"], x: Shaped[Array, "b h t d"]) -> Float[Array, "b h r d"]:
+    """Sums of tokens with weights w. A token whose weight is 0 adds nothing, not-a-number neither."""
+    sums = full_precision_einsum("bhrt,bhtd->bhrd", w, x)
+
+    def careful(w: Array, x: Array) -> Array:
+        finite = jnp.isfinite(x).all(-1)
+        sums = full_precision_einsum("bhrt,bhtd->bhrd", w, jnp.where(finite[..., None], x, 0))
+        return jnp.where(spoiled(w, finite), jnp.nan, sums)
+
+    if not platforms.on_cpu():  # where a condition would wait for the host
+        return careful(w, x)
+    return lax.cond(jnp.isfinite(sums).all(), lambda w, x: sums, careful, w, x)
+
+
+def spoiled(w: Float[Array, "b h r t"], finite: Bool[Array, "b h t"]) -> Bool[Array, "b h r 1"]:
+    """Whether a token that is not finite has a weight."""
+    return ((w != 0) & ~finite[:, :, None]).any(-1, keepdims=True)
+
+
+def times(w: Float[Array, "*n"], scale: Float[Array, "*#n"]) -> Float[Array, "*n"]:
+    """Weights times scales of tokens; 0 where the weight is, whatever the scale."""
+    return jnp.where(w == 0, 0, w * scale)
 
 
 def _joined(found: Int32[Array, "b h limbs n"], unit: Float[Array, "b h r 1"], count: int) -> Float[Array, "b h r n"]:

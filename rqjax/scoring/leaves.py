@@ -107,7 +107,9 @@ def of_levels(
 
     def weigh(quantizer: Any, w: Float[Array, "b h r t"], codes: Codes) -> Float[Array, "b h r d"]:
         scale, bias = numbers(quantizer, codes)
-        groups = w[:, :, None] * scale
+        if bias is not None:  # a bias that is not finite spoils the sums that it counts in by its scale
+            scale, bias = (jnp.where(jnp.isfinite(bias), x, other) for x, other in ((scale, jnp.nan), (bias, 0)))
+        groups = integers.times(w[:, :, None], scale)
         found = integers.sums(flat(groups), value_levels(quantizer, codes))
         found = found.reshape(*groups.shape[:-1], quantizer.dim)
         if bias is not None:
@@ -120,7 +122,7 @@ def of_levels(
 
 RULES[Exact] = Rule(
     scores=lambda q, y, codes, transposed: integers.full_precision_einsum("bhrd,bhtd->bhrt", y, codes),
-    weigh=lambda q, w, codes: integers.full_precision_einsum("bhrt,bhtd->bhrd", w, codes),
+    weigh=lambda q, w, codes: integers.weighted_sums(w, codes),
     # float32 is multiplied where it lies, in one block if that holds the scores; the bits of bfloat16 become bfloat16
     # by a copy, which is to stay in the processor's cache
     width=lambda q: 0 if q.dtype == "float32" else 8,

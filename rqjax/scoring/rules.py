@@ -42,7 +42,7 @@ def _decoded_scores(
 
 
 def _decoded_sums(quantizer: Quantizer, w: Float[Array, "b h r t"], codes: Codes) -> Float[Array, "b h r d"]:
-    return integers.full_precision_einsum("bhrt,bhtd->bhrd", w, quantizer.decode(codes))
+    return integers.weighted_sums(w, quantizer.decode(codes))
 
 
 class Rule(NamedTuple):
@@ -134,7 +134,7 @@ RULES[Normalized] = RULES[Scaled] = RULES[Gain] = _AS_INNER._replace(
     scores=lambda q, y, codes, transposed: (
         scores(q.inner, y, codes[1], transposed) * norms.restored(codes[0])[:, :, None]
     ),
-    weigh=lambda q, w, codes: weigh(q.inner, w * norms.restored(codes[0])[:, :, None], codes[1]),
+    weigh=lambda q, w, codes: weigh(q.inner, integers.times(w, norms.restored(codes[0])[:, :, None]), codes[1]),
     lay_out=lambda q, codes, transposed: (TokenArray.of(codes[0], axis=2), lay_out(q.inner, codes[1], transposed)),
 )
 RULES[Clipped] = _AS_INNER
