@@ -50,15 +50,15 @@ def accumulated(plan, refs, table, weights_smem, scores, carry):
 
     grids = [[_grid(plan, side, refs, g, k) for k in range(len(scores))] for g in range(side.groups)]
     if side.biased:
-        shares = [sum(w * _tall(bias, plan.rows) for w, (_, bias) in zip(weights, grid, strict=True)) for grid in grids]
+        shares = [sum(_times(w, bias) for w, (_, bias) in zip(weights, grid, strict=True)) for grid in grids]
         biases = tuple(b * kept + share for b, share in zip(biases, shares, strict=True))
     # The limbs' unit is that of the block, not of all tokens: a larger weight elsewhere costs no bits here.
-    sizes = [w * _tall(_largest([jnp.abs(grid[k][0]) for grid in grids]), plan.rows) for k, w in enumerate(weights)]
+    sizes = [_times(w, _largest([jnp.abs(grid[k][0]) for grid in grids])) for k, w in enumerate(weights)]
     bound = jnp.maximum(jnp.max(jnp.maximum(*sizes), axis=0), 1e-30)
     inverse, tokens = wide(LARGEST / bound), [tokens_of(plan, k) for k in range(len(scores))]
     for grid, smem in zip(grids, weights_smem, strict=True):
         for k, (weight, (scale, _)) in enumerate(zip(weights, grid, strict=True)):
-            whole = lax.bitcast_convert_type(weight * _tall(scale, plan.rows) * inverse + MAGIC, jnp.int32)
+            whole = lax.bitcast_convert_type(_times(weight, scale) * inverse + MAGIC, jnp.int32)
             for row, limb in ((0, whole >> 7), (plan.rows, whole & 127)):
                 tensor_cores.store_transposed(smem, limb, row, *tokens[k], interpret=plan.interpret)
     # All is read before the last fence: a copy may refill shared memory after it.
@@ -109,6 +109,11 @@ def _merged(product):
 
 def _largest(numbers):
     return numbers[0] if len(numbers) == 1 else jnp.maximum(numbers[0], _largest(numbers[1:]))
+
+
+def _times(weights, x):
+    """Weights times a number of each token; 0 where the weight is, for what is not seen may be not-a-number."""
+    return jnp.where(weights > 0, weights * _tall(x, weights.shape[1]), 0.0)
 
 
 def _tall(x, rows):

@@ -39,7 +39,7 @@ def attender(
     _, time, q_heads, _ = q.shape
     if reason := _reason(cache, time, q_heads, mask, sliding_window):
         return Refusal(f"no mosaic_gpu kernel for this attention: {reason}")
-    return functools.partial(attention.attend_with, past=past)
+    return functools.partial(attention.attend_with, kernel=past)
 
 
 def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:

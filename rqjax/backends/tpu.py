@@ -124,7 +124,7 @@ def attender(
         return refusal
     if reason := _reason(cache, q.shape[1], q.shape[2], mask, sliding_window):
         return Refusal(f"no mosaic_tpu kernel for this attention: {reason}")
-    return functools.partial(attention.attend_with, past=past)
+    return functools.partial(attention.attend_with, kernel=past)
 
 
 def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:

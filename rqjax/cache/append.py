@@ -34,6 +34,9 @@ def append(
     Under jit donate the cache (`jax.jit(rqjax.append, donate_argnums=0)`), so that it is written in place. There, where
     lengths are not known, a sequence for which there is no room is left as it was and marked in `overflow`.
 
+    Tokens in full precision pass gradients on to k and v. Those in codes have none: rounding is constant nearly
+    everywhere.
+
     Args:
       cache: the cache.
       k: keys (batch, time, heads, head_dim) of any float dtype; stored in the cache's.
@@ -126,39 +129,42 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     k = k if cache.rope is None else cache.rope(k, t[:, :, None])
     k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
 
+    # Codes have no derivative, and a loop of unknown length would refuse one.
+    past, new_keys, new_values = lax.stop_gradient((cache, k, v))
+
     def tokens(start, size):
         """`size` tokens from token `start` of each sequence on, as they will be stored: (batch, heads, size, dim)."""
         t = start[:, None] + jnp.arange(size)
-        new = t - cache.lengths[:, None] + (time - count[:, None])
+        new = t - past.lengths[:, None] + (time - count[:, None])
 
         def of(exact, chunk):
             def one(exact, chunk, t, new, length):
-                before = pick(exact, (slice(None), cache.slot(t)))
+                before = pick(exact, (slice(None), past.slot(t)))
                 return jnp.where((t < length)[:, None], before, chunk[:, jnp.clip(new, 0, time - 1)])
 
-            return jax.vmap(one)(exact, chunk, t, new, cache.lengths)
+            return jax.vmap(one)(exact, chunk, t, new, past.lengths)
 
-        return of(cache.exact_keys, k), of(cache.exact_values, v)
+        return of(past.exact_keys, new_keys), of(past.exact_values, new_values)
 
-    mean = cache.key_mean
-    if mean is not None and cache.centered:
-        mean = _mean(cache, mean, before, after, tokens)
+    mean = past.key_mean
+    if mean is not None and past.centered:
+        mean = _mean(past, mean, before, after, tokens)
 
     def encode(i, stored):
         """Moves the i-th unit of each sequence that has one to codes."""
-        start = before + i * cache.unit
-        key, value = tokens(cache.sinks + start, cache.unit)
-        key = _of_codes(cache, as_float32(key), mean, cache.sinks + start)
-        of_keys = rules.lay_out(cache.key_quantizer, cache.key_quantizer.encode(key), cache.latent)
-        of_values = cache.values
-        if not cache.latent:
-            of_values = rules.lay_out(cache.value_quantizer, cache.value_quantizer.encode(as_float32(value)), True)
+        start = before + i * past.unit
+        key, value = tokens(past.sinks + start, past.unit)
+        key = _of_codes(past, as_float32(key), mean, past.sinks + start)
+        of_keys = rules.lay_out(past.key_quantizer, past.key_quantizer.encode(key), past.latent)
+        of_values = past.values
+        if not past.latent:
+            of_values = rules.lay_out(past.value_quantizer, past.value_quantizer.encode(as_float32(value)), True)
         units = of_keys, of_values
-        return over(lambda old, new: old.write(new, start, start < after, cache.tables), stored, units)
+        return over(lambda old, new: old.write(new, start, start < after, past.tables), stored, units)
 
-    keys, values = cache.keys, cache.values
-    if cache.capacity:
-        keys, values = lax.fori_loop(0, ((after - before) // cache.unit).max(), encode, (keys, values))
+    keys, values = past.keys, past.values
+    if past.capacity:
+        keys, values = lax.fori_loop(0, ((after - before) // past.unit).max(), encode, (keys, values))
 
     # Tokens that newer ones of the same chunk would overwrite, and padding, go nowhere.
     stays = (t >= cache.lengths[:, None]) & ((t < cache.sinks) | (t >= lengths[:, None] - cache.ring))
@@ -205,9 +211,12 @@ def _mean(cache: KVCache, mean: Array, before: Array, after: Array, tokens: Call
         keys = as_float32(tokens(jnp.full_like(before, cache.sinks), cache.window + cache.unit)[0])
         if cache.rope is not None:
             keys = cache.rope.inverse(keys, cache.sinks + jnp.arange(keys.shape[2]))
-        first = keys.mean(axis=2)
+        finite = jnp.isfinite(keys).all(-1, keepdims=True)  # a mean outlives the tokens that it is of
+        keys, count = jnp.where(finite, keys, 0), jnp.maximum(finite.sum(2), 1)
+        first = keys.sum(2) / count
         if cache.rope is None:
-            share = jnp.sum(first**2, axis=-1) / jnp.maximum(jnp.sum(keys**2, axis=-1).mean(axis=2), 1e-30)
+            energy = jnp.sum(keys**2, axis=(2, 3)) / count[..., 0]
+            share = jnp.sum(first**2, axis=-1) / jnp.maximum(energy, 1e-30)
             first = jnp.where((share > DOMINANT)[..., None], first, 0)
         return jnp.where(begins[:, None, None], first, mean)
 

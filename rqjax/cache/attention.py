@@ -1,9 +1,12 @@
 """Attention over a compressed cache: a running softmax over blocks of codes (Milakov & Gimelshein, 2018)."""
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -11,16 +14,15 @@ from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from rqjax.arrays.planes import as_float32
 from rqjax.cache.append import append, checked_slots
-from rqjax.cache.coded import coded_sums, padded
+from rqjax.cache.coded import coded_sums, float_sums, padded
 from rqjax.cache.kv import KVCache, Tokens
-from rqjax.cache.scores import scorer
 from rqjax.cache.sums import NEVER, Sums, merged, with_sinks
 from rqjax.core import Implementation, check_int, is_traced, operation
-from rqjax.scoring import rules
 from rqjax.scoring.integers import full_precision_einsum, weighted_sums
 
 QUERY_ROWS = 128
 """Queries of one key-value head that are processed together."""
+
 
 def attend(
     cache: KVCache,
@@ -139,14 +141,39 @@ def dot_product_attention(
 
 @operation
 def _attend(cache: KVCache, q: Array, mask: Array | None, **options: Any) -> Array:
-    if cache.tables is None or len(q) == 1:
-        return attend_with(cache, q, mask, **options)
+    """`attend` in plain JAX, with the derivative of attention to decoded vectors.
 
-    def one(b: Array) -> Array:
-        here = mask if mask is None or len(mask) == 1 else mask[b][None]
-        return attend_with(cache.of(b[None]), q[b][None], here, **options)[0]
+    Queries are rounded where they meet codes, which has no derivative, and loops have no known length.
+    """
+    arrays = {name: x for name, x in options.items() if isinstance(x, jax.Array)}
 
-    return lax.map(one, jnp.arange(len(q)))  # each takes its own time, not that of the longest
+    def run(past: Callable[..., Sums], cache: KVCache, q: Array, mask: Array | None, arrays: dict[str, Array]) -> Array:
+        one = functools.partial(attend_with, past=past, **{**options, **arrays})
+        if cache.tables is None or len(q) == 1:
+            return one(cache, q, mask)
+
+        def of_sequence(b: Array) -> Array:
+            here = mask if mask is None or len(mask) == 1 else mask[b][None]
+            return one(cache.of(b[None]), q[b][None], here)[0]
+
+        return lax.map(of_sequence, jnp.arange(len(q)))  # each takes its own time, not that of the longest
+
+    attention = jax.custom_jvp(functools.partial(run, coded_sums))
+
+    @attention.defjvp
+    def derivative(primals: Any, tangents: Any) -> tuple[Array, Array]:
+        def decoded(cache: KVCache, *others: Any) -> Array:
+            names = ("keys", "values", "key_mean", "key_quantizer", "own_value_quantizer")
+            fixed = {name: getattr(cache, name) for name in names}
+            exact = {
+                name: jnp.nan_to_num(getattr(cache, name), posinf=0, neginf=0)
+                for name in ("exact_keys", "exact_values")
+            }
+            return run(float_sums, dataclasses.replace(cache, **lax.stop_gradient(fixed), **exact), *others)
+
+        return attention(*primals), jax.jvp(decoded, primals, tangents)[1]
+
+    return attention(cache, q, mask, arrays)
 
 
 def attend_with(
@@ -158,18 +185,22 @@ def attend_with(
     sliding_window: int | None,
     softcap: float | int | None,
     sink_logits: Float[Array, "q_heads"] | None = None,
-    past: Callable[..., Sums] | None = None,
+    past: Callable[..., Sums] = coded_sums,
+    kernel: Callable[..., Sums] | None = None,
     weigh_exact: Callable[..., Array] | None = None,
 ) -> Array:
     """`attend` of what has been checked, the queries of a few tokens at a time.
 
-    A backend may bring its own `past(cache, y, positions, sliding_window, softcap)`, sums over all tokens in codes for
-    scaled queries (b, h, r, d) at the positions (b,) of the first ones, and `weigh_exact(y, keys, values, seen)`,
-    attention to the tokens in full precision. Sinks are merged behind them, so that neither knows of them.
+    Args:
+      past: sums over the tokens in codes, as `coded_sums`.
+      kernel: the same of a backend for queries that all see the same codes: of the cache, scaled queries (b, h, r, d),
+        the positions (b,) of the first ones, `sliding_window` and `softcap`.
+      weigh_exact: attention of a backend to the tokens in full precision, of scaled queries, keys, values and what is
+        seen.
     """
     batch, time, q_heads, _ = q.shape
     size = max(1, QUERY_ROWS * cache.exact_keys.shape[1] // q_heads)
-    options = _Options(scale, sliding_window, softcap, sink_logits, past, weigh_exact)
+    options = _Options(scale, sliding_window, softcap, sink_logits, past, kernel, weigh_exact)
     positions = cache.lengths[:, None] - time + jnp.arange(time)
     q = q if cache.rope is None else cache.rope(q, positions[:, :, None])
     if time <= size:
@@ -192,7 +223,8 @@ class _Options(NamedTuple):
     sliding_window: int | None
     softcap: float | int | None
     sink_logits: Float[Array, "q_heads"] | None
-    past: Callable[..., Sums] | None
+    past: Callable[..., Sums]
+    kernel: Callable[..., Sums] | None
     weigh_exact: Callable[..., Array] | None
 
 
@@ -237,23 +269,15 @@ def _attend_at(
         # Those in codes that a query sees. After `truncate` the newest tokens may be in codes, too.
         first, stop = (jnp.clip(t - cache.sinks, 0, cache.coded[:, None, None, None]) for t in (oldest, rows + 1))
 
-        def coded() -> Sums:
-            past = coded_sums(cache, scorer(cache, y), first, stop, mask, part)
-            values = rules.restore(cache.value_quantizer, past.values)
-            if cache.latent and cache.key_mean is not None:  # which the codes are less
-                values += past.total[..., None] * cache.key_mean[:, :, None, -values.shape[-1] :]
-            return past._replace(values=values)
-
-        def by_kernel() -> Sums:
-            assert options.past is not None
-            return options.past(cache, y, positions[:, 0], options.sliding_window, options.softcap)
-
-        if options.past is None:
-            past = coded()
-        elif time == 1:
-            past = by_kernel()
-        else:  # kernels take queries that all see the same codes
-            past = lax.cond((stop == stop[:, :, :1]).all(), by_kernel, coded)
+        plain = functools.partial(options.past, cache, y, first, stop, mask, part)
+        if options.kernel is None:
+            past = plain()
+        else:
+            fused = functools.partial(
+                options.kernel, cache, y, positions[:, 0], options.sliding_window, options.softcap
+            )
+            alike = time == 1 or (stop == stop[:, :, :1]).all()
+            past = fused() if alike is True else lax.cond(alike, fused, plain)
         result = merged(result, past)
     if options.sink_logits is not None:
         result = with_sinks(result, jnp.repeat(options.sink_logits, time).reshape(kv_heads, -1))

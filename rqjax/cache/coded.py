@@ -1,5 +1,6 @@
 """Sums over the tokens of a cache that are in codes, block by block."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -9,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rqjax.arrays.planes import materialized
 from rqjax.cache.kv import KVCache, over
+from rqjax.cache.scores import scorer
 from rqjax.cache.sums import NEVER, Sums, merged
 from rqjax.scoring import integers, rules, tiles
 
@@ -19,18 +21,23 @@ history that does not fill half a block is taken in blocks of an eighth."""
 
 def coded_sums(
     cache: KVCache,
-    score: Callable[..., Float[Array, "b h r t"]],
+    y: Float[Array, "b h r d"],
     first: Int[Array, "b 1 r 1"],
     stop: Int[Array, "b 1 r 1"],
     mask: Bool[Array, "#b #h #r t"] | None,
     part: Callable[..., Sums],
 ) -> Sums:
-    """Sums over the tokens in codes, block by block; values still as `rules.weigh` leaves them.
+    """Sums over the tokens in codes, block by block.
 
-    A query sees the tokens in codes from `first` on and before `stop`, those that `mask` allows.
+    Args:
+      cache: the cache.
+      y: scaled queries.
+      first, stop: the range of tokens behind the sinks that each query sees.
+      mask: which of them.
+      part: the sums of some tokens, of their scores, of what is seen, and of what sums their values.
     """
     batch, kv_heads, _, dim = cache.exact_keys.shape
-    count = stop.shape[2]
+    score, count = scorer(cache, y), y.shape[2]
     widest = max(4 * cache.pre_rope, *map(rules.width, (cache.key_quantizer, cache.value_quantizer)))
     large = max(BLOCK_BYTES // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.PAGE)
     large = min(large, integers.TOKENS)
@@ -66,7 +73,52 @@ def coded_sums(
         add = lambda i, sums, at=at, size=size: merged(sums, block(at + i * size, size, sums.total))  # noqa: E731
         sums = lax.fori_loop(0, blocks, add, sums)
         at = at + blocks * size
-    return sums
+    values = rules.restore(cache.value_quantizer, sums.values)
+    if cache.latent and cache.key_mean is not None:  # which the codes are less
+        values += sums.total[..., None] * cache.key_mean[:, :, None, -values.shape[-1] :]
+    return sums._replace(values=values)
+
+
+def float_sums(
+    cache: KVCache,
+    y: Float[Array, "b h r d"],
+    first: Int[Array, "b 1 r 1"],
+    stop: Int[Array, "b 1 r 1"],
+    mask: Bool[Array, "#b #h #r t"] | None,
+    part: Callable[..., Sums],
+) -> Sums:
+    """`coded_sums` that can be differentiated: products with decoded vectors, page by page."""
+    allowed = mask if mask is None else padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
+
+    @jax.checkpoint
+    def add(sums: Sums, start: Array) -> tuple[Sums, None]:
+        keys, values = (jnp.where(jnp.isfinite(x), x, 0) for x in decoded_page(cache, start))
+        t = start + jnp.arange(tiles.PAGE)
+        seen = (t >= first) & (t < stop)
+        if allowed is not None:
+            seen &= lax.dynamic_slice_in_dim(allowed, cache.sinks + start, tiles.PAGE, 3)
+        scores = jnp.einsum("bhrd,bhtd->bhrt", y, keys, precision=lax.Precision.HIGHEST)
+        weigh = functools.partial(jnp.einsum, "bhtd,bhrt->bhrd", values, precision=lax.Precision.HIGHEST)
+        return merged(sums, part(scores, seen, weigh)), None
+
+    none = jnp.zeros(y.shape[:3])
+    sums = Sums(none + NEVER, none, jnp.zeros((*y.shape[:3], cache.value_quantizer.dim)))
+    return lax.scan(add, sums, jnp.arange(0, cache.capacity, tiles.PAGE))[0]
+
+
+def decoded_page(
+    cache: KVCache, start: Int[Array, ""]
+) -> tuple[Float[Array, "b h page d"], Float[Array, "b h page value_dim"]]:
+    """Keys and values that the codes of a page stand for, `start` tokens behind the sinks."""
+    batch, heads, _, dim = cache.exact_keys.shape
+    eye = lambda n: jnp.broadcast_to(jnp.eye(n), (batch, heads, n, n))  # noqa: E731
+    read = functools.partial(over, lambda leaf: leaf.read(start, tiles.PAGE, cache.tables))
+    keys = scorer(cache, eye(dim))(read(cache.keys), cache.sinks + start)  # of unit vectors: the coordinates
+    keys = jnp.swapaxes(keys, 2, 3)
+    if cache.latent:
+        return keys, keys[..., -cache.value_quantizer.dim :]
+    weights = rules.weigh(cache.value_quantizer, eye(tiles.PAGE), read(cache.values))
+    return keys, rules.restore(cache.value_quantizer, weights)
 
 
 def padded(x: Array, count: int, axis: int = 1) -> Array:

@@ -10,10 +10,10 @@ from jaxtyping import Array, Float, Int
 
 from rqjax.arrays.planes import put
 from rqjax.cache.append import checked_slots
+from rqjax.cache.coded import decoded_page
 from rqjax.cache.kv import KVCache, over
-from rqjax.cache.scores import scorer
 from rqjax.core import is_traced, operation
-from rqjax.scoring import rules, tiles
+from rqjax.scoring import tiles
 
 
 def truncate(
@@ -74,31 +74,16 @@ def _truncate(cache: KVCache, lengths: Int[Array, "some"], slots: Int[Array, "so
     return whole.with_sequences(slots, dataclasses.replace(cache, **cut))
 
 
-def _units(cache: KVCache, start: Int[Array, "batch"]) -> tuple[Float[Array, "batch h unit d"], ...]:
+def _units(cache: KVCache, start: Int[Array, "batch"]) -> tuple[Float[Array, "batch h unit _"], ...]:
     """Keys and values that the codes of a unit decode to, from token `start` of each sequence on."""
-    heads, dim = cache.exact_keys.shape[1::2]
-    eye = lambda n: jnp.broadcast_to(jnp.eye(n), (1, heads, n, n))  # noqa: E731
 
-    def of_sequence(b: Array) -> tuple[Array, Array]:
-        one = cache.of(b[None])
-        first = start[b] // tiles.PAGE * tiles.PAGE  # all of a page are decoded: the layout is read by pages
-
-        def read(codes):
-            def leaf(x):
-                if one.tables is None:
-                    x = dataclasses.replace(x, bits=lax.dynamic_slice_in_dim(x.bits, b, 1))
-                return x.read(first, tiles.PAGE, one.tables)
-
-            return over(leaf, codes)
-
-        keys = scorer(one, eye(dim))(read(cache.keys), cache.sinks + first)  # of unit vectors: the coordinates
-        keys = jnp.swapaxes(keys, 2, 3)
-        if cache.latent:
-            values = keys[..., :0]
-        else:
-            weights = rules.weigh(cache.value_quantizer, eye(tiles.PAGE), read(cache.values))
-            values = rules.restore(cache.value_quantizer, weights)
-        found = keys[0], values[0]
-        return tuple(lax.dynamic_slice_in_dim(x, start[b] - first, cache.unit, 1) for x in found)  # pyright: ignore
+    def of_sequence(b: Array) -> tuple[Array, ...]:
+        one, first = cache.of(b[None]), start[b] // tiles.PAGE * tiles.PAGE
+        if one.tables is None:
+            own = lambda x: dataclasses.replace(x, bits=lax.dynamic_slice_in_dim(x.bits, b, 1))  # noqa: E731
+            one = dataclasses.replace(one, keys=over(own, one.keys), values=over(own, one.values))
+        keys, values = decoded_page(one, first)
+        found = keys[0], values[0, ..., : cache.exact_values.shape[-1]]  # none are stored of a latent cache
+        return tuple(lax.dynamic_slice_in_dim(x, start[b] - first, cache.unit, 1) for x in found)
 
     return lax.map(of_sequence, jnp.arange(len(start)))

@@ -37,11 +37,12 @@ class PerChannel(Quantizer):
 
 
 def tiles_of(x: Shaped[Array, "*n t d"], tile: int) -> Shaped[Array, "*n tiles tile d"]:
-    """Vectors in tiles of so many tokens.
+    """Vectors in tiles of so many tokens, whose scales they share: one that is not finite counts as zeros.
 
     Raises:
       ValueError: they are not whole tiles.
     """
     if x.ndim < 2 or x.shape[-2] % tile:
         raise ValueError(f"expected vectors (..., a multiple of {tile} tokens, {x.shape[-1]}), got shape {x.shape}")
+    x = jnp.where(jnp.isfinite(x).all(-1, keepdims=True), x, 0)
     return x.reshape(*x.shape[:-2], x.shape[-2] // tile, tile, x.shape[-1])

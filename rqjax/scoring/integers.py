@@ -121,7 +121,7 @@ def spoiled(w: Float[Array, "b h r t"], finite: Bool[Array, "b h t"]) -> Bool[Ar
     return ((w != 0) & ~finite[:, :, None]).any(-1, keepdims=True)
 
 
-def times(w: Float[Array, "*n"], scale: Float[Array, "*#n"]) -> Float[Array, "*n"]:
+def times(w: Float[Array, "*#n"], scale: Float[Array, "*#n"]) -> Float[Array, "..."]:
     """Weights times scales of tokens; 0 where the weight is, whatever the scale."""
     return jnp.where(w == 0, 0, w * scale)
 

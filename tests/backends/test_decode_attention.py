@@ -19,7 +19,7 @@ from pallas_kernels.packed import Packed
 from rqjax.backends import hopper
 from rqjax.core import Unsupported
 from rqjax.scoring import rules
-from tests.tools.packed_codes import attention, by_token, encoded, error, in_pages
+from tests.tools.packed_codes import attention, by_token, encoded, error, hidden, in_pages
 from tests.tools.suites import some
 
 TOLERANCE = 5e-4
@@ -97,6 +97,8 @@ def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=Non
     if vary is not None:
         y, keys, values, k, v = vary(y, keys, values, k, v)
     start = np.zeros(batch, np.int32) if start is None else np.asarray(start, np.int32)
+    seen = (np.arange(tokens) >= start[:, None]) & (np.arange(tokens) < np.asarray(stop)[:, None])
+    keys, values = hidden(keys, seen), hidden(values, seen)
     shift, tables = None, None
     if paged:
         tables, keys, values = in_pages(rng, keys, values)
@@ -108,7 +110,6 @@ def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=Non
     assert not mosaic.races_found()
     total = np.asarray(sums.total, np.float64)
     output = np.asarray(sums.values, np.float64) / np.where(total > 0, total, 1)[..., None]
-    seen = (np.arange(tokens) >= start[:, None]) & (np.arange(tokens) < np.asarray(stop)[:, None])
     expected = attention(k, v, y, seen, softcap, 0 if shift is None else shift)
     with np.errstate(divide="ignore"):
         return (output, np.asarray(sums.largest) + np.log(total)), expected

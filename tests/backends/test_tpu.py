@@ -12,7 +12,7 @@ import rqjax
 from pallas_kernels.tpu.decode_attention import decode_attention
 from rqjax.backends import tpu
 from rqjax.core import Unsupported
-from tests.tools.packed_codes import attention, encoded, error, in_pages
+from tests.tools.packed_codes import attention, encoded, error, hidden, in_pages
 from tests.tools.suites import some
 
 TOLERANCE = 5e-4
@@ -41,15 +41,15 @@ def run(dim, rows, keys, values, stop, *, start=None, softcap=None, paged=False,
     y = rng.normal(size=(batch, heads, rows, dim)).astype(np.float32) * dim**-0.5
     start, stop = (np.asarray((0,) * batch if x is None else x, np.int32) for x in (start, stop))
     shift = rng.normal(size=(batch, heads, rows, tokens if shifted else 1)).astype(np.float32)
-    tables = None
+    token, tables = np.arange(tokens), None
+    seen = (token >= start[:, None]) & (token < stop[:, None])
+    keys, values = hidden(keys, seen), hidden(values, seen)
     if paged:
         tables, keys, values = in_pages(rng, keys, values)
     call = jax.jit(functools.partial(decode_attention, softcap=softcap, interpret=interpret))
     sums = call(y, keys, values, start, stop, shift, tables=tables)
     total = np.asarray(sums.total, np.float64)
     found = np.asarray(sums.values, np.float64) / np.where(total > 0, total, 1)[..., None]
-    token = np.arange(tokens)
-    seen = (token >= start[:, None]) & (token < stop[:, None])
     return found, attention(k, v, y, seen, softcap, shift)[0]
 
 

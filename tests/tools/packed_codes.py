@@ -54,6 +54,15 @@ def in_pages(rng, keys, values):
     return tables, whole(keys, 2 if by_token(keys) else 3), whole(values, 3)
 
 
+def hidden(codes, seen):
+    """Codes whose scales and biases of tokens (batch, T) that no query sees are not-a-number."""
+
+    def of(x):
+        return None if x is None else np.where(seen[:, None, None], np.asarray(x), np.nan).astype(x.dtype)
+
+    return codes._replace(scales=of(codes.scales), biases=of(codes.biases))
+
+
 def by_token(keys):
     """Whether the rows of packed keys are tokens, as of all that are no streams."""
     return keys.levels is None or isinstance(keys.levels, np.ndarray)
