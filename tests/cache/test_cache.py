@@ -15,13 +15,33 @@ from rqjax.cache.coded import BLOCK_BYTES
 from tests.tools.plain import PlainCache, error, recoded
 from tests.tools.suites import some
 
-BATCH, HEADS, DIM, LONG = 2, 1, 32, 60
-RNG = np.random.default_rng(0)
-POOL = RNG.standard_normal((BATCH, 4096, HEADS, DIM)).astype(np.float32)
+BATCH, HEADS, DIM = 2, 1, 32
 BIAS = np.array([3, 0], np.float32)[:, None, None, None]
 """Of the keys: the first sequence's are centered, the second's have no mean to speak of."""
 append = jax.jit(rqjax.append, donate_argnums=0)
 attend = jax.jit(rqjax.attend, static_argnames=("sliding_window", "softcap", "scale"))
+attend_anew = jax.jit(rqjax.dot_product_attention)
+truncate = jax.jit(rqjax.truncate)
+KINDS = {
+    "float32": ("float32", 2),
+    "levels": ("eden_3", 4),
+    "affine": ("v2_lean", 1),
+    "trellis": ("turboquant_trellis_2", 3),
+    "transform": ("klt_trellis_3", 2),
+    "per channel": ("kivi_4", 8),
+    "balanced": ("kvarn_4/kvarn_2", 1),
+    "blocks": ("mxfp4", 16),
+    "latent": ("eden_4/eden_3+turned", 16),
+    "centered": ("rotorquant_3+centered", 2),
+    "turned": ("eden_3+turned", 1),
+    "pre_rope": ("eden_3+pre_rope+turned", 2),
+}
+"""A strategy of each kind, and the query heads of a head."""
+SIZES = (1, 16, 128, 129, 256, 300, 700)
+"""Tokens of a call: as a decoder generates, at the edges of the window, as `generate` and `Engine` read, and all."""
+LONG_DIM = 64
+TEXTS = np.random.default_rng(7).standard_normal((3, BATCH, 5600, 1, LONG_DIM)).astype(np.float32)
+"""Queries, keys and values."""
 
 
 def empty(
@@ -36,54 +56,53 @@ copied = jax.jit(lambda cache: jax.tree.map(jnp.copy, cache))
 
 
 class Schedule(RuleBasedStateMachine):
-    """Random schedules of append, attend, grow, save and load agree with the plain cache."""
+    """Random schedules of verbs, at the window and the sinks that users have, agree with the plain cache."""
 
     @initialize()
     def start(self):
-        self.cache, self.used = copied(EMPTY), 0
-        self.plain = PlainCache(EMPTY)
+        self.cache, self.used = copied(self.empty), 0
+        self.plain = PlainCache(self.empty)
 
     def room(self):
-        return self.cache.max_len - max(len(keys) for keys in self.plain.keys)
+        return self.empty.max_len - max(len(keys) for keys in self.plain.keys)
 
     def tokens(self, count):
-        self.used = (self.used + 1) % (4096 - 2 * LONG)
-        return POOL[:, self.used : self.used + count] + BIAS, POOL[:, -self.used - count - 1 : -self.used - 1]
+        self.used = (self.used + 1) % 999
+        return (x[:, self.used : self.used + count] for x in self.texts)
 
-    @precondition(lambda self: self.room() >= LONG)
-    @rule(valid=st.lists(st.sampled_from([0, 1, 17, 48, LONG]), min_size=BATCH, max_size=BATCH))
-    def append_a_ragged_chunk(self, valid):
-        k, v = self.tokens(LONG)
-        self.cache = append(self.cache, k, v, valid=jnp.asarray(valid))
-        self.plain.append(k, v, valid)
-
-    @precondition(lambda self: self.room() >= LONG)
-    @rule()
-    def append_a_chunk(self):
-        k, v = self.tokens(LONG)
-        self.cache = append(self.cache, k, v, valid=jnp.full(BATCH, LONG))
-        self.plain.append(k, v)
+    def check(self, found, q):
+        assert error(found, self.plain.attend(q)) < self.tolerance
 
     @precondition(lambda self: self.room() >= 1)
-    @rule(times=st.integers(1, 20))
-    def append_tokens(self, times):
-        for _ in range(min(times, self.room())):
-            k, v = self.tokens(1)
-            self.cache = append(self.cache, k, v)
-            self.plain.append(k, v)
+    @rule(size=st.sampled_from(SIZES), ragged=st.sampled_from([1, 0, 0.5]))
+    def append_and_attend(self, size, ragged):
+        """A piece in one call; as much of it counts as there is room for."""
+        size = size if size in self.sizes else self.sizes[-1]
+        q, k, v = self.tokens(size)
+        valid = np.minimum([size, round(ragged * size)], self.room())
+        found, self.cache = attend_anew(q, k, None if self.cache.latent else v, self.cache, valid=valid)
+        self.plain.append(k, None if self.cache.latent else v, valid, self.cache.key_mean)
+        self.check(found, q)
 
-    @rule(window=st.sampled_from([None, 30]))
+    @rule(window=st.sampled_from([None, 30, 200]))
     def attend(self, window):
-        q = POOL[:, self.used : self.used + 3].repeat(2, axis=2)
+        q = next(self.tokens(3))
         found = attend(self.cache, q, sliding_window=window)
-        expected = self.plain.attend(q, sliding_window=window)
-        assert error(found, expected) < 1e-4
+        assert error(found, self.plain.attend(q, sliding_window=window)) < self.tolerance
 
-    @precondition(lambda self: self.cache.max_len == EMPTY.max_len)
+    @rule(dropped=st.sampled_from([1, 5, 127, 150, 300]))
+    def truncate(self, dropped):
+        """The newest tokens may be in codes now, of which three queries see not all."""
+        lengths = [max(len(keys) - dropped, 0) for keys in self.plain.keys]
+        self.cache = truncate(self.cache, np.array(lengths))
+        self.plain.truncate(lengths)
+        q = next(self.tokens(3))
+        self.check(attend(self.cache, q), q)
+
+    @precondition(lambda self: self.cache.max_len == self.empty.max_len)
     @rule()
     def grow(self):
         self.cache = rqjax.grow(self.cache, self.cache.max_len + 1)
-        assert self.cache.max_len == 256
 
     @rule(again=st.booleans())
     def save_and_load(self, again):
@@ -96,14 +115,72 @@ class Schedule(RuleBasedStateMachine):
             assert self.cache.lengths.tolist() == [len(keys) for keys in self.plain.keys]
 
 
-@pytest.mark.parametrize("examples", some((5, 1000), [5]))
-def test_many_schedules(examples, tmp_path):
-    Schedule.path = tmp_path / "cache.safetensors"
+def of_kind(kind, max_len):
+    """An empty cache of a kind, and the query heads of a head."""
+    name, groups = KINDS[kind]
+    options = {"rope": rqjax.Rope(1e4)} if "+turned" in name or "+pre_rope" in name else {}
+    if kind == "latent":
+        strategy = rqjax.strategy(name, jax.random.key(0), LONG_DIM, latent=32)
+        options["rope"] = rqjax.Rope(1e4, share=0.5)
+    elif kind == "transform":
+        quantizer = rqjax.klt_trellis(jax.random.key(0), TEXTS[0].reshape(-1, LONG_DIM)[:2000], 3)
+        strategy = rqjax.Strategy(quantizer, quantizer)
+    else:
+        strategy = rqjax.strategy(name, jax.random.key(0), LONG_DIM)
+    return strategy.cache(2, 1, max_len, dtype=jnp.float32, **options), groups
+
+
+def tolerance(kind):
+    """Where keys turn, the last bits of angles differ, so that an index may be another one."""
+    return 5e-3 if KINDS[kind][0].endswith(("turned", "pre_rope")) or kind == "latent" else 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "examples"),
+    [
+        pytest.param("float32", 3),
+        *(pytest.param(kind, 40, marks=pytest.mark.full) for kind in KINDS),
+    ],
+)
+def test_many_schedules(kind, examples, tmp_path):
+    Schedule.path, Schedule.sizes = tmp_path / "cache.safetensors", SIZES if examples > 3 else (1, 129, 300)
+    Schedule.empty, groups = of_kind(kind, 700)
+    Schedule.texts = TEXTS[0].repeat(groups, axis=2), TEXTS[1] + BIAS, TEXTS[2]
+    Schedule.tolerance = tolerance(kind)
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     options = settings(
-        max_examples=examples, stateful_step_count=6, deadline=None, suppress_health_check=checks, database=None
+        max_examples=examples,
+        stateful_step_count=7,
+        deadline=None,
+        suppress_health_check=checks,
+        database=None,
+        derandomize=True,
     )
     run_state_machine_as_test(Schedule, settings=options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pieces"),
+    [
+        *(pytest.param(kind, (700,)) for kind in ("centered", "per channel")),
+        *(
+            pytest.param(kind, pieces, marks=pytest.mark.full)
+            for kind in KINDS
+            for pieces in ((5000,), (256, 1, 300, 129, 16, 128) * 6)
+        ),
+    ],
+)
+def test_pieces_of_any_size_see_what_is_before_them(kind, pieces):
+    """A text in one call, and piece by piece; then one token more."""
+    (cache, groups), total = of_kind(kind, sum(pieces) + 1), 0
+    groups = min(groups, 2)
+    plain, texts = PlainCache(cache), (TEXTS[0].repeat(groups, axis=2), TEXTS[1] + BIAS, TEXTS[2])
+    for size in (*pieces, 1):
+        q, k, v = (x[:, total : total + size] for x in texts)
+        found, cache = attend_anew(q, k, None if cache.latent else v, cache)
+        plain.append(k, None if cache.latent else v, mean=cache.key_mean)
+        assert error(found, plain.attend(q)) < tolerance(kind)
+        total += size
 
 
 def random(seed, *shape):

@@ -4,62 +4,115 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rqjax.cache.append import DOMINANT
-
 
 @jax.jit
 def recoded(quantizer, x):
-    """What becomes of vectors (batch, heads, unit, dim) that are encoded and decoded."""
+    """Decodes the codes of vectors (batch, heads, unit, dim)."""
     return quantizer.decode(quantizer.encode(x))
 
 
 class PlainCache:
-    """All tokens in full precision; those that the compressed cache holds as codes are recoded when they are read."""
+    """All tokens of each sequence as attention sees them: in full precision, or recoded once the window passed them.
+
+    Of the cache it takes the quantizers and the options; what these mean is written out here again.
+    """
 
     def __init__(self, cache):
-        self.cache = jax.tree.map(np.array, cache)  # its options and quantizers
+        self.cache = jax.tree.map(np.array, cache)
         batch, heads, _, dim = cache.exact_keys.shape
-        self.keys, self.values = ([np.zeros((0, heads, dim), np.float32) for _ in range(batch)] for _ in range(2))
+        self.value_dim = cache.value_quantizer.dim
+        self.keys, self.values = ([np.zeros((0, heads, d), np.float32)] * batch for d in (dim, self.value_dim))
+        self.coded = [0] * batch
+        self.means = [None] * batch if cache.key_mean is None else list(self.cache.key_mean)
 
-    def append(self, k, v, valid=None):
+    def append(self, k, v=None, valid=None, mean=None):
+        """Appends tokens; `mean` is what the compressed cache has, equal but for rounding, on which indices depend."""
         for b in range(len(self.keys)):
             count = k.shape[1] if valid is None else int(valid[b])
-            for tokens, x in ((self.keys, k), (self.values, v)):
-                x = np.asarray(x)[b, k.shape[1] - count :].astype(self.cache.exact_keys.dtype)
-                tokens[b] = np.concatenate([tokens[b], x.astype(np.float32)])
+            before, skipped = len(self.keys[b]), k.shape[1] - count
+            key = np.asarray(k)[b, skipped:]
+            if self.cache.rope is not None:
+                key = self._turned(key, before + np.arange(count))
+            value = key[..., key.shape[-1] - self.value_dim :] if v is None else np.asarray(v)[b, skipped:]
+            for tokens, x in ((self.keys, key), (self.values, value)):
+                tokens[b] = np.concatenate([tokens[b], x.astype(self.cache.exact_keys.dtype).astype(np.float32)])
+            self._encode(b, None if mean is None else np.asarray(mean[b]))
+
+    def truncate(self, lengths):
+        """Tokens of a unit that is cut are in full precision again, as what they were recoded to."""
+        cache = self.cache
+        for b, length in enumerate(lengths):
+            self.keys[b], self.values[b] = self.keys[b][:length], self.values[b][:length]
+            whole = max(length - cache.sinks, 0) // cache.unit * cache.unit
+            for tokens in (self.keys[b], self.values[b]):
+                cut = tokens[cache.sinks + whole : cache.sinks + self.coded[b]]
+                cut[:] = cut.astype(cache.exact_keys.dtype)
+            self.coded[b] = min(self.coded[b], whole)
+
+    def _encode(self, b, mean):
+        cache, keys, values = self.cache, self.keys[b], self.values[b]
+        end = max(len(keys) - cache.sinks - cache.window, 0) // cache.unit * cache.unit
+        if end > 0 and self.coded[b] == 0 and cache.centered:
+            self.means[b] = self._mean_of(keys[cache.sinks : cache.sinks + cache.window + cache.unit])
+            if mean is not None:
+                np.testing.assert_allclose(self.means[b], mean, atol=1e-4)
+                self.means[b] = mean
+        for start in range(cache.sinks + self.coded[b], cache.sinks + end, cache.unit):
+            unit = slice(start, start + cache.unit)
+            positions = np.arange(start, start + cache.unit)
+            x, mean = keys[unit], 0 if self.means[b] is None else self.means[b]
+            if cache.pre_rope:
+                x, back = self._turned(x, -positions), lambda x, positions=positions: self._turned(x, positions)
+            else:
+                back = lambda x: x  # noqa: E731
+                if cache.rope is not None and self.means[b] is not None:
+                    mean = self._turned(np.broadcast_to(mean, x.shape), positions)
+            keys[unit] = back(self._recoded(cache.key_quantizer, x - mean) + mean)
+            if cache.latent:
+                values[unit] = keys[unit][..., -self.value_dim :]
+            else:
+                values[unit] = self._recoded(cache.value_quantizer, values[unit])
+        self.coded[b] = max(self.coded[b], end)
+
+    @staticmethod
+    def _recoded(quantizer, x):
+        return np.asarray(recoded(quantizer, jnp.asarray(x.swapaxes(0, 1)[None], jnp.float32)))[0].swapaxes(0, 1)
+
+    def _mean_of(self, keys):
+        """The mean, without a rope only if it has three quarters of the energy."""
+        if self.cache.rope is not None:
+            return self._turned(keys, -self.cache.sinks - np.arange(len(keys))).mean(0)
+        mean = keys.mean(0)
+        return mean * ((mean**2).sum(-1) > 0.75 * (keys**2).sum(-1).mean(0))[:, None]
+
+    def _turned(self, x, positions):
+        """By the plain rope of one frequency a plane, of which the halves are the first and the last coordinates."""
+        rope = self.cache.rope
+        assert rope.kind == "default"
+        count = int(x.shape[-1] * rope.share + 1e-6)
+        angles = positions[:, None, None] * np.float32(rope.theta ** -(np.arange(0, count, 2) / count))
+        left, right, rest = x[..., : count // 2], x[..., count // 2 : count], x[..., count:]
+        cos, sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
+        return np.concatenate([left * cos - right * sin, right * cos + left * sin, rest], axis=-1)
 
     def decoded(self, b):
         """Keys and values (time, heads, dim) of a sequence as attention sees them."""
-        cache, result = self.cache, []
-        first, length = cache.sinks, len(self.keys[b])
-        coded = max(length - cache.sinks - cache.window, 0) // cache.unit * cache.unit
-        for name, quantizer in (("keys", cache.key_quantizer), ("values", cache.value_quantizer)):
-            x = getattr(self, name)[b].copy()
-            if coded:
-                part = x[first : first + coded]
-                mean = np.zeros_like(x[0])
-                if name == "keys" and cache.key_mean is not None:
-                    begin = x[first : first + cache.window + cache.unit]
-                    mean = begin.mean(0)
-                    mean *= ((mean**2).sum(-1) > DOMINANT * (begin**2).sum(-1).mean(0))[:, None]
-                units = (part - mean).reshape(-1, cache.unit, *x.shape[1:]).swapaxes(1, 2)
-                again = np.stack([np.asarray(recoded(quantizer, jnp.asarray(unit)[None]))[0] for unit in units])
-                x[first : first + coded] = again.swapaxes(1, 2).reshape(part.shape) + mean
-            result.append(x)
-        return result
+        return self.keys[b], self.values[b]
 
     def attend(self, q, *, scale=None, mask=None, sliding_window=None, softcap=None, sink_logits=None):
         q = np.asarray(q, np.float64)
-        out = np.zeros_like(q)
+        out = np.zeros((*q.shape[:3], self.value_dim))
         scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
         for b in range(q.shape[0]):
             keys, values = (x.astype(np.float64) for x in self.decoded(b))
             length, heads = keys.shape[:2]
-            where = np.arange(length) - (length - q.shape[1] + np.arange(q.shape[1]))[:, None]
+            positions = length - q.shape[1] + np.arange(q.shape[1])
+            y = q[b] if self.cache.rope is None else self._turned(q[b], positions)
+            where = np.arange(length) - positions[:, None]
             seen = where <= 0 if sliding_window is None else (where <= 0) & (where > -sliding_window)
             for h in range(q.shape[2]):
                 group = h // (q.shape[2] // heads)
-                scores = q[b, :, h] @ keys[:, group].T * scale
+                scores = y[:, h] @ keys[:, group].T * scale
                 if softcap is not None:
                     scores = softcap * np.tanh(scores / softcap)
                 allowed = seen
