@@ -31,19 +31,19 @@ MAX_SUMS, MAX_COLUMNS = 32, 256
 
 @register("mosaic_gpu", "attend", KVCache)
 def attender(
-    cache: KVCache, q: Array, mask: Array | None, *, sliding_window: int | None, **options: Any
+    cache: KVCache, q: Array, mask: Array | None, *, sliding_window: int | None, softcap: Any, **options: Any
 ) -> Callable[..., Array] | Refusal:
     """Attention by the kernel for queries (batch, time, q_heads, head_dim)."""
     if refusal := hopper.refusal_of_device():
         return refusal
     _, time, q_heads, _ = q.shape
-    if reason := _reason(cache, time, q_heads, mask, sliding_window):
+    if reason := _reason(cache, time, q_heads, mask, sliding_window, softcap):
         return Refusal(f"no mosaic_gpu kernel for this attention: {reason}")
     return functools.partial(attention.attend_with, kernel=past)
 
 
-def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:
-    if reason := nests.reason_of_queries(cache, time, q_heads, mask, sliding_window):
+def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, *options: Any) -> str | None:
+    if reason := nests.reason_of_queries(cache, time, q_heads, mask, *options):
         return reason
     turned = cache.rope is not None and cache.key_mean is not None
     if turned and not isinstance(nests.part(cache.key_quantizer).leaf, Scalar | Affine):

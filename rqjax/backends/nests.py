@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -66,7 +67,9 @@ class RotatedScalar(NamedTuple):
         return x
 
 
-def reason_of_queries(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:
+def reason_of_queries(
+    cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any, softcap: Any = None
+) -> str | None:
     """Why no kernel attends to a cache for such queries, if none does."""
     _, kv_heads, _, dim = cache.exact_keys.shape
     rows = q_heads // kv_heads * time
@@ -80,6 +83,8 @@ def reason_of_queries(cache: KVCache, time: int, q_heads: int, mask: Any, slidin
         return f"{rows} queries share a head of keys and values, more than {MAX_ROWS}"
     if mask is not None:
         return "there is a mask"
+    if isinstance(softcap, jax.Array):
+        return "the softcap is an array"
     if time > 1 and (sliding_window is not None or time > cache.window + 1):
         return f"the {time} queries of a sequence do not all see the same codes"
     return "codes are of keys before they turn with their positions" if cache.pre_rope else None

@@ -117,18 +117,18 @@ def _roundtrip(quantizer: Any, x: Array) -> Array:
 
 @register("mosaic_tpu", "attend", KVCache)
 def attender(
-    cache: KVCache, q: Array, mask: Array | None, *, sliding_window: int | None, **options: Any
+    cache: KVCache, q: Array, mask: Array | None, *, sliding_window: int | None, softcap: Any, **options: Any
 ) -> Callable[..., Array] | Refusal:
     """Attention by the kernel for queries (batch, time, q_heads, head_dim)."""
     if refusal := refusal_of_device():
         return refusal
-    if reason := _reason(cache, q.shape[1], q.shape[2], mask, sliding_window):
+    if reason := _reason(cache, q.shape[1], q.shape[2], mask, sliding_window, softcap):
         return Refusal(f"no mosaic_tpu kernel for this attention: {reason}")
     return functools.partial(attention.attend_with, kernel=past)
 
 
-def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any) -> str | None:
-    if reason := nests.reason_of_queries(cache, time, q_heads, mask, sliding_window):
+def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, *options: Any) -> str | None:
+    if reason := nests.reason_of_queries(cache, time, q_heads, mask, *options):
         return reason
     sides = ("keys", cache.key_quantizer, cache.keys), ("values", cache.value_quantizer, cache.values)
     for name, quantizer, codes in sides:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from rqjax.cache.sums import NEVER, Sums, merged, with_sinks
 from rqjax.core import Implementation, check_int, is_traced, operation
 from rqjax.scoring.integers import full_precision_einsum, weighted_sums
 
+Number: TypeAlias = float | int | Float[Array, ""]
 QUERY_ROWS = 128
 """Queries of one key-value head that are processed together."""
 
@@ -29,10 +30,10 @@ def attend(
     q: Tokens,
     *,
     slots: Int[Array | np.ndarray, "..."] | None = None,
-    scale: float | int | None = None,
+    scale: Number | None = None,
     mask: Shaped[Array | np.ndarray, "..."] | None = None,
     sliding_window: int | None = None,
-    softcap: float | int | None = None,
+    softcap: Number | None = None,
     sink_logits: Shaped[Array | np.ndarray, "..."] | None = None,
     implementation: Implementation | None = None,
 ) -> Shaped[Array, "batch time q_heads value_dim"]:
@@ -181,9 +182,9 @@ def attend_with(
     q: Array,
     mask: Array | None,
     *,
-    scale: float | int,
+    scale: Number,
     sliding_window: int | None,
-    softcap: float | int | None,
+    softcap: Number | None,
     sink_logits: Float[Array, "q_heads"] | None = None,
     past: Callable[..., Sums] = coded_sums,
     kernel: Callable[..., Sums] | None = None,
@@ -219,9 +220,9 @@ def attend_with(
 
 
 class _Options(NamedTuple):
-    scale: float | int
+    scale: Number
     sliding_window: int | None
-    softcap: float | int | None
+    softcap: Number | None
     sink_logits: Float[Array, "q_heads"] | None
     past: Callable[..., Sums]
     kernel: Callable[..., Sums] | None

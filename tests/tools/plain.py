@@ -79,9 +79,12 @@ class PlainCache:
         return np.asarray(recoded(quantizer, jnp.asarray(x.swapaxes(0, 1)[None], jnp.float32)))[0].swapaxes(0, 1)
 
     def _mean_of(self, keys):
-        """The mean, without a rope only if it has three quarters of the energy."""
+        """The mean of those that are finite, without a rope only if it has three quarters of the energy."""
         if self.cache.rope is not None:
-            return self._turned(keys, -self.cache.sinks - np.arange(len(keys))).mean(0)
+            keys = self._turned(keys, -self.cache.sinks - np.arange(len(keys)))
+        keys = keys[np.isfinite(keys).all((1, 2))]
+        if self.cache.rope is not None:
+            return keys.mean(0)
         mean = keys.mean(0)
         return mean * ((mean**2).sum(-1) > 0.75 * (keys**2).sum(-1).mean(0))[:, None]
 
@@ -105,6 +108,7 @@ class PlainCache:
         scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
         for b in range(q.shape[0]):
             keys, values = (x.astype(np.float64) for x in self.decoded(b))
+            keys, values = (np.where(np.isfinite(x), x, 0) for x in (keys, values))  # which no query is to see
             length, heads = keys.shape[:2]
             positions = length - q.shape[1] + np.arange(q.shape[1])
             y = q[b] if self.cache.rope is None else self._turned(q[b], positions)
