@@ -238,6 +238,17 @@ def test_attend_agrees_with_xla(name, lengths, time, options):
     assert error(found, expected) < TOLERANCE
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("interpreted")
+def test_queries_of_a_truncated_cache_see_no_later_codes():
+    """The newest tokens are in codes, so that the first of two queries sees one less than the second."""
+    cache, q = filled("rotorquant_4/v3_2", lengths=(150, 120), time=2)
+    cache = rqjax.truncate(cache, jnp.array([130, 118]))
+    assert (cache.coded[0] + cache.sinks, cache.lengths[0]) == (130, 130)
+    found, expected = both(cache, q)
+    assert error(found, expected) < TOLERANCE
+
+
 @pytest.mark.usefixtures("interpreted")
 def test_says_why_there_is_no_kernel():
     def reason(name="identity_4", *, time=1, q_heads=3, mask=None, sliding_window=None, **options):
