@@ -139,7 +139,7 @@ def tolerance(kind):
     ("kind", "examples"),
     [
         pytest.param("turned", 3),
-        *(pytest.param(kind, 40, marks=pytest.mark.full) for kind in KINDS),
+        *(pytest.param(kind, 10, marks=pytest.mark.full) for kind in KINDS),
     ],
 )
 def test_many_schedules(kind, examples, tmp_path):
