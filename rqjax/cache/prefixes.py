@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from rqjax.cache.kv import KVCache
-from rqjax.cache.pages import Grid, Root, codes_in, digest, empty_root
+from rqjax.cache.pages import Grid, Pool, Root, Slot, codes_in, digest, empty_root, root
 from rqjax.core import treefile
 
 
@@ -45,10 +45,22 @@ class Prefixes:
     def hashes(self, text: np.ndarray) -> list[bytes]:
         """Of the whole pieces of a text."""
         chain: list[bytes] = []
-        while self.grid.end(len(chain) + 1) <= len(text):
+        for _ in range(self.grid.whole(len(text))):
             piece = text[self.grid.end(len(chain)) : self.grid.end(len(chain) + 1)]
             chain.append(self.hashed(chain, piece))
         return chain
+
+    def add(self, i: int, slot: Slot, before: np.ndarray, layers: Sequence[KVCache], pool: Pool) -> None:
+        """Blocks of a slot that are whole now. A piece of which a part has come was not appended in one call."""
+        whole = self.grid.whole(slot.appended)
+        for n in range(max(1, self.grid.whole(before)), min(len(slot.chain), whole)):
+            if slot.chain[n] not in self.blocks:
+                pages = slot.pages[self.grid.pages(n - 1) : self.grid.pages(n)]
+                roots = tuple(root(layer, i) for layer in layers) if n == 1 else None
+                self.blocks[slot.chain[n]] = Block(tuple(pages), roots)
+                pool.use(pages)
+        if slot.appended.min() > self.grid.end(whole):
+            del slot.chain[whole:]
 
     def touch(self, keys: list[bytes]) -> None:
         """Marks what has been used of a text, so that the longest prefixes are the first to be forgotten."""

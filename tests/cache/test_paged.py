@@ -275,6 +275,131 @@ def test_what_is_coded_stays_so_when_a_cache_is_cut(name, latent):
                 np.testing.assert_array_equal(a[:, :, :n], b[:, :, :n])
 
 
+def written(paged, slot, found, text):
+    """Appends the rest of a text to a slot, by pieces."""
+    for end in paged.pieces(found, len(text)):
+        grown(paged, slot, text[found:end])
+        found = end
+
+
+def same(paged, slot, text):
+    """A slot has what a cache of its own has, to which a text was appended by pieces."""
+    own, found, q = cache(1), 0, KEYS[None, :1].repeat(2, axis=2)
+    for end in paged.pieces(0, len(text)):
+        k, v, valid = padded(text[found:end])
+        own, found = append(own, k, v, valid=valid), end
+    for a, b in zip(read(paged.caches, slot), read(own, 0), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert error(attend(paged.caches, q, slots=jnp.array([slot])), attend(own, q)) < 1e-6
+
+
+def fails(paged):
+    """An append that is refused after pages were reserved for it."""
+    with pytest.raises(ValueError, match="expected k of shape"):
+        rqjax.append(paged.caches, np.zeros((1, 128, 1, 1)), np.zeros((1, 128, 1, 1)), slots=jnp.array([0]))
+
+
+ROLLED_BACK = {
+    "truncate": lambda p: p.truncate(0, 130),
+    "truncate further": lambda p: p.truncate(0, 40),
+    "truncate in what is reserved": lambda p: p.truncate(0, 200),
+    "release": lambda p: p.release(0),
+    "a failed append": lambda p: (fails(p), p.truncate(0, 130)),
+    "fork": lambda p: (p.fork(0), p.release(0)),
+    "fork and truncate": lambda p: (p.fork(0), p.truncate(0, 130), p.release(1)),
+    "two pieces": lambda p: (p.reserve(0, TEXTS[0, 258:386]), p.truncate(0, 130)),
+    "evict": lambda p: (p.evict(p.free_pages), p.truncate(0, 130)),
+    "the same text": lambda p: (p.admit(TEXTS[0, :300]), p.truncate(0, 130), p.release(1)),
+    "nothing": lambda p: None,
+}
+
+
+@pytest.mark.parametrize("name", ROLLED_BACK)
+def test_what_is_pending_is_rolled_back_with_the_rest(name):
+    """Tokens 130 to 258 are reserved and do not come: pages that they would have filled are not found again, whatever
+    else is appended, and are filled by who begins so later."""
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
+    paged.admit(TEXTS[0, :300])
+    written(paged, 0, 0, TEXTS[0, :130])
+    paged.reserve(0, TEXTS[0, 130:258])
+    ROLLED_BACK[name](paged)
+    slot, _ = paged.admit(TEXTS[1, :40])
+    written(paged, slot, 0, TEXTS[1, :40])
+    assert [len(block.pages) for block in paged._prefixes.blocks.values()] in ([0], [])  # the sinks' at most
+    same(paged, slot, TEXTS[1, :40])
+    paged.release(slot)
+    slot, found = paged.admit(TEXTS[0, :300])
+    assert found <= 2
+    written(paged, slot, found, TEXTS[0, :300])
+    same(paged, slot, TEXTS[0, :300])
+    if name in ("truncate", "a failed append", "two pieces", "evict"):
+        checked(paged)
+        written(paged, 0, 130, TEXTS[0, :300])  # the tokens come after all
+        same(paged, 0, TEXTS[0, :300])
+        checked(paged)
+
+
+def test_pieces_are_shared_once_their_tokens_have_come():
+    """Two are reserved and appended before the caches come back; a third in parts, which others do not make so."""
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
+    paged.admit(TEXTS[0])
+    ends = [2, 130, 258]
+    for start, end in zip([0, *ends], ends, strict=False):
+        paged.reserve(0, TEXTS[0, start:end])
+    caches, blocks = paged.caches, paged._prefixes.blocks
+    for start, end in zip([0, *ends], ends, strict=False):
+        k, v, valid = padded(TEXTS[0, start:end])
+        caches = append(caches, k, v, valid=valid, slots=jnp.array([0]))
+        paged.update(copied(caches))
+        assert len(blocks) == {2: 0, 130: 1, 258: 2}[end]
+    paged.reserve(0, TEXTS[0, 258:386])
+    for part in (TEXTS[0, 258:300], TEXTS[0, 300:386]):
+        k, v, valid = padded(part)
+        paged.update(append(paged.caches, k, v, valid=valid, slots=jnp.array([0])))
+    grown(paged, 0, TEXTS[0, 386:514])
+    assert len(blocks) == 2
+    checked(paged)
+    slot, found = paged.admit(TEXTS[0, :514])
+    assert found == 130
+    written(paged, slot, found, TEXTS[0, :514])
+    same(paged, slot, TEXTS[0, :514])
+
+
+def test_caches_from_before_another_verb_are_refused():
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
+    paged.admit(TEXTS[0, :300])
+    written(paged, 0, 0, TEXTS[0, :130])
+    k, v, valid = padded(TEXTS[0, 130:258])
+    paged.reserve(0, TEXTS[0, 130:258])
+    late = rqjax.append(paged.caches, k, v, valid=valid, slots=jnp.array([0]))
+    before = paged.caches
+    for wrong in (late, jax.tree.map(jnp.zeros_like, before), (before, before), None):
+        paged.truncate(0, 130)
+        with pytest.raises(ValueError, match=r"expected (slot 0 to have 130|as many caches as layers, 1)") as caught:
+            paged.update(wrong)
+        assert "\n" not in str(caught.value)
+        same(paged, 0, TEXTS[0, :130])
+        checked(paged)
+    paged.release(0)
+    paged.update(late)  # what has come for a slot that nobody has is dropped
+    assert paged.caches.lengths.tolist() == [0, 0, 0]
+    rqjax.append(paged.caches, *[np.repeat(x, SLOTS, axis=0) for x in (k, v)], valid=jnp.zeros(SLOTS, int))
+
+
+def test_a_slot_without_room_goes_on():
+    """Under jit tokens without pages leave a mark, which `truncate` takes away with what was reserved."""
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
+    paged.admit(TEXTS[0, :300])
+    written(paged, 0, 0, TEXTS[0, :130])
+    k, v, valid = padded(TEXTS[0, 130:258])
+    paged.update(append(paged.caches, k, v, valid=valid, slots=jnp.array([0])))
+    with pytest.raises(ValueError, match=r"sequences \[0\] were appended to past max_len"):
+        rqjax.attend(paged.caches, KEYS[None, :1], slots=jnp.array([0]))
+    paged.truncate(0, 130)
+    written(paged, 0, 130, TEXTS[0, :300])
+    same(paged, 0, TEXTS[0, :300])
+
+
 def test_no_step_compiles_anew():
     paged = rqjax.PagedCache(cache(SLOTS, PAGES, window=8, sinks=0), chunk=CHUNK)
     run = jax.jit(lambda cache, k, v, slots: rqjax.append(cache, k, v, slots=slots))
