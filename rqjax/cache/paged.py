@@ -281,7 +281,7 @@ class PagedCache:
         return prefixes.blocks[key]
 
     def _slot(self, slot: int) -> Slot:
-        if not isinstance(slot, int | np.integer) or slot not in self._slots:
+        if slot not in self._slots:
             raise ValueError(f"slot {slot} is not in use: expected one of {sorted(self._slots)}")
         return self._slots[slot]
 

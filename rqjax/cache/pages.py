@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
@@ -207,9 +206,10 @@ def empty_root(cache: KVCache) -> Root:
 
 def digest(layers: Sequence[KVCache]) -> str:
     """The same of caches whose codes mean the same."""
-    names = ("rope", "key_quantizer", "own_value_quantizer", "window", "sinks", "centered", "pre_rope")
+    names = ("rope", "key_quantizer", "own_value_quantizer", "window", "sinks", "centered", "pre_rope", "latent")
     means = [None if layer.centered or layer.key_mean is None else layer.key_mean[0] for layer in layers]
-    return treefile.digest([[{name: getattr(layer, name) for name in names} for layer in layers], means])
+    exact = [layer.exact_keys[0, :, :0] for layer in layers]  # whose dtype tokens have before they are encoded
+    return treefile.digest([[{name: getattr(layer, name) for name in names} for layer in layers], means, exact])
 
 
 def codes_in(cache: KVCache, pages: Iterable[int]) -> Any:
@@ -267,7 +267,7 @@ def _copied_page(cache: KVCache, page: Array, to: Array) -> KVCache:
 
 
 def as_text(tokens: Iterable[SupportsIndex]) -> np.ndarray:
-    text = np.asarray(tokens if isinstance(tokens, np.ndarray | jax.Array) else [operator.index(t) for t in tokens])
+    text = np.asarray(tokens if isinstance(tokens, np.ndarray | jax.Array) else list(tokens))
     if text.ndim != 1 or (text.size and text.dtype.kind not in "iu"):
         raise ValueError(f"expected tokens to be whole numbers (n,), got {text.dtype} {text.shape}")
     return text.astype(np.int64)
