@@ -125,6 +125,8 @@ class Layers:
         layers = tuple(jax.tree.leaves(caches, is_leaf=lambda x: isinstance(x, KVCache)))
         if len(layers) != len(self.all) or not all(isinstance(layer, KVCache) for layer in layers):
             raise ValueError(f"expected as many caches as layers, {len(self.all)}, got {len(layers)}")
+        for layer in layers:
+            layer.lengths.copy_to_host_async()  # so that one wait is for all
         lengths = np.stack([fetched(layer.lengths) for layer in layers], axis=1)
         for i, s in slots.items():
             if ((lengths[i] < s.appended) | (lengths[i] > s.length)).any():

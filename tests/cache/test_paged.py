@@ -456,6 +456,41 @@ def test_caches_from_before_another_verb_are_refused():
     assert paged.caches.lengths.tolist() == [0, 0, 0]
 
 
+def test_an_append_that_fails_in_the_second_layer_is_rolled_back_in_both():
+    """The first has 240 tokens in codes by then, the second 112; a fork in between has what each of them has."""
+    paged = rqjax.PagedCache((cache(SLOTS, PAGES), cache(SLOTS, PAGES)), chunk=CHUNK)
+
+    def grown_in(slot, start, end, layers):
+        paged.reserve(slot, TEXTS[0, start:end])
+        k, v, valid = padded(TEXTS[0, start:end])
+        for layer in layers:
+            caches = [*paged.caches]
+            caches[layer] = append(caches[layer], k, v, valid=valid, slots=jnp.array([slot]))
+            paged.update(caches)
+
+    paged.admit(TEXTS[0, :300])
+    grown_in(0, 0, 2, (0, 1))
+    grown_in(0, 2, 130, (0, 1))
+    grown_in(0, 130, 258, (0,))
+    assert [cache.lengths.tolist() for cache in paged.caches] == [[258, 0, 0], [130, 0, 0]]
+    assert [len(block.pages) for block in paged._prefixes.blocks.values()] == [0]
+    paged.truncate(paged.fork(0), 130)
+    paged.truncate(0, 130)
+    q = KEYS[None, :1].repeat(2, axis=2)
+    for slot in range(2):
+        grown_in(slot, 130, 258, (0, 1))
+        grown_in(slot, 258, 300, (0, 1))
+    own, at = cache(1), 0
+    for end in (2, 130, 258, 300):
+        k, v, valid = padded(TEXTS[0, at:end])
+        own, at = append(own, k, v, valid=valid), end
+    for slot in range(2):
+        for layer in paged.caches:
+            for a, b in zip(read(layer, slot), read(own, 0), strict=True):
+                np.testing.assert_array_equal(a, b)
+            assert error(attend(layer, q, slots=jnp.array([slot])), attend(own, q)) < 1e-6
+
+
 def test_a_slot_without_room_goes_on():
     """Under jit tokens without pages leave a mark, which `truncate` takes away with what was reserved."""
     paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
