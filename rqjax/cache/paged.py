@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from rqjax.cache.kv import KVCache
-from rqjax.cache.pages import CHUNK, Grid, Layers, NoRoom, Pool, Slot, as_text, copied_slot, cut_slot, root
+from rqjax.cache.pages import CHUNK, Layers, NoRoom, Pool, Slot, as_text, copied_slot, cut_slot, pages_of
 from rqjax.cache.prefixes import Block, Prefixes
 from rqjax.cache.strategies import Strategy
 from rqjax.core import check_int
@@ -60,7 +60,7 @@ class PagedCache:
 
         Args:
           caches: of `KVCache.init(..., pages=)`; or one for each layer, alike but for their quantizers.
-          chunk: tokens of a piece: a multiple of 128, no less than the window and what is encoded together.
+          chunk: tokens of a piece: a multiple of 128, at least the sinks, and the window and what is encoded together.
           folder: where prefixes are kept that are forgotten or that `save` writes, a file for each piece, for any
             number of processes at once; nowhere, if not given.
           seed: what pages are a function of beside tokens and quantizers, such as a digest of a model's weights.
@@ -69,13 +69,10 @@ class PagedCache:
           ValueError: a cache has no pages, layers differ in slots, pages, windows or sinks, or the chunk is too short.
         """
         self._layers, self._stale = Layers(caches), False
-        self.chunk, least = check_int("chunk", chunk, 1, 2**20), self._layers.window + self._layers.units.max()
-        if chunk % PAGE or chunk < least:
-            raise ValueError(f"expected a chunk that is a multiple of {PAGE} and at least {least}, got {chunk}")
-        self._prefixes = Prefixes(self._layers.all, Grid(chunk, self._layers.sinks), folder, seed)
+        self._prefixes = Prefixes(self._layers.all, self._layers.grid(chunk), folder, seed)
+        self.chunk = self._prefixes.grid.chunk
         self._pool = Pool(self._layers.pages)
         self._slots: dict[int, Slot] = {}
-        self._filled: list[tuple[int, bytes, tuple[int, ...], bool]] = []
 
     @property
     def caches(self) -> Any:
@@ -148,13 +145,14 @@ class PagedCache:
         pages = [page for block in found for page in block.pages]
         held = PAGE * len(pages)
         length = self._layers.sinks + held if found else 0
-        self._slots[i] = Slot(pages, length, np.full_like(self._layers.units, held), chain[: len(found)])
+        self._slots[i] = Slot(pages, length, np.array(length), np.array(held), chain[: len(found)])
         self._stale = True
         self._layers.begin(i, length, held, found[0].roots if found else None)
         return i, length
 
     def reserve(self, slot: int, tokens: Iterable[SupportsIndex] | int) -> None:
-        """Pages for tokens that are appended to a slot next, all in one call.
+        """Pages for tokens that are appended to a slot next, all in one call. If they do not come, `truncate` to the
+        tokens before gives the pages back.
 
         Args:
           slot: of `admit` or `fork`.
@@ -164,48 +162,50 @@ class PagedCache:
           NoRoom: too few pages are free; nothing has changed.
           ValueError: the slot is not in use, or is too short for so many tokens.
         """
-        s, text = self._slot(slot), None if isinstance(tokens, int) else as_text(tokens)
-        length = s.length + (tokens if text is None else len(text))  # pyright: ignore[reportOperatorIssue]
+        s, text = self._slot(slot), None if isinstance(tokens, int | np.integer) else as_text(tokens)
+        length = s.length + (check_int("tokens", tokens, 0, 2**30) if text is None else len(text))
         if length > self._layers.max_len:
             raise ValueError(f"slot {slot} has room for {self._layers.max_len} tokens, not for {length}")
         s.pages += self._taken(self.pages_for(length, s.held) - len(s.pages))
         known, grid = len(s.chain), self._prefixes.grid
         if text is not None and (s.length, length) == (grid.end(known), grid.end(known + 1)):
             s.chain.append(self._prefixes.hashed(s.chain, text))
-            if known:
-                pages = s.pages[grid.pages(known - 1) : grid.pages(known)]
-                self._filled.append((slot, s.chain[-1], tuple(pages), known == 1))
         s.length = length
 
     def update(self, caches: Any) -> None:
-        """Takes back the caches to which what was reserved has been appended."""
-        self._layers.update(caches)
-        for slot, key, pages, first in self._filled:
-            if key not in self._prefixes.blocks:
-                roots = tuple(root(layer, slot) for layer in self._layers.all) if first else None
-                self._prefixes.blocks[key] = Block(pages, roots)
-                self._pool.use(pages)
-        self._filled = []
+        """Takes back the caches to which what was reserved has been appended. Whole pieces that have come are shared.
+
+        Raises:
+          ValueError: a slot has fewer tokens than before or more than were reserved, as in caches from before another
+            verb; nothing has changed.
+        """
+        before = [(i, s, s.appended) for i, s in self._slots.items()]
+        self._layers.update(caches, self._slots)
+        for i, s, appended in before:
+            self._prefixes.add(i, s, appended, self._layers.all, self._pool)
 
     def fork(self, slot: int) -> int:
-        """A slot with the same tokens. Whole pages are shared, the others copied, for either may go on in its own way.
+        """A slot with the tokens that have been appended. Whole pages are shared, the others copied, so that each slot
+        goes on in its own way.
 
         Raises:
           NoRoom: all slots are in use, or too few pages are free; nothing has changed.
           ValueError: the slot is not in use.
         """
         s, i = self._slot(slot), self._free_slot()
-        shared = int(self._layers.coded(s.length, s.held).min()) // PAGE
-        copies = self._taken(len(s.pages) - shared)
+        shared, last = pages_of(self._layers.coded(s.appended, s.held))
+        copies = self._taken(last - shared)
         self._pool.use(s.pages[:shared])
-        self._slots[i] = Slot(s.pages[:shared] + copies, s.length, s.held.copy(), [*s.chain])
+        chain = s.chain[: self._prefixes.grid.whole(s.appended)]
+        self._slots[i] = Slot(s.pages[:shared] + copies, int(s.appended.max()), s.appended, s.held, chain)
         self._stale = True
         self._layers.each(copied_slot, slot, i)
-        self._layers.copy(s.pages[shared:], copies)
+        self._layers.copy(s.pages[shared:last], copies)
         return i
 
     def truncate(self, slot: int, length: int) -> None:
-        """The slot with its first `length` tokens only, as `rqjax.truncate`; pages that they do not take are free.
+        """The slot with its first `length` tokens only, as `rqjax.truncate`; pages that they do not take are free. What
+        has been reserved beyond is given back.
 
         Raises:
           NoRoom: others share the last page, and none is free to copy it to; nothing has changed.
@@ -213,17 +213,17 @@ class PagedCache:
         """
         s, length = self._slot(slot), check_int("length", length, 0, self._slot(slot).length)
         whole = np.maximum(length - self._layers.sinks, 0) // self._layers.units * self._layers.units
-        held = np.minimum(self._layers.coded(s.length, s.held), whole)
-        count, partial = -(-int(held.max()) // PAGE), bool((held % PAGE).any())
-        copied = count - 1 if partial and not self._pool.once(s.pages[count - 1 : count]) else count
-        copies = self._taken(count - copied)
+        held = np.minimum(self._layers.coded(s.appended, s.held), whole)
+        first, last = pages_of(held)
+        first = last if self._pool.once(s.pages[first:last]) else first
+        copies, count = self._taken(last - first), self.pages_for(length, held)
         self._told()
         self._layers.each(cut_slot, slot, length)
-        self._layers.copy(s.pages[copied:count], copies)
-        self._pool.give(s.pages[copied:])
+        self._layers.copy(s.pages[first:last], copies)
+        self._pool.give(s.pages[first:last] + s.pages[count:])
         self._stale = True
-        s.pages, s.length, s.held = s.pages[:copied] + copies, length, held
-        s.chain = [key for n, key in enumerate(s.chain, 1) if self._prefixes.grid.end(n) <= length]
+        s.pages, s.chain = s.pages[:first] + copies + s.pages[last:count], s.chain[: self._prefixes.grid.whole(length)]
+        s.length, s.appended, s.held = length, np.minimum(s.appended, length), held
 
     def release(self, slot: int) -> None:
         """Gives a slot back, and the pages that nobody else needs.
@@ -232,7 +232,6 @@ class PagedCache:
           ValueError: the slot is not in use.
         """
         self._pool.give(self._slot(slot).pages)
-        self._filled = [filled for filled in self._filled if filled[0] != slot]
         del self._slots[slot]
         self._stale = True
         self._layers.begin(slot, 0, 0, None)

@@ -15,7 +15,7 @@ from rqjax.cache.kv import KVCache, over
 from rqjax.cache.requantize import requantize
 from rqjax.cache.strategies import Strategy
 from rqjax.cache.truncate import truncate
-from rqjax.core import treefile
+from rqjax.core import check_int, treefile
 from rqjax.core.mesh import fetched
 from rqjax.scoring.tiles import PAGE
 
@@ -31,10 +31,12 @@ class NoRoom(ValueError):
 
 @dataclasses.dataclass
 class Slot:
-    """`held` tokens of each layer are in codes though the window has not passed them; `chain` has hashes of pieces."""
+    """A sequence of `length` tokens, of which each layer has those that were `appended`, the others being reserved;
+    `held` are in codes though the window has not passed them. `chain` has hashes of all whole pieces."""
 
     pages: list[int]
     length: int
+    appended: np.ndarray
     held: np.ndarray
     chain: list[bytes]
 
@@ -48,6 +50,10 @@ class Grid(NamedTuple):
     def end(self, pieces: int) -> int:
         """Where a number of whole pieces end."""
         return pieces and self.chunk - -self.sinks % PAGE + (pieces - 1) * self.chunk
+
+    def whole(self, lengths: int | np.ndarray) -> int:
+        """Whole pieces in so many tokens of each layer."""
+        return (int(np.min(lengths)) - self.end(1)) // self.chunk + 1
 
     def pages(self, pieces: int) -> int:
         """Pages that hold the codes of a number of whole pieces."""
@@ -107,12 +113,34 @@ class Layers:
         """As they were given."""
         return self.all[0] if self.single else self.all
 
-    def update(self, caches: Any) -> None:
-        self.all = (caches,) if self.single else tuple(caches)
+    def grid(self, chunk: int) -> Grid:
+        """Where texts of these layers are cut."""
+        chunk, least = check_int("chunk", chunk, 1, 2**20), max(self.window + self.units.max(), self.sinks)
+        if chunk % PAGE or chunk < least:
+            raise ValueError(f"expected a chunk that is a multiple of {PAGE} and at least {least}, got {chunk}")
+        return Grid(chunk, self.sinks)
 
-    def coded(self, length: int, held: Any) -> np.ndarray:
+    def update(self, caches: Any, slots: dict[int, Slot]) -> None:
+        """Takes caches back, and what has been appended to each slot in use; what others have is dropped."""
+        layers = tuple(jax.tree.leaves(caches, is_leaf=lambda x: isinstance(x, KVCache)))
+        if len(layers) != len(self.all) or not all(isinstance(layer, KVCache) for layer in layers):
+            raise ValueError(f"expected as many caches as layers, {len(self.all)}, got {len(layers)}")
+        for layer in layers:
+            layer.lengths.copy_to_host_async()  # so that one wait is for all
+        lengths = np.stack([fetched(layer.lengths) for layer in layers], axis=1)
+        for i, s in slots.items():
+            if ((lengths[i] < s.appended) | (lengths[i] > s.length)).any():
+                wanted, got = f"{s.appended.max()} tokens, or up to {s.length} as reserved", lengths[i].tolist()
+                raise ValueError(f"expected slot {i} to have {wanted}, got {got}")
+        self.all = layers
+        for i, s in slots.items():
+            s.appended = lengths[i]
+        for i in {*np.flatnonzero(lengths.any(1)).tolist()} - {*slots}:
+            self.begin(i, 0, 0, None)
+
+    def coded(self, length: Any, held: Any) -> np.ndarray:
         """Tokens of a sequence that each layer has in codes, of which some are `held` in any case."""
-        passed = max(length - self.sinks - self.window, 0)
+        passed = np.maximum(length - self.sinks - self.window, 0)
         return np.maximum(passed // self.units * self.units, held)
 
     def each(self, function: Callable[..., KVCache], *numbers: int) -> None:
@@ -148,6 +176,11 @@ class Layers:
         self.all = tuple(_with_codes(layer, at, new) for layer, new in zip(self.all, codes, strict=True))
 
 
+def pages_of(coded: np.ndarray) -> tuple[int, int]:
+    """Pages that tokens in codes fill in each layer, and those that they begin in some layer."""
+    return int(coded.min()) // PAGE, -(-int(coded.max()) // PAGE)
+
+
 def _size(cache: KVCache) -> tuple[int, int, int]:
     """Slots, pages that one may have, and pages in all."""
     if cache.tables is None:
@@ -175,9 +208,10 @@ def empty_root(cache: KVCache) -> Root:
 
 def digest(layers: Sequence[KVCache]) -> str:
     """The same of caches whose codes mean the same."""
-    names = ("rope", "key_quantizer", "own_value_quantizer", "window", "sinks", "centered", "pre_rope")
+    names = ("rope", "key_quantizer", "own_value_quantizer", "window", "sinks", "centered", "pre_rope", "latent")
     means = [None if layer.centered or layer.key_mean is None else layer.key_mean[0] for layer in layers]
-    return treefile.digest([[{name: getattr(layer, name) for name in names} for layer in layers], means])
+    exact = [layer.exact_keys[0, :, :0] for layer in layers]  # whose dtype tokens have before they are encoded
+    return treefile.digest([[{name: getattr(layer, name) for name in names} for layer in layers], means, exact])
 
 
 def codes_in(cache: KVCache, pages: Iterable[int]) -> Any:
@@ -215,6 +249,7 @@ def copied_slot(cache: KVCache, slot: Array, to: Array) -> KVCache:
 
 @in_place
 def cut_slot(cache: KVCache, slot: Array, length: Array) -> KVCache:
+    cache = dataclasses.replace(cache, overflow=cache.overflow.at[slot].set(False))
     return truncate(cache, length[None], slots=slot[None])
 
 
@@ -234,4 +269,7 @@ def _copied_page(cache: KVCache, page: Array, to: Array) -> KVCache:
 
 
 def as_text(tokens: Iterable[SupportsIndex]) -> np.ndarray:
-    return np.asarray(tokens if isinstance(tokens, np.ndarray | jax.Array) else list(tokens), np.int64)
+    text = np.asarray(tokens if isinstance(tokens, np.ndarray | jax.Array) else list(tokens))
+    if text.ndim != 1 or (text.size and text.dtype.kind not in "iu"):
+        raise ValueError(f"expected tokens to be whole numbers (n,), got {text.dtype} {text.shape}")
+    return text.astype(np.int64)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from rqjax.cache.kv import KVCache
-from rqjax.cache.pages import Grid, Root, codes_in, digest, empty_root
+from rqjax.cache.pages import Grid, Pool, Root, Slot, codes_in, digest, empty_root, root
 from rqjax.core import treefile
 
 
@@ -37,6 +37,7 @@ class Prefixes:
             seed += f"{grid} {digest(layers)}".encode()
         self.seed = hashlib.blake2b(seed).digest()
         self.blocks: collections.OrderedDict[bytes, Block] = collections.OrderedDict()
+        self.damaged: set[bytes] = set()
 
     def hashed(self, chain: list[bytes], piece: np.ndarray) -> bytes:
         """Of a piece after those of `chain`."""
@@ -45,10 +46,22 @@ class Prefixes:
     def hashes(self, text: np.ndarray) -> list[bytes]:
         """Of the whole pieces of a text."""
         chain: list[bytes] = []
-        while self.grid.end(len(chain) + 1) <= len(text):
+        for _ in range(self.grid.whole(len(text))):
             piece = text[self.grid.end(len(chain)) : self.grid.end(len(chain) + 1)]
             chain.append(self.hashed(chain, piece))
         return chain
+
+    def add(self, i: int, slot: Slot, before: np.ndarray, layers: Sequence[KVCache], pool: Pool) -> None:
+        """Blocks of a slot that are whole now. A piece of which a part has come was not appended in one call."""
+        whole = self.grid.whole(slot.appended)
+        for n in range(max(1, self.grid.whole(before)), min(len(slot.chain), whole)):
+            if slot.chain[n] not in self.blocks:
+                pages = slot.pages[self.grid.pages(n - 1) : self.grid.pages(n)]
+                roots = tuple(root(layer, i) for layer in layers) if n == 1 else None
+                self.blocks[slot.chain[n]] = Block(tuple(pages), roots)
+                pool.use(pages)
+        if slot.appended.min() > self.grid.end(whole):
+            del slot.chain[whole:]
 
     def touch(self, keys: list[bytes]) -> None:
         """Marks what has been used of a text, so that the longest prefixes are the first to be forgotten."""
@@ -56,10 +69,12 @@ class Prefixes:
             self.blocks.move_to_end(key)
 
     def save(self, key: bytes, layers: Sequence[KVCache]) -> None:
-        """A block to its file, if there is a folder and the file is not there."""
-        if self.folder is not None and not (path := self.folder / key.hex()).exists():
-            block = self.blocks[key]
-            treefile.save((tuple(codes_in(layer, block.pages) for layer in layers), block.roots), path, packed=True)
+        """A block to its file, if there is a folder and the file is not there or damaged."""
+        if self.folder is not None and (key in self.damaged or not (self.folder / key.hex()).exists()):
+            block, path = self.blocks[key], self.folder / key.hex()
+            codes = tuple(codes_in(layer, block.pages) for layer in layers)
+            treefile.save((codes, block.roots), path, packed=True, prefix=key.hex())
+            self.damaged.discard(key)
 
     def load(self, key: bytes, layers: Sequence[KVCache], pages: int, first: bool) -> tuple[Any, Any] | None:
         """Codes and roots of a block from its file, if it is there and whole."""
@@ -67,7 +82,12 @@ class Prefixes:
             return None
         codes = tuple(jax.eval_shape(lambda layer=layer: codes_in(layer, range(pages))) for layer in layers)
         try:
-            return treefile.load(path, (codes, tuple(map(empty_root, layers)) if first else None))[0]
+            found, metadata = treefile.load(path, (codes, tuple(map(empty_root, layers)) if first else None))
+            if metadata.get("prefix") != key.hex():
+                raise ValueError(f"{path} is of another prefix")
+            return found
         except (ValueError, FileNotFoundError) as error:
+            if path.is_file():
+                self.damaged.add(key)
             warnings.warn(f"a prefix is computed again: {error}", stacklevel=4)
             return None

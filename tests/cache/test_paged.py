@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import gzip
 import multiprocessing
 
 import hypothesis.strategies as st
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -22,10 +24,12 @@ from hypothesis.stateful import (
 
 import rqjax
 from rqjax.cache.kv import over
-from rqjax.cache.pages import NoRoom
+from rqjax.cache.pages import NoRoom, codes_in, root
+from rqjax.cache.prefixes import Block
+from rqjax.cache.strategies import STRATEGIES
 from rqjax.core import treefile
 from rqjax.scoring import tiles
-from tests.tools.plain import error
+from tests.tools.plain import PlainCache, error
 from tests.tools.suites import some
 
 HEADS, DIM, SLOTS, PAGES, LONG, CHUNK = 2, 32, 3, 8, 640, 128
@@ -137,6 +141,15 @@ class Schedule(RuleBasedStateMachine):
         self.own[slot] = append(self.own[slot], k, v, valid=valid)
 
     @precondition(lambda self: self.own)
+    @rule(pick=st.integers(0, 9), count=st.sampled_from([1, 100, 128]))
+    def reserve_and_give_back(self, pick, count):
+        slot = sorted(self.own)[pick % len(self.own)]
+        length = self.paged.slots[slot]
+        with contextlib.suppress(ValueError):
+            self.paged.reserve(slot, TEXTS[0, :count])
+        self.paged.truncate(slot, length)
+
+    @precondition(lambda self: self.own)
     @rule(pick=st.integers(0, 9))
     def fork(self, pick):
         slot = sorted(self.own)[pick % len(self.own)]
@@ -208,6 +221,8 @@ def test_a_prefix_is_found_and_computed_once():
         2,
         130,
     )  # two pieces are whole, and the second is not coded
+    paged.release(1)
+    assert paged.admit([3, 4, *TEXTS[0, 2:400]]) == (1, 0)  # the same pieces after another one
     for slot in range(3):
         paged.release(slot)
     assert paged.free_pages == paged.pages
@@ -215,6 +230,63 @@ def test_a_prefix_is_found_and_computed_once():
     paged.release(0)
     paged.evict(PAGES)
     assert paged.admit(TEXTS[0, :386])[1] == 2  # the sinks, which take no page
+
+
+@pytest.mark.parametrize("cut", [0, 130])
+def test_what_is_appended_after_a_cut_is_another_prefix(cut):
+    """What was appended before is found if it is still known, and not what has taken its place."""
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
+    text = np.concatenate([TEXTS[0, :cut], TEXTS[1, : 400 - cut]])
+    paged.admit(TEXTS[0])
+    written(paged, 0, 0, TEXTS[0, :400])
+    paged.truncate(0, cut)
+    if not cut:
+        paged.evict(PAGES)
+    written(paged, 0, cut, text)
+    for slot, tokens, most in ((1, text, 258), (2, TEXTS[0, :400], 258 if cut else 0)):
+        assert paged.admit(tokens) == (slot, most)
+        if slot == 2:
+            paged.release(0)
+            paged.evict(2)
+        written(paged, slot, most, tokens)
+        same(paged, slot, tokens)
+    checked(paged)
+
+
+def test_a_fork_and_what_it_was_made_of_go_on_apart():
+    """The third page is begun: 272 of 300 tokens are in codes."""
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
+    paged.admit(TEXTS[0])
+    written(paged, 0, 0, TEXTS[0, :300])
+    assert paged.fork(0) == 1
+    assert paged.free_pages == PAGES - 4
+    for slot in range(2):
+        grown(paged, slot, TEXTS[slot, :100])
+    for slot in range(2):
+        same(paged, slot, [*TEXTS[0, :300], *TEXTS[slot, :100]])
+    checked(paged)
+
+
+@pytest.mark.parametrize(("length", "together"), some([(300, 256), (300, 1), (700, 256), (700, 1)], [(700, 256)]))
+def test_pages_at_the_defaults_against_plain_attention(length, together):
+    """A window of 128 tokens, 4 sinks, pieces of 256 or a token at a time, pages that another text takes over."""
+    strategy = rqjax.strategy("eden_3", jax.random.key(0), DIM)
+    empty = lambda batch, pages: strategy.cache(batch, HEADS, 1024, pages=pages, dtype=jnp.float32)  # noqa: E731
+    paged, plain = rqjax.PagedCache(empty(3, 16)), PlainCache(empty(1, None))
+    text = np.concatenate([TEXTS[0], TEXTS[1]])[:length]
+    plain.append(KEYS[text][None], VALUES[text][None])
+    queries = RNG.standard_normal((1, 100, 2 * HEADS, DIM)).astype(np.float32)
+    found = [paged.admit(text)[1]]
+    ends = paged.pieces(0, length) if together > 1 else range(1, length + 1)
+    for start, end in zip([0, *ends], ends, strict=False):
+        grown(paged, 0, text[start:end], together)
+    found.append(paged.admit(text)[1])
+    for end in paged.pieces(found[1], length):
+        grown(paged, 1, text[found[1] : end], 256)
+        found[1] = end
+    assert found == [0, length]
+    for slot in range(2):
+        assert error(attend(paged.caches, queries, slots=jnp.array([slot])), plain.attend(queries)) < 1e-4
 
 
 KINDS = [("kivi_2", None), ("turboquant_trellis_3+turned", None), ("eden_2/nested_e8_2+pre_rope", None)]
@@ -275,6 +347,164 @@ def test_what_is_coded_stays_so_when_a_cache_is_cut(name, latent):
                 np.testing.assert_array_equal(a[:, :, :n], b[:, :, :n])
 
 
+def written(paged, slot, found, text):
+    """Appends the rest of a text to a slot, by pieces."""
+    for end in paged.pieces(found, len(text)):
+        grown(paged, slot, text[found:end])
+        found = end
+
+
+def same(paged, slot, text):
+    """A slot has what a cache of its own has, to which a text was appended by pieces."""
+    own, found, q = cache(1), 0, KEYS[None, :1].repeat(2, axis=2)
+    for end in paged.pieces(0, len(text)):
+        k, v, valid = padded(text[found:end])
+        own, found = append(own, k, v, valid=valid), end
+    for a, b in zip(read(paged.caches, slot), read(own, 0), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert error(attend(paged.caches, q, slots=jnp.array([slot])), attend(own, q)) < 1e-6
+
+
+def fails(paged):
+    """An append that is refused after pages were reserved for it."""
+    with pytest.raises(ValueError, match="expected k of shape"):
+        rqjax.append(paged.caches, np.zeros((1, 128, 1, 1)), np.zeros((1, 128, 1, 1)), slots=jnp.array([0]))
+
+
+ROLLED_BACK = {
+    "truncate": lambda p: p.truncate(0, 130),
+    "truncate further": lambda p: p.truncate(0, 40),
+    "truncate in what is reserved": lambda p: p.truncate(0, 200),
+    "release": lambda p: p.release(0),
+    "a failed append": lambda p: (fails(p), p.truncate(0, 130)),
+    "fork": lambda p: (p.fork(0), p.release(0)),
+    "fork and truncate": lambda p: (p.fork(0), p.truncate(0, 130), p.release(1)),
+    "two pieces": lambda p: (p.reserve(0, TEXTS[0, 258:386]), p.truncate(0, 130)),
+    "evict": lambda p: (p.evict(p.free_pages), p.truncate(0, 130)),
+    "the same text": lambda p: (p.admit(TEXTS[0, :300]), p.truncate(0, 130), p.release(1)),
+    "nothing": lambda p: None,
+}
+
+
+@pytest.mark.parametrize("name", ROLLED_BACK)
+def test_what_is_pending_is_rolled_back_with_the_rest(name):
+    """Tokens 130 to 258 are reserved and do not come: pages that they would have filled are not found again, whatever
+    else is appended, and are filled by who begins so later."""
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
+    paged.admit(TEXTS[0, :300])
+    written(paged, 0, 0, TEXTS[0, :130])
+    paged.reserve(0, TEXTS[0, 130:258])
+    ROLLED_BACK[name](paged)
+    slot, _ = paged.admit(TEXTS[1, :40])
+    written(paged, slot, 0, TEXTS[1, :40])
+    assert [len(block.pages) for block in paged._prefixes.blocks.values()] in ([0], [])  # the sinks' at most
+    same(paged, slot, TEXTS[1, :40])
+    paged.release(slot)
+    slot, found = paged.admit(TEXTS[0, :300])
+    assert found <= 2
+    written(paged, slot, found, TEXTS[0, :300])
+    same(paged, slot, TEXTS[0, :300])
+    if name in ("truncate", "a failed append", "two pieces", "evict"):
+        checked(paged)
+        written(paged, 0, 130, TEXTS[0, :300])  # the tokens come after all
+        same(paged, 0, TEXTS[0, :300])
+        checked(paged)
+
+
+def test_pieces_are_shared_once_their_tokens_have_come():
+    """Two are reserved and appended before the caches come back; a third in parts, which others do not make so."""
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
+    paged.admit(TEXTS[0])
+    ends = [2, 130, 258]
+    for start, end in zip([0, *ends], ends, strict=False):
+        paged.reserve(0, TEXTS[0, start:end])
+    caches, blocks = paged.caches, paged._prefixes.blocks
+    for start, end in zip([0, *ends], ends, strict=False):
+        k, v, valid = padded(TEXTS[0, start:end])
+        caches = append(caches, k, v, valid=valid, slots=jnp.array([0]))
+        paged.update(copied(caches))
+        assert len(blocks) == {2: 0, 130: 1, 258: 2}[end]
+    paged.reserve(0, TEXTS[0, 258:386])
+    for part in (TEXTS[0, 258:300], TEXTS[0, 300:386]):
+        k, v, valid = padded(part)
+        paged.update(append(paged.caches, k, v, valid=valid, slots=jnp.array([0])))
+    grown(paged, 0, TEXTS[0, 386:514])
+    assert len(blocks) == 2
+    checked(paged)
+    slot, found = paged.admit(TEXTS[0, :514])
+    assert found == 130
+    written(paged, slot, found, TEXTS[0, :514])
+    same(paged, slot, TEXTS[0, :514])
+
+
+def test_caches_from_before_another_verb_are_refused():
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
+    paged.admit(TEXTS[0, :300])
+    written(paged, 0, 0, TEXTS[0, :130])
+    k, v, valid = padded(TEXTS[0, 130:258])
+    paged.reserve(0, TEXTS[0, 130:258])
+    late, before = append(copied(paged.caches), k, v, valid=valid, slots=jnp.array([0])), paged.caches
+    for wrong in (late, jax.tree.map(jnp.zeros_like, before), (before, before), None):
+        paged.truncate(0, 130)
+        with pytest.raises(ValueError, match=r"expected (slot 0 to have 130|as many caches as layers, 1)") as caught:
+            paged.update(wrong)
+        assert "\n" not in str(caught.value)
+        same(paged, 0, TEXTS[0, :130])
+        checked(paged)
+    paged.release(0)
+    paged.update(late)  # what has come for a slot that nobody has is dropped
+    assert paged.caches.lengths.tolist() == [0, 0, 0]
+
+
+def test_an_append_that_fails_in_the_second_layer_is_rolled_back_in_both():
+    """The first has 240 tokens in codes by then, the second 112; a fork in between has what each of them has."""
+    paged = rqjax.PagedCache((cache(SLOTS, PAGES), cache(SLOTS, PAGES)), chunk=CHUNK)
+
+    def grown_in(slot, start, end, layers):
+        paged.reserve(slot, TEXTS[0, start:end])
+        k, v, valid = padded(TEXTS[0, start:end])
+        for layer in layers:
+            caches = [*paged.caches]
+            caches[layer] = append(caches[layer], k, v, valid=valid, slots=jnp.array([slot]))
+            paged.update(caches)
+
+    paged.admit(TEXTS[0, :300])
+    grown_in(0, 0, 2, (0, 1))
+    grown_in(0, 2, 130, (0, 1))
+    grown_in(0, 130, 258, (0,))
+    assert [cache.lengths.tolist() for cache in paged.caches] == [[258, 0, 0], [130, 0, 0]]
+    assert [len(block.pages) for block in paged._prefixes.blocks.values()] == [0]
+    paged.truncate(paged.fork(0), 130)
+    paged.truncate(0, 130)
+    q = KEYS[None, :1].repeat(2, axis=2)
+    for slot in range(2):
+        grown_in(slot, 130, 258, (0, 1))
+        grown_in(slot, 258, 300, (0, 1))
+    own, at = cache(1), 0
+    for end in (2, 130, 258, 300):
+        k, v, valid = padded(TEXTS[0, at:end])
+        own, at = append(own, k, v, valid=valid), end
+    for slot in range(2):
+        for layer in paged.caches:
+            for a, b in zip(read(layer, slot), read(own, 0), strict=True):
+                np.testing.assert_array_equal(a, b)
+            assert error(attend(layer, q, slots=jnp.array([slot])), attend(own, q)) < 1e-6
+
+
+def test_a_slot_without_room_goes_on():
+    """Under jit tokens without pages leave a mark, which `truncate` takes away with what was reserved."""
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
+    paged.admit(TEXTS[0, :300])
+    written(paged, 0, 0, TEXTS[0, :130])
+    k, v, valid = padded(TEXTS[0, 130:258])
+    paged.update(append(paged.caches, k, v, valid=valid, slots=jnp.array([0])))
+    with pytest.raises(ValueError, match=r"sequences \[0\] were appended to past max_len"):
+        rqjax.attend(paged.caches, KEYS[None, :1], slots=jnp.array([0]))
+    paged.truncate(0, 130)
+    written(paged, 0, 130, TEXTS[0, :300])
+    same(paged, 0, TEXTS[0, :300])
+
+
 def test_no_step_compiles_anew():
     paged = rqjax.PagedCache(cache(SLOTS, PAGES, window=8, sinks=0), chunk=CHUNK)
     run = jax.jit(lambda cache, k, v, slots: rqjax.append(cache, k, v, slots=slots))
@@ -297,6 +527,10 @@ def test_no_step_compiles_anew():
         (lambda p: p.reserve(2, 1), r"slot 2 is not in use: expected one of \[0\]"),
         (lambda p: p.reserve(0, 641), "slot 0 has room for 640 tokens, not for 641"),
         (lambda p: p.release(5), "slot 5 is not in use"),
+        (lambda p: p.reserve(0, -1), "expected tokens to be a whole number from 0 to"),
+        (lambda p: p.reserve(0, jnp.array([0.5])), r"expected tokens to be whole numbers \(n,\), got float32 \(1,\)"),
+        (lambda p: p.admit(np.zeros((1, 5), int)), r"expected tokens to be whole numbers \(n,\), got int64 \(1, 5\)"),
+        (lambda p: rqjax.PagedCache(cache(1, 8, sinks=200), chunk=128), "a multiple of 128 and at least 200, got 128"),
         (lambda p: p.truncate(0, 1), "expected length to be a whole number from 0 to 0, got 1"),
         (lambda p: p.evict(9), "8 of 8 pages are free, not 9"),
         (lambda p: rqjax.PagedCache(cache(1)), "expected caches with pages"),
@@ -355,15 +589,115 @@ def test_prefixes_come_back_from_files(tmp_path):
         rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK).save()
 
 
-def test_a_damaged_file_is_a_prefix_that_is_computed_again(tmp_path):
-    _, second = filled(tmp_path)
-    for path in tmp_path.iterdir():
-        content = bytearray(path.read_bytes())
-        content[-99] ^= 1
-        path.write_bytes(content)
-    with pytest.warns(UserWarning, match="a prefix is computed again: .* is (damaged|not a whole)"):
-        assert second.admit(TEXTS[0, :400])[1] == 0
-    checked(second)
+OTHERS = {
+    "quantizer": {"name": "eden_4+turned"},
+    "key": {"seed": 1},
+    "window": {"window": 32},
+    "sinks": {"sinks": 3},
+    "chunk": {"chunk": 256},
+    "rope": {"rope": rqjax.Rope(2e4)},
+    "dtype": {"dtype": jnp.float16},
+    "mean": {"name": "eden_3", "mean": np.zeros((HEADS, DIM), np.float32)},
+    "another mean": {"name": "eden_3", "mean": np.ones((HEADS, DIM), np.float32)},
+    "no mean": {"name": "eden_3"},
+    "no rope": {"name": "eden_3+centered"},
+    "pre_rope": {"name": "eden_3+centered+pre_rope"},
+    "seed": {"bytes": b"other weights"},
+    "layers": {"layers": 2},
+    "split": {"name": None},
+    "latent": {"name": None, "latent": True},
+}
+
+
+def test_pages_of_other_caches_are_other_files(tmp_path):
+    """Of a folder that texts of many kinds of caches are saved to, each finds its own."""
+
+    def new(name="eden_3+turned", seed=0, chunk=CHUNK, bytes=b"", layers=1, latent=False, **options):
+        options = {"window": 16, "sinks": 2, "pages": PAGES, "rope": rqjax.Rope(1e4, share=0.25), **options}
+        if name is None:
+            half = rqjax.eden(jax.random.key(0), DIM // 2, 3)
+            q = rqjax.Split((half, half))
+            one = rqjax.KVCache.init(SLOTS, HEADS, LONG, q, None if latent else q, **options)
+        else:
+            one = rqjax.strategy(name, jax.random.key(seed), DIM).cache(SLOTS, HEADS, LONG, **options)
+        caches = one if layers == 1 else (one, jax.tree.map(jnp.copy, one))
+        return rqjax.PagedCache(caches, chunk=chunk, folder=tmp_path, seed=bytes)
+
+    for options in ({}, *OTHERS.values()):
+        paged = new(**options)
+        key = paged._prefixes.hashes(TEXTS[0, :400])[1]
+        assert paged.admit(TEXTS[0, :400])[1] == 0
+        count = paged._prefixes.grid.pages(1)
+        roots = tuple(root(layer, 0) for layer in paged._layers.all)
+        paged._prefixes.blocks[key] = Block(tuple(range(count)), roots)
+        paged.save()
+    assert len(list(tmp_path.iterdir())) == 1 + len(OTHERS)
+
+
+def damaged(path, other):
+    content = path.read_bytes()
+    yield content[:-99] + bytes([content[-99] ^ 1]) + content[-98:]
+    yield from (content[:size] for size in (0, 1, 2, 20, len(content) // 2, len(content) - 1))
+    yield gzip.decompress(content)[:-1]
+    yield b"\x1f\x8b" + content[:100]
+    yield safetensors.numpy.save({"a": np.zeros(3)})
+    yield other
+
+
+def test_a_damaged_or_foreign_file_is_a_prefix_that_is_computed_again(tmp_path):
+    """Whatever lies where a prefix is looked for; `save` then writes it anew."""
+    first, second, _ = (tmp_path / key.hex() for key in filled(tmp_path)[0]._prefixes.blocks)
+    rqjax.save(rqjax.Rope(1e4), tmp_path / "tree")
+    for content in (*damaged(first, second.read_bytes()), (tmp_path / "tree").read_bytes(), None):
+        first.unlink()
+        first.mkdir() if content is None else first.write_bytes(content)
+        paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK, folder=tmp_path)
+        with pytest.warns(UserWarning, match="^a prefix is computed again: [^\n]*$"):
+            assert paged.admit(TEXTS[0, :400])[1] == 0
+        checked(paged)
+        written(paged, 0, 0, TEXTS[0, :130])
+        paged.save()
+        if content is not None:
+            assert rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK, folder=tmp_path).admit(TEXTS[0, :400])[1] == 258
+
+
+FILES = [*STRATEGIES, "turboquant_trellis_3", "nested_e8_2/eden_3+turned", "eden_2+pre_rope", "turboquant_prod_3"]
+CORE = ["float32", "mxfp4", "v2_lean", "kivi_2", "kvarn_4", "v2_rotated_qjl", *FILES[-4:-1]]
+
+
+@pytest.mark.parametrize("name", some([*FILES, "klt_trellis_2", "latent"], [*CORE, "latent"]))
+def test_pages_of_all_kinds_of_codes_come_back_from_files(name, tmp_path):
+    """Two layers; what a second book reads is, bit for bit, what the first wrote: any bits, so nothing is encoded."""
+
+    def layer(i):
+        key, options = jax.random.key(i), {"window": 16, "sinks": 2, "pages": PAGES, "rope": rqjax.Rope(1e4, share=0.5)}
+        if name == "klt_trellis_2":
+            q = rqjax.klt_trellis(key, jnp.asarray(KEYS.swapaxes(0, 1)), bits=2)
+            return rqjax.KVCache.init(SLOTS, HEADS, LONG, q, q, **options)
+        latent, name_ = (DIM // 2, "nested_e8_2/eden_3") if name == "latent" else (None, name)
+        return rqjax.strategy(name_, key, DIM, latent=latent).cache(SLOTS, HEADS, LONG, **options)
+
+    def random(x):
+        return jnp.asarray(RNG.integers(0, 256, (*x.shape, x.dtype.itemsize), np.uint8).view(x.dtype)[..., 0])
+
+    def filled(cache):
+        names = "keys", "values", "exact_keys", "exact_values"
+        return dataclasses.replace(cache, **jax.tree.map(random, {name: getattr(cache, name) for name in names}))
+
+    empty = tuple(layer(i) for i in range(2))
+    first, second = (
+        rqjax.PagedCache(caches, chunk=256, folder=tmp_path) for caches in (tuple(map(filled, empty)), empty)
+    )
+    first._pool.take(1)
+    first._prefixes.blocks[b"key"] = Block((7,), tuple(root(layer, 1) for layer in first._layers.all))
+    first.save()
+    found = second._known(b"key", 0)
+    expected = [codes_in(layer, [7]) for layer in first._layers.all], first._prefixes.blocks[b"key"].roots
+    got = [codes_in(layer, found.pages) for layer in second._layers.all], found.roots
+    assert len(jax.tree.leaves(got)) == len(jax.tree.leaves(expected))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(*(np.atleast_1d(np.asarray(x)).view(np.uint8) for x in (a, b)))
 
 
 @pytest.mark.full

@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 
 import rqjax
-from tests.cache.test_paged import read
+from tests.cache.test_paged import append, padded, read
 from tests.tools.plain import error
 from tests.tools.suites import some
 
 X = np.random.default_rng(0).standard_normal((2, 2, 200, 2, 32)).astype(np.float32)
 Q = np.random.default_rng(1).standard_normal((2, 1, 4, 32)).astype(np.float32)
+
+
+def grown_by(caches, tokens):
+    k, v, valid = padded(tokens)
+    return append(caches, k, v, valid=valid, slots=jnp.array([0]))
 
 
 def cache(name, seed=0, **options):
@@ -23,7 +28,7 @@ def cache(name, seed=0, **options):
 PAIRS = (("float32", "eden_3"), ("float32", "turboquant_trellis_2/v3_3"), ("float32+pre_rope", "eden_2+pre_rope"))
 
 
-@pytest.mark.parametrize(("old", "new"), some(PAIRS, []))
+@pytest.mark.parametrize(("old", "new"), some(PAIRS, PAIRS[:1]))
 def test_from_full_precision_codes_are_those_of_the_tokens(old, new):
     """Decoding by unit vectors is exact but for float32's rounding: at most a few codes at a tie differ."""
     strategy, expected = cache(new)
@@ -49,6 +54,27 @@ def test_pages_become_smaller_and_more():
     assert rqjax.nbytes((found.keys, found.values)) <= rqjax.nbytes((paged.caches.keys, paged.caches.values))
     alone = rqjax.requantize(cache("eden_4")[1], less)
     assert error(rqjax.attend(found, Q), rqjax.attend(alone, Q)) < 1e-6
+
+
+def test_a_book_goes_on_with_other_quantizers(tmp_path):
+    """There are more pages, of the codes of `rqjax.requantize`; prefixes are still found; the folder is left."""
+    less, strategy = (rqjax.strategy(name, jax.random.key(i), 32) for i, name in enumerate(("eden_2", "eden_4")))
+    empty = strategy.cache(2, 2, 512, pages=4, window=16, sinks=2, dtype=jnp.float32)
+    paged, start = rqjax.PagedCache(empty, chunk=128, folder=tmp_path), 0
+    paged.admit(range(200))
+    for end in paged.pieces(0, 200):
+        paged.reserve(0, range(start, end))
+        paged.update(grown_by(paged.caches, range(start, end)))
+        start = end
+    expected = rqjax.requantize(paged.caches, less, pages=7)
+    paged.requantize(less, 7)
+    assert (paged.pages, paged.free_pages) == (7, 5)
+    for a, b in zip(jax.tree.leaves(paged.caches), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert paged.admit(range(200)) == (1, 2)
+    with pytest.raises(ValueError, match="expected a PagedCache with a folder"):
+        paged.save()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
