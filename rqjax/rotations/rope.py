@@ -26,7 +26,9 @@ KINDS = {
     "longrope": ("short_factor", "long_factor", "factor", "original_max_position_embeddings", "attention_factor"),
 }
 """The scalings, and the fields of `config.json` that each has."""
-BY_LENGTH = {"dynamic"}
+UNNAMED = {"none", "yarn_untruncated"}
+"""Kinds that no `rope_type` names."""
+BY_LENGTH = ["dynamic"]
 """Scalings that turn keys anew as a text grows, which keys in a cache cannot be."""
 DEFAULTS: dict[str, float | None] = {"beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": None}
 """Of fields that may be missing."""
@@ -81,9 +83,10 @@ class Rope:
         """
         scaling = scaling or {}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if kind not in KINDS:
+        named = [name for name in KINDS if name not in UNNAMED]
+        if kind not in named:
             reason = " (its frequencies depend on how long the text is)" if kind in BY_LENGTH else ""
-            raise ValueError(f"unsupported rope_type {kind!r} in config.json{reason}; supported: {', '.join(KINDS)}")
+            raise ValueError(f"unsupported rope_type {kind!r} in config.json{reason}; supported: {', '.join(named)}")
         fields = {**DEFAULTS, **{name: value for name, value in scaling.items() if value is not None}}
         missing = [name for name in KINDS[kind] if name not in fields]
         if missing:
