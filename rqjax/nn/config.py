@@ -5,10 +5,10 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rqjax.core import UnknownName, check_int, unknown_name
+from rqjax.core import UnknownName, check_int, check_positive, unknown_name
 from rqjax.nn import positions
 from rqjax.nn.families import ACTIVATIONS, FAMILIES, MISSING, Family
-from rqjax.nn.fields import check_positive, need, need_object, read, token_ids
+from rqjax.nn.fields import need, need_object, read, token_ids
 from rqjax.rotations import Rope
 from rqjax.rotations.rope import yarn_length
 
@@ -205,18 +205,16 @@ def _experts(family: Family, fields: Mapping[str, Any], layers: int) -> dict[str
     method = fields.get("topk_method")
     if method not in (None, "greedy", "group_limited_greedy"):
         raise ValueError(f"expected topk_method greedy or group_limited_greedy in config.json, got {method!r}")
-    groups, best = (
-        (1, 1) if method == "greedy" or "n_group" not in fields else (fields["n_group"], fields["topk_group"])
-    )
-    groups = check_int("n_group", groups, 1, count)
-    best, of_one = check_int("topk_group", best, 1, groups), 2 if family.router == "sigmoid" else 1
+    grouped = "n_group" in fields and method != "greedy"
+    groups, best = (fields["n_group"], fields["topk_group"]) if grouped else (1, 1)
+    groups, of_one = check_int("n_group", groups, 1, count), 2 if family.router == "sigmoid" else 1
     if count % groups or count < of_one * groups:
         raise ValueError(f"expected a multiple of n_group {groups} experts, {of_one} or more a group, got {count}")
-    most = best * count // groups
+    best, chosen = check_int("topk_group", best, 1, groups), need(fields, "num_experts_per_tok")
     limits = [fields[name] for name in ("swiglu_alpha", "swiglu_limit") if name in fields]
     return {
         "num_experts": count,
-        "num_experts_per_tok": check_int("num_experts_per_tok", need(fields, "num_experts_per_tok"), 1, most),
+        "num_experts_per_tok": check_int("num_experts_per_tok", chosen, 1, best * count // groups),
         "moe_intermediate_size": check_int("moe_intermediate_size", size, 1, 2**31),
         "mixtures": tuple(i >= first and i not in dense and (i + 1) % step == 0 for i in range(layers)),
         "n_shared_experts": check_int("n_shared_experts", fields.get("n_shared_experts", 0), 0, 2**20),
@@ -235,7 +233,9 @@ def _latent(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"expected rope_interleave true in config.json, got {fields['rope_interleave']!r}")
     rope = positions.rope_parameters(family, fields, False)
     of_all = rope.get("mscale_all_dim") if rope["rope_type"] != "default" else None
-    longer = yarn_length(need(rope, "factor"), of_all) if of_all else 1
+    longer = 1.0
+    if of_all:
+        longer = yarn_length(check_positive("factor", need(rope, "factor")), check_positive("mscale_all_dim", of_all))
     dim = turning + size["kv_lora_rank"]
     return size | {
         "q_lora_rank": check_int("q_lora_rank", fields["q_lora_rank"] or 0, 0, 2**16),

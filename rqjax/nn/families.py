@@ -46,7 +46,7 @@ class Family(NamedTuple):
     rope: Mapping[str, Any] = {}
     """The `rope_parameters` of a config without them."""
     rope_types: Mapping[str, str] = {}
-    """Kinds of rotary positions that the class reads as others."""
+    """Kinds of rotary positions that the class takes, and as which; all, if there are none."""
     interleaved: bool = False
     """Whether coordinates 2i and 2i + 1 turn together; they are loaded in the order of the others."""
     experts: Literal["apart", "packed"] | None = None
@@ -101,7 +101,12 @@ FAMILIES: dict[str, Family] = {
     "gemma2": GEMMA_2,
     "gemma3_text": GEMMA_3,
     "gemma3": GEMMA_3,
-    "phi3": Family(windows="all", partial=True, fused=QKV | GATE_UP, rope_types={"su": "longrope", "yarn": "longrope"}),
+    "phi3": Family(
+        windows="all",
+        partial=True,
+        fused=QKV | GATE_UP,
+        rope_types={"default": "default", **dict.fromkeys(("su", "yarn", "longrope"), "longrope")},
+    ),
     "olmo2": Family(norm_before=False, norm_behind=True, qk_norm="whole"),
     "smollm3": Family(windows="unturned"),
     "granite": Family(),

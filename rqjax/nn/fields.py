@@ -1,10 +1,9 @@
 """The fields of a `config.json` that each family reads, and the values that Hugging Face's classes fill in."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from rqjax.core import check_int
+from rqjax.core import check_int, check_positive
 
 Fields = dict[str, Any]
 
@@ -223,6 +222,7 @@ OPTIONAL = {
     "partial_rotary_factor",
 }
 """Fields that may be null, beside those that are null where they are left out."""
+LISTS = {"layer_types", "mlp_only_layers", "no_rope_layers"}
 ALIASES: dict[str, dict[str, str]] = {
     "mixtral": {"num_local_experts": "num_experts"},
     "qwen3_moe": {"num_local_experts": "num_experts"},
@@ -251,12 +251,14 @@ def read(model_type: str, given: Mapping[str, Any]) -> Fields:
         if value is None and (default is None or name in OPTIONAL):
             continue
         need(fields, name)
+        if name in LISTS and not isinstance(value, list):
+            raise ValueError(f"expected {name} to be a list in config.json, got {value!r}")
         if isinstance(default, bool) and not isinstance(value, bool):
             raise ValueError(f"expected {name} to be true or false in config.json, got {value!r}")
         if isinstance(default, str) and not isinstance(value, str):
             raise ValueError(f"expected {name} to be a string in config.json, got {value!r}")
         if isinstance(default, float):
-            check_positive(name, value)
+            fields[name] = check_positive(name, value)
     return fields
 
 
@@ -273,13 +275,6 @@ def need_object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, Mapping):
         raise ValueError(f"expected {name} to be an object in config.json, got {value!r}")
     return value or {}
-
-
-def check_positive(name: str, value: Any) -> float:
-    """`value` as a float, if it is a positive number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"expected a positive {name} in config.json, got {value!r}")
-    return float(value)
 
 
 def token_ids(value: Any) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rqjax.core import check_int
+from rqjax.core import check_int, check_positive
 from rqjax.nn.families import Family
 from rqjax.nn.fields import need_object
 from rqjax.rotations import Rope
@@ -28,7 +28,7 @@ def rope(family: Family, fields: Mapping[str, Any], context: int | None, local: 
         return Rope(1.0, "none")
     parameters = rope_parameters(family, fields, local)
     kind, share = parameters["rope_type"], parameters.get("partial_rotary_factor", fields["partial_rotary_factor"])
-    share = 1.0 if share is None else share
+    share = 1.0 if share is None else check_positive("partial_rotary_factor", share)
     if not family.partial and share != 1:
         if kind != "default":
             raise ValueError(f"expected no partial_rotary_factor beside a rope_type {kind!r}, got {share}")
@@ -38,7 +38,8 @@ def rope(family: Family, fields: Mapping[str, Any], context: int | None, local: 
         longest = check_int("max_position_embeddings", fields["max_position_embeddings"], 1, 2**31)
         context = longest if context is None else check_int("context", context, 1, longest)
         long = context > parameters["original_max_position_embeddings"]
-    return Rope.parse(parameters["rope_theta"], parameters, fields.get("turning_share", share), long=long)
+    theta = check_positive("rope_theta", parameters["rope_theta"])
+    return Rope.parse(theta, parameters, fields.get("turning_share", share), long=long)
 
 
 def rope_parameters(family: Family, fields: Mapping[str, Any], local: bool) -> dict[str, Any]:
@@ -50,14 +51,17 @@ def rope_parameters(family: Family, fields: Mapping[str, Any], local: bool) -> d
     scaling, parameters = (need_object(fields, name) for name in ("rope_scaling", "rope_parameters"))
     theta = "rope_theta"
     if "rope_local_base_freq" in fields:
-        parameters = need_object(parameters, "sliding_attention" if local else "full_attention")
-        rope, theta = (parameters, "rope_local_base_freq") if local else (parameters | scaling, theta)
+        rope = need_object(parameters, "sliding_attention" if local else "full_attention") or {"rope_type": "default"}
+        rope, theta = (rope, "rope_local_base_freq") if local else ({**rope, **scaling}, theta)
     else:
         rope = scaling or parameters or family.rope
         if nested := [name for name, value in rope.items() if isinstance(value, Mapping)]:
             raise ValueError(f"expected rope_parameters of all layers alike in config.json, got some of {nested[0]!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    kind = family.rope_types.get(kind, kind) if isinstance(kind, str) else kind
+    if kinds := family.rope_types:
+        if kind not in list(kinds):
+            raise ValueError(f"unsupported rope_type {kind!r} in config.json; supported: {', '.join(kinds)}")
+        kind = kinds[kind]
     rope = {"rope_theta": fields[theta], **rope, "rope_type": kind}
     if kind in ("llama3", "yarn", "longrope"):
         longest, length = fields["max_position_embeddings"], "original_max_position_embeddings"
