@@ -54,7 +54,7 @@ def rope_parameters(family: Family, fields: Mapping[str, Any], local: bool) -> d
         rope = need_object(parameters, "sliding_attention" if local else "full_attention") or {"rope_type": "default"}
         rope, theta = (rope, "rope_local_base_freq") if local else ({**rope, **scaling}, theta)
     else:
-        rope = scaling or parameters or family.rope
+        rope = scaling or (family.rope if fields["rope_parameters"] is None else parameters)
         if nested := [name for name, value in rope.items() if isinstance(value, Mapping)]:
             raise ValueError(f"expected rope_parameters of all layers alike in config.json, got some of {nested[0]!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))
