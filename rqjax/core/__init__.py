@@ -4,6 +4,7 @@ from rqjax.core.checks import (
     check_data as check_data,
     check_floats as check_floats,
     check_int as check_int,
+    check_positive as check_positive,
     check_vectors as check_vectors,
     is_traced as is_traced,
 )

@@ -1,5 +1,7 @@
 """Checks of what comes in: each error names what was expected and what came."""
 
+import math
+import numbers
 from typing import Any
 
 import jax
@@ -29,6 +31,13 @@ def check_int(name: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
         raise ValueError(f"expected {name} to be a whole number from {low} to {high}, got {value!r}")
     return int(value)
+
+
+def check_positive(name: str, value: Any) -> float:
+    """`value` as a float, if it is a positive number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+        raise ValueError(f"expected {name} to be a positive number, got {value!r}")
+    return float(value)
 
 
 def is_traced(x: Any) -> bool:

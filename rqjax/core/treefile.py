@@ -159,9 +159,21 @@ def _mapped(path: Path) -> dict[str, np.ndarray]:
         if name == "__metadata__":
             continue
         kind, (start, end), shape = part["dtype"], part["data_offsets"], tuple(part["shape"])
-        dtype = jnp.dtype(NAMES[kind] if kind in NAMES else f"{kind[0].lower()}{int(kind[1:]) // 8}")
+        dtype = dtype_of(kind)
         arrays[name] = np.memmap(path, dtype, "r", 8 + length + start, shape) if end > start else np.zeros(shape, dtype)
     return arrays
+
+
+def dtype_of(kind: str) -> np.dtype:
+    """A dtype of safetensors in NumPy.
+
+    Raises:
+      ValueError: there is none of its kind.
+    """
+    try:
+        return jnp.dtype(NAMES[kind] if kind in NAMES else f"{kind[0].lower()}{int(kind[1:]) // 8}")
+    except (TypeError, ValueError):
+        raise ValueError(f"expected numbers of whole bytes that NumPy has, got dtype {kind!r} of safetensors") from None
 
 
 @contextlib.contextmanager

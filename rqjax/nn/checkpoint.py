@@ -1,6 +1,6 @@
 """Decoders in Hugging Face's folders, `config.json` and `.safetensors` files, and what is calibrated to them."""
 
-import functools
+import dataclasses
 import hashlib
 import json
 import os
@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
@@ -22,6 +23,7 @@ from rqjax.core.treefile import replacing
 from rqjax.nn import compat, heads, tensors
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.decoder import Decoder
+from rqjax.nn.fields import token_ids
 
 
 def find_checkpoint(source: str | os.PathLike[str]) -> Path:
@@ -61,13 +63,18 @@ def load_decoder(
     right: at most some pieces are in memory beside the weights. Experts of a layer lie in one array, and those in MXFP4
     become bfloat16.
 
+    Fields, files and tensors are read as transformers reads them. Missing fields have the values of its classes, and
+    fields that a class does not read are ignored. `model.safetensors` comes before shards with an index, and other
+    files are not read. Tensors that the decoder has no use for are named in a warning. Token ids that end a text are
+    those of `generation_config.json`, if there is one.
+
     On a mesh heads, columns of the MLP and the vocabulary (if it divides) lie along an axis, in caches that the decoder
     makes too; norms and what else is small are on all devices. Each process reads what its own devices hold. With
     several processes (`jax.distributed`) all do the same: `caches`, `generate` and `Engine` then are as on one device.
 
     Args:
       source: folder with `config.json` and `.safetensors` files, or a name on Hugging Face.
-      dtype: of the weights; as in the files, if not given.
+      dtype: of the weights; as in the files, if not given, but bfloat16 for numbers of 8 bits.
       mesh: of the devices; the first device, if not given.
       axis: of the mesh; its only one, if not given. Along others there are copies.
       context: tokens of the longest text that the decoder is for; as many as the checkpoint takes, if not given. Those
@@ -78,7 +85,7 @@ def load_decoder(
       FileNotFoundError: there is no such folder or file.
       TypeError: it is no mesh.
       UnknownName: an architecture that is not supported.
-      ValueError: a field of the config, a file or a tensor is missing, superfluous or wrong; it is named. Or the mesh
+      ValueError: a field of the config, a file or a tensor is missing or wrong; it is named. Or the mesh
         has no such axis, or more devices along it than divide the heads of keys and values, or the MLP's columns.
 
     Example:
@@ -92,12 +99,15 @@ def load_decoder(
     """
     folder = find_checkpoint(source)
     fields, usual = read_json(folder / "config.json"), folder / "generation_config.json"
-    if usual.exists():  # chat models end their turns by more tokens than their texts
-        fields |= {k: v for k, v in read_json(usual).items() if k == "eos_token_id" and v is not None}
     config = DecoderConfig.parse(fields, context)
+    if usual.exists():  # chat models end their turns by more tokens than their texts
+        config = dataclasses.replace(config, eos_token_ids=token_ids(read_json(usual).get("eos_token_id")))
     sharding = None if mesh is None else heads.checked(config, mesh, axis)
+    files = _files(folder, fields)
+    if config.tie_word_embeddings and tensors.untied(files):
+        config = dataclasses.replace(config, tie_word_embeddings=False)
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
-    leaves, files = list(nnx.to_flat_state(state)), _files(folder)
+    leaves = list(nnx.to_flat_state(state))
     shapes = {tuple(path): compat.value(leaf).shape for path, leaf in leaves}
     places = tensors.found(config, shapes, files, folder)
 
@@ -218,30 +228,43 @@ class _File:
     def __init__(self, path: Path):
         from safetensors import safe_open
 
-        self.opened = functools.partial(safe_open, path, framework="numpy")
-        self.names = self.opened()
+        with safe_open(path, framework="numpy"), path.open("rb") as file:  # the first one checks that the file is whole
+            length = int.from_bytes(file.read(8), "little")
+            self.parts = json.loads(file.read(length))
+        self.parts.pop("__metadata__", None)
+        self.path, self.first = path, 8 + length
 
     def get_shape(self, name: str) -> list[int]:
-        return self.names.get_slice(name).get_shape()
+        return self.parts[name]["shape"]
 
-    def get_slice(self, name: str) -> Any:
-        return self.opened().get_slice(name)
+    def get_slice(self, name: str) -> np.ndarray:
+        kind, (start, end), shape = (self.parts[name][part] for part in ("dtype", "data_offsets", "shape"))
+        dtype = treefile.dtype_of(kind)
+        if start == end:
+            return np.zeros(shape, dtype)
+        return np.memmap(self.path, dtype, "r", self.first + start, tuple(shape))
 
 
-def _files(folder: Path) -> dict[str, Any]:
-    """The file of each tensor."""
+def _files(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The file of each tensor, in the one that the config names or else the first that is there."""
     from safetensors import SafetensorError
 
-    index = folder / "model.safetensors.index.json"
-    places = _weight_map(index) if index.exists() else {}
-    names = sorted(set(places.values())) or sorted(path.name for path in folder.glob("*.safetensors"))
+    usual = ["model.safetensors", "model.safetensors.index.json"]
+    named = fields.get("transformers_weights")
+    present = [name for name in usual if (folder / name).exists()] if named is None else [_beside(named, "config.json")]
+    if not present:
+        raise FileNotFoundError(f"there is no {' or '.join(usual)} in {folder}")
+    index = folder / present[0]
+    places = _weight_map(index) if index.suffix == ".json" else {}
+    names = sorted(set(places.values())) or present[:1]
     files, owners = {}, {}
     for path in [folder / name for name in names]:
         if not path.exists():
-            raise FileNotFoundError(f"there is no {path.name} in {folder}, which {index.name} names")
+            by = index.name if places else "config.json"
+            raise FileNotFoundError(f"there is no {path.name} in {folder}, which {by} names")
         try:
             file = _File(path)
-            own = list(file.names.keys())
+            own = list(file.parts)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
         if twice := sorted(set(own) & set(files)):
@@ -250,8 +273,6 @@ def _files(folder: Path) -> dict[str, Any]:
         owners |= dict.fromkeys(own, path.name)
     if lost := [name for name, place in places.items() if owners.get(name) != place]:
         raise ValueError(f"{index} says that tensor {lost[0]!r} is in {places[lost[0]]}, where it is not")
-    if not files:
-        raise FileNotFoundError(f"there is no .safetensors file in {folder}")
     return files
 
 
@@ -260,6 +281,10 @@ def _weight_map(index: Path) -> dict[str, str]:
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise ValueError(f"expected weight_map in {index} to be an object of file names")
-    if outside := [name for name in places.values() if Path(name).name != name or name == ".."]:
-        raise ValueError(f"{index} names {outside[0]!r}, which is no file beside it")
-    return places
+    return {tensor: _beside(name, index) for tensor, name in places.items()}
+
+
+def _beside(name: Any, index: Any) -> str:
+    if not isinstance(name, str) or Path(name).name != name or name == "..":
+        raise ValueError(f"{index} names {name!r}, which is no file beside it")
+    return name

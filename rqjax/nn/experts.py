@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from rqjax.arrays.planes import as_bits
 from rqjax.core import platforms
 from rqjax.nn.config import DecoderConfig
+from rqjax.nn.families import ACTIVATIONS
 from rqjax.nn.layers import MLP, Linear
 
 BLOCK_ROWS = (8, 64)
@@ -34,7 +35,7 @@ class Experts(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         count, size, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
-        bias, self.swiglu = config.traits.expert_bias, config.swiglu
+        bias, self.swiglu, self.activation = config.traits.expert_bias, config.swiglu, config.activation
         self.gate_proj = Stack(count, size, inner, bias=bias, rngs=rngs, dtype=dtype)
         self.up_proj = Stack(count, size, inner, bias=bias, rngs=rngs, dtype=dtype)
         self.down_proj = Stack(count, inner, size, bias=bias, rngs=rngs, dtype=dtype)
@@ -50,7 +51,7 @@ class Experts(nnx.Module):
     def _through(self, x: Float[Array, "n size"], multiply: Multiply) -> Float[Array, "n size"]:
         gate, up = multiply(self.gate_proj, x), multiply(self.up_proj, x)
         if self.swiglu is None:
-            inner = jax.nn.silu(gate) * up
+            inner = ACTIVATIONS[self.activation](gate) * up
         else:
             alpha, limit = self.swiglu
             gate = jnp.minimum(gate, limit)

@@ -1,16 +1,28 @@
 """What distinguishes the supported families beside the numbers of a `config.json`."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-SILU, GELU = ("hidden_act", "silu"), ("hidden_activation", "gelu_pytorch_tanh")
-"""Fields that say the activation of the MLP, and what they have to say."""
+import jax
+from jaxtyping import Array
+
+TANH = functools.partial(jax.nn.gelu, approximate=True)
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_pytorch_tanh": TANH,
+    "gelu_new": TANH,
+    "gelu_fast": TANH,
+    "relu": jax.nn.relu,
+}
+"""Of MLPs, by `hidden_act`."""
 
 
 class Family(NamedTuple):
     """One family; in all, attention and MLP are added to what they are made of."""
 
-    activation: tuple[str, str] = SILU
     norm_before: bool = True
     norm_behind: bool = False
     """Whether attention and MLP are normalized before, and what they make before it is added."""
@@ -26,9 +38,15 @@ class Family(NamedTuple):
     """Whether each head has a learned sink (`sink_logits` of `rqjax.attend`)."""
     root_scale: bool = False
     """Whether embeddings are multiplied by sqrt(hidden_size)."""
-    windows: int | Literal["all"] | None = None
-    """Which layers see `sliding_window` tokens only where there are no `layer_types`: all but each so many-th; None:
-    as Qwen's `use_sliding_window` says."""
+    windows: int | Literal["all", "upper", "unturned"] | None = None
+    """Which layers see `sliding_window` tokens only where there are no `layer_types`: all but each so many-th; all;
+    those from `max_window_layers` on; those without rotary positions; None: no layer."""
+    partial: bool = False
+    """Whether rotary positions of the default kind read `partial_rotary_factor`."""
+    rope: Mapping[str, Any] = {}
+    """The `rope_parameters` of a config without them."""
+    rope_types: Mapping[str, str] = {}
+    """Kinds of rotary positions that the class takes, and as which; all, if there are none."""
     interleaved: bool = False
     """Whether coordinates 2i and 2i + 1 turn together; they are loaded in the order of the others."""
     experts: Literal["apart", "packed"] | None = None
@@ -44,51 +62,20 @@ class Family(NamedTuple):
     """Of modules in checkpoints, where they are not those of Llama or Gemma."""
     fused: Mapping[str, tuple[str, ...]] = {}
     """Modules whose rows lie in one tensor."""
-    defaults: Mapping[str, Any] = {}
-    """What Hugging Face's own classes fill in where a config.json leaves it out."""
+    normalized: bool = False
+    """Whether the weights of a token's experts add up to 1, whatever `norm_topk_prob` says."""
 
 
 QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 GATE_UP = {"gate_up_proj": ("gate_proj", "up_proj")}
 
-GEMMA_2 = Family(
-    GELU,
-    norm_behind=True,
-    unit_offset=True,
-    root_scale=True,
-    windows=2,
-    defaults={
-        "head_dim": 256,
-        "sliding_window": 4096,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "tie_word_embeddings": True,
-    },
-)
-GEMMA_3 = GEMMA_2._replace(
-    qk_norm="head",
-    windows=6,
-    defaults={
-        **GEMMA_2.defaults,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "vocab_size": 262_208,
-    },
-)
-GLM = Family(
-    out_bias=False,
-    interleaved=True,
-    fused=GATE_UP,
-    defaults={"head_dim": 128, "partial_rotary_factor": 0.5},
-)
+GEMMA_2 = Family(norm_behind=True, unit_offset=True, root_scale=True, windows=2)
+GEMMA_3 = GEMMA_2._replace(qk_norm="head", windows=6)
+GLM = Family(out_bias=False, interleaved=True, partial=True, fused=GATE_UP)
 MIXTRAL = Family(
     windows="all",
     experts="apart",
+    normalized=True,
     names={
         "mlp": "block_sparse_moe",
         "router": "gate",
@@ -96,68 +83,38 @@ MIXTRAL = Family(
         "up_proj": "w3",
         "down_proj": "w2",
     },
-    defaults={"norm_topk_prob": True, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
 )
 GPT_OSS = Family(
     windows=2,
     sinks=True,
     experts="packed",
     expert_bias=True,
-    defaults={
-        "head_dim": 64,
-        "attention_bias": True,
-        "rope_theta": 1.5e5,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 128,
-        "norm_topk_prob": True,
-        "swiglu_alpha": 1.702,
-        "swiglu_limit": 7.0,
-    },
+    normalized=True,
+    rope={"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096},
 )
-DEEPSEEK_V2 = Family(
-    latent=True,
-    interleaved=True,
-    experts="apart",
-    names={"router": "gate"},
-    defaults={
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "n_shared_experts": 2,
-        "first_k_dense_replace": 0,
-    },
-)
+DEEPSEEK_V2 = Family(latent=True, interleaved=True, experts="apart", names={"router": "gate"})
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
-    "mistral": Family(windows="all", defaults={"sliding_window": 4096}),
-    "qwen2": Family(qkv_bias=True, out_bias=False),
-    "qwen3": Family(qk_norm="head", defaults={"head_dim": 128}),
+    "mistral": Family(windows="all"),
+    "qwen2": Family(qkv_bias=True, out_bias=False, windows="upper"),
+    "qwen3": Family(qk_norm="head", windows="upper"),
     "gemma2": GEMMA_2,
     "gemma3_text": GEMMA_3,
     "gemma3": GEMMA_3,
-    "phi3": Family(windows="all", fused=QKV | GATE_UP),
+    "phi3": Family(
+        windows="all",
+        partial=True,
+        fused=QKV | GATE_UP,
+        rope_types={"default": "default", **dict.fromkeys(("su", "yarn", "longrope"), "longrope")},
+    ),
     "olmo2": Family(norm_before=False, norm_behind=True, qk_norm="whole"),
-    "smollm3": Family(defaults={"no_rope_layer_interval": 4, "tie_word_embeddings": True}),
+    "smollm3": Family(windows="unturned"),
     "granite": Family(),
     "mixtral": MIXTRAL,
-    "qwen3_moe": Family(qk_norm="head", experts="apart", names={"router": "gate"}, defaults={"head_dim": 128}),
+    "qwen3_moe": Family(qk_norm="head", windows="all", experts="apart", names={"router": "gate"}),
     "gpt_oss": GPT_OSS,
     "deepseek_v2": DEEPSEEK_V2,
-    "deepseek_v3": DEEPSEEK_V2._replace(
-        router="sigmoid",
-        defaults={
-            **DEEPSEEK_V2.defaults,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 3,
-            "n_group": 8,
-            "topk_group": 4,
-            "topk_method": "noaux_tc",
-            "norm_topk_prob": True,
-            "routed_scaling_factor": 2.5,
-        },
-    ),
+    "deepseek_v3": DEEPSEEK_V2._replace(router="sigmoid"),
     "glm": GLM,
     "glm4": GLM._replace(
         norm_behind=True,
@@ -188,8 +145,10 @@ MISSING: dict[str, tuple[str, str]] = {
     "jamba": ("mixtral", "state spaces in most layers"),
     "llama4": ("mixtral", "attention to chunks, shared experts, sigmoids of the router's scores"),
     "llama4_text": ("mixtral", "attention to chunks, shared experts, sigmoids of the router's scores"),
+    "llava": ("llama", "text within text_config, names of such tensors"),
     "mamba": ("llama", "state spaces in the place of attention"),
     "mamba2": ("llama", "state spaces in the place of attention"),
+    "mistral3": ("mistral", "text within text_config, names of such tensors"),
     "nemotron": ("llama", "LayerNorm, MLP without a gate"),
     "olmo": ("olmo2", "LayerNorm without weights"),
     "olmoe": ("qwen3_moe", "norms of all heads together beside experts, clipped queries, keys and values"),

@@ -15,6 +15,9 @@ from jaxtyping import Array, Float
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.layers import Linear, RMSNorm, product
 
+EPS = 1e-6
+"""Of norms within attention, whatever `rms_norm_eps` says."""
+
 
 class LatentAttention(nnx.Module):
     """Projections around an attention function that is given with each call."""
@@ -30,12 +33,12 @@ class LatentAttention(nnx.Module):
         of_queries = self.heads * (self.turning + self.fixed)
         if inner:
             self.q_a_proj = Linear(size, inner, bias=config.qkv_bias, **options)
-            self.q_a_layernorm = RMSNorm(inner, config, dtype)
+            self.q_a_layernorm = RMSNorm(inner, config, dtype, EPS)
             self.q_b_proj = Linear(inner, of_queries, **options)
         else:
             self.q_proj = Linear(size, of_queries, **options)
         self.kv_a_proj_with_mqa = Linear(size, config.head_dim, bias=config.qkv_bias, **options)
-        self.kv_a_layernorm = RMSNorm(rank, config, dtype)
+        self.kv_a_layernorm = RMSNorm(rank, config, dtype, EPS)
         self.kv_b_proj = Linear(rank, self.heads * (self.fixed + config.v_head_dim), **options)
         self.o_proj = Linear(self.heads * config.v_head_dim, size, bias=config.out_bias, **options)
         self.inner, self.sinks = inner, None

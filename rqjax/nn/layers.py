@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from rqjax.arrays.planes import never_true
 from rqjax.core import platforms
 from rqjax.nn.config import DecoderConfig
-from rqjax.nn.families import GELU
+from rqjax.nn.families import ACTIVATIONS
 
 
 def product(
@@ -53,8 +53,8 @@ class Embedding(nnx.Module):
 class RMSNorm(nnx.Module):
     """x / rms(x) times w, in Gemma times 1 + w (Zhang & Sennrich, 2019)."""
 
-    def __init__(self, dim: int, config: DecoderConfig, dtype: DTypeLike):
-        self.offset, self.eps = float(config.traits.unit_offset), config.rms_norm_eps
+    def __init__(self, dim: int, config: DecoderConfig, dtype: DTypeLike, eps: float | None = None):
+        self.offset, self.eps = float(config.traits.unit_offset), config.rms_norm_eps if eps is None else eps
         self.weight = nnx.Param(jnp.full(dim, 1 - self.offset, dtype))
 
     def __call__(self, x: Float[Array, "*n dim"]) -> Float[Array, "*n dim"]:
@@ -71,10 +71,7 @@ class MLP(nnx.Module):
         self.gate_proj = Linear(size, inner, bias=bias, rngs=rngs, dtype=dtype)
         self.up_proj = Linear(size, inner, bias=bias, rngs=rngs, dtype=dtype)
         self.down_proj = Linear(inner, size, bias=bias, rngs=rngs, dtype=dtype)
-        self.tanh = config.traits.activation == GELU
+        self.activation = config.activation
 
     def __call__(self, x: Float[Array, "*n size"]) -> Float[Array, "*n size"]:
-        gate = self.gate_proj(x)
-        return self.down_proj(
-            (jax.nn.gelu(gate, approximate=True) if self.tanh else jax.nn.silu(gate)) * self.up_proj(x)
-        )
+        return self.down_proj(ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x))

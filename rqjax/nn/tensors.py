@@ -1,7 +1,8 @@
 """Where a decoder's parameters lie in the tensors of Hugging Face's checkpoints."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +14,7 @@ from jaxtyping import Array, BFloat16, UInt8
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.families import GATE_UP
 
-PREFIXES = ("model.", "language_model.model.", "model.language_model.")
-"""Of the decoder's tensors; those of models that also see come last."""
-OTHERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-"""Prefixes of tensors that are no part of the decoder."""
+EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 TURNED = {"q_proj", "k_proj", "q_b_proj", "kv_a_proj_with_mqa"}
 """Modules whose rows turn by positions."""
 
@@ -132,16 +130,23 @@ Parameters = Mapping[tuple[Any, ...], tuple[int, ...]]
 def read(
     place: Place | Packed, files: Mapping[str, Any], shape: tuple[int, ...], index: Any, dtype: DTypeLike | None
 ) -> np.ndarray:
-    """What is at an index of a parameter, in a dtype, or in that of the file. It is filled piece by piece, and begins
-    where JAX can take it without a copy: on a CPU there is no second one of a tensor."""
+    """What is at an index of a parameter, in a dtype, or in that of the file, if it is one to compute in. It is filled
+    piece by piece, and begins where JAX can take it without a copy: on a CPU there is no second one of a tensor."""
     index = (*index, *[slice(None)] * (len(shape) - len(index)))
     bounds = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
     out = None
     for at, piece in place.pieces(files, bounds):
-        out = _aligned([high - low for low, high in bounds], dtype or piece.dtype) if out is None else out
+        out = _aligned([high - low for low, high in bounds], dtype or _wide(piece.dtype)) if out is None else out
         out[at] = piece
     assert out is not None
     return out
+
+
+def _wide(dtype: np.dtype) -> DTypeLike:
+    """A dtype to compute in; bfloat16 holds all numbers of 8 bits."""
+    if dtype.itemsize == 1:
+        return jnp.bfloat16
+    return dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.float32
 
 
 def _aligned(shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
@@ -153,7 +158,7 @@ def _aligned(shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
 
 
 def places(
-    config: DecoderConfig, shapes: Parameters, prefix: str = PREFIXES[0], head: str = ""
+    config: DecoderConfig, shapes: Parameters, prefix: str = "model.", head: str = ""
 ) -> dict[tuple[Any, ...], Place | Packed]:
     """The place of each parameter, by its path in the decoder.
 
@@ -207,31 +212,49 @@ def _interleaved(config: DecoderConfig, module: str) -> np.ndarray:
 def found(
     config: DecoderConfig, shapes: Parameters, tensors: Mapping[str, Any], folder: Path
 ) -> dict[tuple[Any, ...], Place | Packed]:
-    """The places of parameters in the tensors of a folder, if it holds all of them, of the right shapes, and no
-    others."""
-    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[0])
-    head = prefix.removesuffix("model.") if prefix == PREFIXES[1] else ""
+    """The places of parameters in the tensors of a folder, if it holds all of them, of the right shapes."""
+    prefix, head = _prefix(tensors, EMBEDDINGS, "norm.weight"), _prefix(tensors, HEAD)
     those = places(config, shapes, prefix, head)
     for path, place in those.items():
         if isinstance(place, Packed) and f"{place.name}_blocks" in tensors:
             those[path] = place._replace(mxfp4=True)
+    tied = f"{prefix}{EMBEDDINGS}", f"{head}{HEAD}"
+    if config.tie_word_embeddings and tied[0] not in tensors and tied[1] in tensors:
+        those["embed_tokens", "weight"] = those["embed_tokens", "weight"]._replace(names=tied[1:])
     wanted = {name: shape for place in those.values() for name, shape in place.tensors.items()}
     missing = [name for name in wanted if name not in tensors]
     if missing:
         raise ValueError(f"{folder} has no tensor {missing[0]!r}" + _more(missing))
-    known = {*wanted, f"{head}lm_head.weight"}  # which many files hold beside the embeddings it is tied to
-    count = config.num_hidden_layers
-    others = OTHERS + tuple(f"{prefix}layers.{count + i}." for i in range(config.num_nextn_predict_layers))
-    extra = [n for n in tensors if n not in known and not n.startswith(others) and not n.endswith("inv_freq")]
-    if extra:
-        raise ValueError(
-            f"{folder} has a tensor {sorted(extra)[0]!r} that its config.json has no use for" + _more(extra)
-        )
+    known = {*wanted, *tied}  # many files hold the head beside the embeddings that it is tied to
+    others = tuple(f"{prefix}layers.{config.num_hidden_layers + i}." for i in range(config.num_nextn_predict_layers))
+    own = [name for name in tensors if name.startswith(prefix) and not name.startswith(others)]
+    if extra := sorted(name for name in own if name not in known and not name.endswith("inv_freq")):
+        warnings.warn(f"{folder}: tensor {extra[0]!r}{_more(extra)} are not read: no module has them", stacklevel=3)
     for name, expected in wanted.items():
         shape = tuple(tensors[name].get_shape(name))
         if shape != expected:
             raise ValueError(f"{folder}: expected tensor {name!r} of shape {expected}, got {shape}")
     return those
+
+
+def _prefix(tensors: Iterable[str], *anchors: str) -> str:
+    """What stands before the name of the first anchor that is there; names of parts that also see are longer."""
+    for anchor in anchors:
+        if found := [name for name in tensors if f".{name}".endswith(f".{anchor}")]:
+            return min(found, key=len).removesuffix(anchor)
+    return "model." if anchors[0] == EMBEDDINGS else ""
+
+
+def untied(tensors: Mapping[str, Any]) -> bool:
+    """Whether files hold embeddings and a head that differ, which a config that ties them does not change."""
+    names = f"{_prefix(tensors, EMBEDDINGS)}{EMBEDDINGS}", f"{_prefix(tensors, HEAD)}{HEAD}"
+    if not all(name in tensors for name in names):
+        return False
+    shapes = [tuple(tensors[name].get_shape(name)) for name in names]
+    if shapes[0] != shapes[1]:
+        return True
+    each = [Place((name,), 0, shapes[0], None).pieces(tensors, [(0, size) for size in shapes[0]]) for name in names]
+    return any(not np.array_equal(one, other) for (_, one), (_, other) in zip(*each, strict=True))
 
 
 def joined(weights: Mapping[tuple[Any, ...], Array], config: DecoderConfig) -> dict[str, Array]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.arrays.planes import materialized
+from rqjax.core.checks import check_positive
 from rqjax.core.pytree import CLASSES
 from rqjax.core.registry import unknown_name
 
@@ -26,7 +27,9 @@ KINDS = {
     "longrope": ("short_factor", "long_factor", "factor", "original_max_position_embeddings", "attention_factor"),
 }
 """The scalings, and the fields of `config.json` that each has."""
-BY_LENGTH = {"dynamic"}
+UNNAMED = {"none", "yarn_untruncated"}
+"""Kinds that no `rope_type` names."""
+BY_LENGTH = ["dynamic"]
 """Scalings that turn keys anew as a text grows, which keys in a cache cannot be."""
 DEFAULTS: dict[str, float | None] = {"beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": None}
 """Of fields that may be missing."""
@@ -70,7 +73,9 @@ class Rope:
             raise ValueError(f"expected factors {KINDS[self.kind]} of a rope of kind {self.kind!r}, got {self.factors}")
 
     @classmethod
-    def parse(cls, theta: float, scaling: Mapping[str, Any] | None, share: float = 1.0, *, long: bool = True) -> "Rope":
+    def parse(
+        cls, theta: float | int, scaling: Mapping[str, Any] | None, share: float | int = 1.0, *, long: bool = True
+    ) -> "Rope":
         """From `rope_theta`, `rope_scaling` and `partial_rotary_factor` of a Hugging Face config.
 
         LongRoPE (Ding et al., 2024, arXiv:2402.13753) turns texts that are `long`, beyond the original length, by other
@@ -80,27 +85,33 @@ class Rope:
           ValueError: an unknown scaling, or one of its fields is missing.
         """
         scaling = scaling or {}
+        theta, share = float(theta), float(share)
         kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if kind not in KINDS:
+        named = [name for name in KINDS if name not in UNNAMED]
+        if kind not in named:
             reason = " (its frequencies depend on how long the text is)" if kind in BY_LENGTH else ""
-            raise ValueError(f"unsupported rope_type {kind!r} in config.json{reason}; supported: {', '.join(KINDS)}")
-        fields = {**DEFAULTS, **{name: value for name, value in scaling.items() if value is not None}}
-        missing = [name for name in KINDS[kind] if name not in fields]
+            raise ValueError(f"unsupported rope_type {kind!r} in config.json{reason}; supported: {', '.join(named)}")
+        fields = {**DEFAULTS, **{name: value for name, value in scaling.items() if value or name not in DEFAULTS}}
+        missing = [name for name in KINDS[kind] if fields.get(name) is None and name not in DEFAULTS]
         if missing:
             raise ValueError(f"config.json has no {missing[0]!r} for its rope_type {kind!r}")
+        given = {*KINDS[kind], "mscale", "mscale_all_dim"} - {"short_factor", "long_factor"}
+        fields |= {name: check_positive(name, fields[name]) for name in given if fields.get(name)}
         if kind == "longrope":
             factor, length, longer = (fields[name] for name in KINDS[kind][2:])
             if longer is None:
-                longer = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1
-            divisors = fields["long_factor" if long else "short_factor"]
-            return cls(float(theta), kind, (*map(float, divisors), float(longer)), float(share))
+                longer = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+            name = "long_factor" if long else "short_factor"
+            if not isinstance(fields[name], Sequence):
+                raise ValueError(f"expected {name} to be a list of numbers, got {fields[name]!r}")
+            return cls(theta, kind, (*(check_positive(name, divisor) for divisor in fields[name]), longer), share)
         if kind == "yarn" and not fields.get("truncate", True):
             kind = "yarn_untruncated"
         if KINDS[kind] == YARN and fields["attention_factor"] is None:
             scale, of_all = fields.get("mscale"), fields.get("mscale_all_dim")
             scale, of_all = (scale, of_all) if scale and of_all else (1, 0)
             fields["attention_factor"] = yarn_length(fields["factor"], scale) / yarn_length(fields["factor"], of_all)
-        return cls(float(theta), kind, tuple(float(fields[name]) for name in KINDS[kind]), float(share))
+        return cls(theta, kind, tuple(check_positive(name, fields[name]) for name in KINDS[kind]), share)
 
     def turning(self, dim: int) -> int:
         """How many of `dim` coordinates turn.
@@ -128,7 +139,7 @@ class Rope:
         if self.kind == "llama3":  # long waves are slowed down, short ones are kept, those between are mixed
             factor, low, high, length = self.factors
             waves = length * frequencies / (2 * math.pi)  # in a context of the original length
-            kept = np.clip((waves - low) / (high - low), 0, 1)
+            kept = np.clip((waves - low) / (high - low), 0, 1) if high > low else waves >= low
             frequencies *= kept + (1 - kept) / factor
         if KINDS[self.kind] == YARN:  # the same by the number of the plane (Peng et al. 2023, arXiv:2309.00071)
             factor, length, fast, slow, _ = self.factors
@@ -137,7 +148,7 @@ class Rope:
             if self.kind == "yarn":
                 low, high = math.floor(low), math.ceil(high)
             low, high = max(low, 0), min(high, turning - 1)
-            slowed = np.clip((np.arange(turning // 2) - low) / max(high - low, 0.001), 0, 1)
+            slowed = np.clip((np.arange(turning // 2) - low) / (high - low or 0.001), 0, 1)
             frequencies *= 1 - slowed + slowed / factor
         return frequencies.astype(np.float32)
 

@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from rqjax.core import treefile
 from rqjax.nn import Decoder, DecoderConfig, load_decoder, save_decoder, tensors
 from tests.nn.test_decoder import CHECKPOINTS, FORWARD, fields
 
@@ -93,15 +94,97 @@ def test_parts_of_tensors(monkeypatch):
     assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(found), nnx.state(expected)))
 
 
-def test_the_text_part_of_models_that_see(folder):
-    """Gemma 3's prefixes; other tensors are passed over."""
+def equal(one, other):
+    return jax.tree.all(jax.tree.map(np.array_equal, nnx.state(one), nnx.state(other)))
+
+
+def test_prefixes_of_tensors(folder):
+    """Gemma 3's and those of wrappers; none in base models, as Qwen3-Embedding's; parts that see are passed over."""
     expected = load_decoder(folder)
     tensors = load_file(folder / "model.safetensors")
-    for prefix in ("language_model.model.", "model.language_model."):
+    save_file({name.removeprefix("model."): array for name, array in tensors.items()}, folder / "model.safetensors")
+    assert equal(expected, load_decoder(folder))
+    for prefix in ("language_model.model.", "model.language_model.", "_orig_mod.model."):
         renamed = {prefix + name.removeprefix("model."): array for name, array in tensors.items()}
         save_file({**renamed, "vision_tower.x": np.zeros(2, np.float32)}, folder / "model.safetensors")
-        loaded = load_decoder(folder)
-        assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(expected), nnx.state(loaded)))
+        assert equal(expected, load_decoder(folder))
+
+
+@pytest.mark.parametrize("prefix", ["model.", "language_model.model.", "_orig_mod.model."])
+def test_heads_beside_embeddings(prefix, folder):
+    """Equal ones are one; a config that ties others is wrong; embeddings that are missing are the head."""
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {prefix + name.removeprefix("model."): array for name, array in tensors.items()}
+    embeddings, head = f"{prefix}embed_tokens.weight", f"{prefix.removesuffix('model.')}lm_head.weight"
+    for other, tied in ((renamed[embeddings], True), (renamed[embeddings] * 2, False), (renamed[embeddings][:9], None)):
+        save_file({**renamed, head: other}, folder / "model.safetensors")
+        if tied is None:
+            with pytest.raises(ValueError, match=rf"expected tensor '{head}' of shape \(96, 32\), got \(9, 32\)"):
+                load_decoder(folder)
+            continue
+        decoder = load_decoder(folder)
+        assert (decoder.lm_head is None, decoder.config.tie_word_embeddings) == (tied, tied)
+        if not tied:
+            np.testing.assert_array_equal(decoder.lm_head.weight, other)
+    renamed[head] = renamed.pop(embeddings)
+    save_file(renamed, folder / "model.safetensors")
+    np.testing.assert_array_equal(load_decoder(folder).embed_tokens.weight, renamed[head])
+
+
+def test_tensors_of_no_module_are_named(folder):
+    change(folder, **{"model.extra": np.zeros(2, np.float32), "model.layers.0.self_attn.k_proj.k_scale": np.ones(1)})
+    with pytest.warns(UserWarning, match=r"tensor 'model\.extra', and 1 others are not read: no module has them"):
+        load_decoder(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float64", "float16", "int8", "int32"])
+def test_dtypes_of_tensors(dtype, folder):
+    """All become ones to compute in, with the same numbers; bfloat16 has all of 8 bits."""
+    numbers = (np.random.default_rng(0).normal(size=(48, 32)) * 30).astype(jnp.dtype(dtype))
+    from safetensors.flax import save_file as save_any  # NumPy's does not know those of 8 bits
+
+    tensors = load_file(folder / "model.safetensors")
+    if jnp.dtype(dtype).itemsize == 8:
+        save_file({**tensors, UP: numbers}, folder / "model.safetensors")
+    else:
+        save_any({name: jnp.asarray(x) for name, x in {**tensors, UP: numbers}.items()}, folder / "model.safetensors")
+    weight = load_decoder(folder).layers[0].mlp.up_proj.weight[...]
+    wide = {"float64": "float32", "int32": "float32", "float16": "float16"}
+    assert weight.dtype == wide.get(dtype, "bfloat16")
+    np.testing.assert_array_equal(np.asarray(weight, np.float64), numbers.astype(np.float32).astype(np.float64))
+    assert load_decoder(folder, dtype="float32").layers[0].mlp.up_proj.weight[...].dtype == jnp.float32
+
+
+def test_dtypes_that_numpy_has_not(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header[NORM].update(dtype="F4", shape=[256])
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    with pytest.raises(ValueError, match=r"expected tensor 'model.norm.weight' of shape \(32,\), got \(256,\)"):
+        load_decoder(folder)
+    with pytest.raises(ValueError, match="expected numbers of whole bytes that NumPy has, got dtype 'F4'"):
+        treefile.dtype_of("F4")
+
+
+def test_files_that_are_read(folder):
+    """`model.safetensors` comes before an index that is left of shards, and others are left alone."""
+    expected = load_decoder(folder)
+    zeros = {name: np.zeros_like(x) for name, x in load_file(folder / "model.safetensors").items()}
+    for name in (FIRST, "consolidated.safetensors", "adapter_model.safetensors", "optimizer.safetensors"):
+        save_file(zeros, folder / name)
+    write_index(folder, dict.fromkeys(zeros, FIRST))
+    assert equal(expected, load_decoder(folder))
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "transformers_weights": "optimizer.safetensors"}))
+    assert not load_decoder(folder).norm.weight[...].any()
+    (folder / "config.json").write_text(json.dumps({**fields, "transformers_weights": "../model.safetensors"}))
+    with pytest.raises(ValueError, match=r"config.json names '\.\./model.safetensors', which is no file beside it"):
+        load_decoder(folder)
+    (folder / "config.json").write_text(json.dumps({**fields, "transformers_weights": "lost.safetensors"}))
+    with pytest.raises(FileNotFoundError, match=r"there is no lost.safetensors in .*, which config.json names"):
+        load_decoder(folder)
 
 
 NORM, UP = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
@@ -112,7 +195,6 @@ NORM, UP = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
     [
         ({UP: None}, f"has no tensor '{UP}'$"),
         ({UP: None, NORM: None}, f"has no tensor '{UP}', and 1 others"),
-        ({"model.extra": np.zeros(2, np.float32)}, "has a tensor 'model.extra' that its config.json has no use for"),
         ({NORM: np.zeros(31, np.float32)}, rf"expected tensor '{NORM}' of shape \(32,\), got \(31,\)"),
     ],
 )
@@ -129,7 +211,7 @@ def test_wrong_files(folder, tmp_path):
     with pytest.raises(ValueError, match=r"model.safetensors is not a whole safetensors file"):
         load_decoder(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"there is no .safetensors file in"):
+    with pytest.raises(FileNotFoundError, match=r"there is no model.safetensors or model.safetensors.index.json in"):
         load_decoder(folder)
     index = {"weight_map": {NORM: "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -231,9 +313,14 @@ def test_a_config_that_is_too_deep(folder):
 
 
 def test_turns_end_by_other_tokens_than_texts(folder):
+    """As transformers' `generate` has it: by those of generation_config.json, if it is there, even if it has none."""
     assert load_decoder(folder).config.eos_token_ids == (2,)
-    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 2], "top_p": 0.9}')
-    assert load_decoder(folder).config.eos_token_ids == (7, 2)
+    for text, ids in (('{"eos_token_id": [7, 2]}', (7, 2)), ('{"eos_token_id": null}', ()), ('{"top_p": 0.9}', ())):
+        (folder / "generation_config.json").write_text(text)
+        assert load_decoder(folder).config.eos_token_ids == ids
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(ValueError, match=r"expected eos_token_id to be a whole number from .*, got '</s>'"):
+        load_decoder(folder)
 
 
 def test_names_on_hugging_face_without_the_hub(monkeypatch):

@@ -189,6 +189,10 @@ def test_fields_of_transformers_4():
     assert [rope.theta for rope in parsed.ropes[4:6]] == [1e4, 1e6]
     assert [rope.factors for rope in parsed.ropes[4:6]] == [(), (8.0,)]
     assert DecoderConfig.parse({"model_type": "gemma3", "text_config": gemma}) == DecoderConfig.parse(gemma)
+    outer = {"model_type": "gemma3", "text_config": {**gemma, "final_logit_softcapping": 30.0, "eos_token_id": 1}}
+    parsed = DecoderConfig.parse({**outer, "tie_word_embeddings": False, "eos_token_id": [1, 106]})
+    assert (parsed.logit_softcap, parsed.tie_word_embeddings, parsed.eos_token_ids) == (None, False, (1, 106))
+    assert DecoderConfig.parse({**outer, "eos_token_id": None}).eos_token_ids == (1,)
     mistral = fields(model_type="mistral")
     assert DecoderConfig.parse(mistral).windows == (4096,)
     assert DecoderConfig.parse({**mistral, "sliding_window": None}).windows == (None,)
@@ -229,7 +233,7 @@ LATENT = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_siz
             {"model_type": "qwen2_moe"},
             "unsupported .* 'qwen2_moe': the nearest one is 'qwen3_moe'; missing: a gate",
         ),
-        ({"model_type": "mixtral"}, "config.json has no 'num_local_experts'"),
+        ({"model_type": "mixtral", "num_local_experts": None}, "config.json has no 'num_experts'"),
         (
             {"model_type": "mixtral", **EXPERTS, "num_experts_per_tok": 5},
             "num_experts_per_tok to be .* from 1 to 4, got 5",
@@ -244,13 +248,58 @@ LATENT = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_siz
             "'dynamic' in config.json .its frequencies depend on",
         ),
         ({"rope_scaling": {"rope_type": "linear"}}, "config.json has no 'factor' for its rope_type 'linear'"),
-        ({"layer_types": ["full_attention"] * 2}, "expected layer_types of 1"),
-        ({"hidden_act": "relu"}, "expected hidden_act 'silu' in config.json, got 'relu'"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"] * 2}, "expected layer_types of 1"),
+        (
+            {"model_type": "qwen2", "layer_types": "full"},
+            "expected layer_types to be a list in config.json, got 'full'",
+        ),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "expected use_sliding_window and a sliding_w"),
+        ({"hidden_act": "xielu"}, "unknown activation .hidden_act of config.json. 'xielu'; .*known: gelu, .* silu"),
+        ({"is_causal": False}, "expected causal attention, got is_causal false or use_bidirectional_attention"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "expected causal attention, got"),
+        ({"per_layer_config": {"0": {}}}, "expected layers of one size, got a per_layer_config"),
+        ({"attention_bias": None}, "config.json has no 'attention_bias'"),
+        ({"attention_bias": 1}, "expected attention_bias to be true or false in config.json, got 1"),
+        ({"rms_norm_eps": "1e-5"}, "expected rms_norm_eps to be a positive number, got '1e-5'"),
+        ({"rope_theta": "500000"}, "expected rope_theta to be a positive number, got '500000'"),
+        ({"rope_scaling": [1]}, r"expected rope_scaling to be an object in config.json, got \[1\]"),
+        ({"rope_scaling": {"type": None}}, "unsupported rope_type None in config.json"),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "'linear' .*; supported: default, su",
+        ),
+        ({"rope_scaling": {"type": "none"}}, "unsupported rope_type 'none' in config.json"),
+        ({"rope_scaling": {"type": "linear", "factor": "4"}}, "expected factor to be a positive number, got '4'"),
+        (
+            {"rope_scaling": {"type": "longrope", "factor": 2.0, "long_factor": [], "short_factor": 3.0}},
+            "expected short_factor to be a list of numbers, got 3.0",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "expected rope_parameters of all layers alike in config.json, got some of 'full_attention'",
+        ),
+        (
+            {"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "expected no partial_rotary_factor beside a rope_type 'linear', got 0.5",
+        ),
+        (
+            {"model_type": "gemma3", "text_config": {}, "quantization_config": {"quant_method": "gptq"}},
+            "quantized weights are not supported",
+        ),
+        (
+            {"model_type": "gemma3", "text_config": [1]},
+            r"expected text_config to be an object in config.json, got \[1\]",
+        ),
         ({"quantization_config": {}}, "quantized weights are not supported"),
         ({"model_type": "gemma3"}, "config.json has no 'text_config'"),
-        ({"model_type": "deepseek_v3", **LATENT, "rope_interleave": False}, "expected rope_interleave True"),
+        ({"model_type": "deepseek_v3", **LATENT, "rope_interleave": False}, "expected rope_interleave true"),
         ({"model_type": "deepseek_v3", **LATENT, "kv_lora_rank": 0}, "expected kv_lora_rank to be .* from 1"),
-        ({"model_type": "deepseek_v3", **LATENT, "n_group": 3}, "expected a multiple of n_group 3 experts, got 8"),
+        ({"model_type": "deepseek_v3", **LATENT, "n_group": 3}, "expected a multiple of n_group 3 experts, .*, got 8"),
+        ({"model_type": "deepseek_v3", **LATENT, "n_group": 8}, "expected .* 8 experts, 2 or more a group, got 8"),
+        (
+            {"model_type": "deepseek_v2", **LATENT, "topk_method": "best"},
+            "expected topk_method greedy or .*, got 'best'",
+        ),
     ],
 )
 def test_configs_that_are_refused(changes, message):

@@ -81,3 +81,54 @@ def test_a_rope_that_does_not_fit():
         rqjax.Rope(1e4, "llama")
     with pytest.raises(ValueError, match=r"expected factors .*'factor',.* of a rope of kind 'linear'"):
         rqjax.Rope(1e4, "linear")
+
+
+def by_definition(kind, theta, dim, fields):
+    """Frequencies in float64, plane by plane."""
+    out = []
+    for i in range(dim // 2):
+        frequency = theta ** (-2 * i / dim)
+        turns = fields.get("original_max_position_embeddings", 1) * frequency / (2 * math.pi)
+        if kind == "linear":
+            frequency /= fields["factor"]
+        if kind == "longrope":
+            frequency /= fields["long_factor"][i]
+        if kind == "llama3":
+            low, high = fields["low_freq_factor"], fields["high_freq_factor"]
+            slow = frequency / fields["factor"]
+            share = 0 if turns < low else 1 if turns > high else (turns - low) / (high - low)
+            frequency = share * frequency + (1 - share) * slow
+        if kind == "yarn":  # where a plane of so many turns would lie; between the two the share of the slow one grows
+            length, log = fields["original_max_position_embeddings"], math.log(theta)
+            first, last = (
+                dim * math.log(length / (2 * math.pi * fields.get(name, usual))) / (2 * log)
+                for name, usual in (("beta_fast", 32), ("beta_slow", 1))
+            )
+            if fields.get("truncate", True):
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, dim - 1)
+            share = min(max((i - first) / (last - first), 0), 1)
+            frequency *= 1 - share + share / fields["factor"]
+        out.append(frequency)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("theta", "fields"),
+    [
+        (1e4, {"rope_type": "default"}),
+        (1e6, {"rope_type": "linear", "factor": 8.0}),
+        (5e5, {"rope_type": "llama3", **LLAMA3}),
+        (1e4, {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}),
+        (1e6, YARN),
+        (150_000, {**YARN, "factor": 32.0, "truncate": False, "beta_fast": 16, "beta_slow": 2}),
+        (1e4, {"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 64, "short_factor": []}),
+    ],
+)
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_frequencies_are_those_of_the_papers(theta, fields, share):
+    dim = int(64 * share)
+    if fields["rope_type"] == "longrope":
+        fields = {**fields, "long_factor": np.linspace(1, 9, dim // 2).tolist()}
+    found = rqjax.Rope.parse(theta, fields, share).frequencies(64)
+    np.testing.assert_allclose(found, by_definition(fields["rope_type"], theta, dim, fields), rtol=1e-6)
