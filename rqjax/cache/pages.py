@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from rqjax.cache.kv import KVCache, over
 from rqjax.cache.requantize import requantize
 from rqjax.cache.strategies import Strategy
 from rqjax.cache.truncate import truncate
-from rqjax.core import treefile
+from rqjax.core import check_text, treefile
 from rqjax.core.mesh import fetched
 from rqjax.scoring.tiles import PAGE
 
@@ -233,5 +233,5 @@ def _copied_page(cache: KVCache, page: Array, to: Array) -> KVCache:
     return dataclasses.replace(cache, keys=copied(cache.keys), values=copied(cache.values))
 
 
-def as_text(tokens: Iterable[SupportsIndex]) -> np.ndarray:
-    return np.asarray(tokens if isinstance(tokens, np.ndarray | jax.Array) else list(tokens), np.int64)
+def as_text(tokens: Any) -> np.ndarray:
+    return check_text(tokens).astype(np.int64)

@@ -147,8 +147,11 @@ def test_only_the_likeliest_tokens_are_sampled():
             ([1] * 400, {"max_tokens": 200}),
             "a prompt of 400 tokens and 200 more do not fit in the 512 tokens of a slot",
         ),
-        (([1, 96], {"max_tokens": 1}), "expected tokens from 0 to 95, got 1 to 96"),
-        (([1], {"max_tokens": 1, "top_p": 0.0}), "expected temperature >= 0 and 0 < top_p <= 1, got 1.0 and 0.0"),
+        (([1, 96], {"max_tokens": 1}), r"expected tokens from 0 to 95, got \[1, 96\]"),
+        (
+            ([1], {"max_tokens": 1, "top_p": 0.0}),
+            "expected 1e6 >= temperature >= 0 and 0 < top_p <= 1, got 1.0 and 0.0",
+        ),
         (([1], {"max_tokens": 0}), "expected max_tokens to be a whole number from 1"),
     ],
 )
