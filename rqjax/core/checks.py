@@ -78,9 +78,10 @@ def _objects(x: Any) -> np.ndarray | None:
     """Nested sequences of whole numbers as an array; None if they are none."""
     try:
         found = np.array([*x], object)
-        whole = [operator.index(i) for i in found.flat if not isinstance(i, bool | np.bool_)]
-        return np.array(whole, object).reshape(found.shape)
-    except (TypeError, ValueError):
+        if any(isinstance(i, bool | np.bool_) for i in found.flat):
+            return None
+        return np.array([operator.index(i) for i in found.flat], object).reshape(found.shape)
+    except TypeError:
         return None
 
 
