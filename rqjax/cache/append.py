@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32, pick, put
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
@@ -27,8 +27,8 @@ def append(
     k: Tokens,
     v: Tokens | None = None,
     *,
-    valid: Int[Array | np.ndarray, "..."] | None = None,
-    slots: Int[Array | np.ndarray, "..."] | None = None,
+    valid: Shaped[Array | np.ndarray, "..."] | None = None,
+    slots: Shaped[Array | np.ndarray, "..."] | None = None,
 ) -> KVCache:
     """Appends keys and values of one token or of a chunk to every sequence.
 
@@ -83,7 +83,7 @@ def checked_valid(valid: Any, batch: int, time: int) -> Int[Array, "batch"]:
     return jnp.asarray(check_ints("valid", valid, time, (batch,)))
 
 
-def checked_slots(cache: KVCache, slots: Int[Array | np.ndarray, "..."] | None) -> Int[Array, "some"] | None:
+def checked_slots(cache: KVCache, slots: Shaped[Array | np.ndarray, "..."] | None) -> Int[Array, "some"] | None:
     """Which sequences of a cache are meant, None for all of them."""
     if slots is None:
         return None

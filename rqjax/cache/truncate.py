@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.arrays.planes import put
 from rqjax.cache.append import checked_slots
@@ -18,9 +18,9 @@ from rqjax.scoring import rules, tiles
 
 def truncate(
     cache: KVCache,
-    lengths: Int[Array | np.ndarray, "..."],
+    lengths: Shaped[Array | np.ndarray, "..."],
     *,
-    slots: Int[Array | np.ndarray, "..."] | None = None,
+    slots: Shaped[Array | np.ndarray, "..."] | None = None,
 ) -> KVCache:
     """The cache without the newest tokens of each sequence.
 

@@ -44,10 +44,11 @@ def check_ints(
     found = check_whole(name, x)
     if shape not in (None, found.shape):
         raise ValueError(f"expected {name} to be whole numbers of shape {shape}, got {found.shape}")
-    known = high is not None and not is_traced(x) and not is_traced(high)
-    if known and not ((found >= 0) & (found <= high)).all():
-        got = found.tolist() if found.size <= 16 else f"{found.min()} to {found.max()}"
-        raise ValueError(f"expected {name} from 0 to {np.asarray(high).tolist()}, got {got}")
+    if high is not None and not is_traced(x) and not is_traced(high):
+        most = np.asarray(high)  # not jax's: it would narrow what it is compared with
+        if not ((found >= 0) & (found <= most)).all():
+            got = found.tolist() if found.size <= 16 else f"{found.min()} to {found.max()}"
+            raise ValueError(f"expected {name} from 0 to {most.tolist()}, got {got}")
     return (x if isinstance(x, jax.Array) else np.clip(found, -(2**31), 2**31 - 1)).astype(np.int32)
 
 

@@ -137,7 +137,7 @@ class Decoder(nnx.Module):
 
         Args:
           tokens: whole numbers (batch, time), after those that the caches hold. Caches take none that the vocabulary
-            does not have; under jit, where this is not known, and without caches the logits after it are NaN.
+            does not have; under jit, where this is not known, and without caches the logits of its text are NaN.
           caches: one for each layer, of `caches`; without them attention is exact, over these tokens alone.
           valid: how many tokens of each sequence count, the last ones (padding is on the left); needs caches.
           slots: of caches with pages, which of their sequences these are; all, if not given.

@@ -67,7 +67,7 @@ def generate(
     try:
         jax.random.fold_in(key, 0)
     except (TypeError, ValueError):
-        raise ValueError(f"expected one key of jax.random.key, got {key!r}") from None
+        raise ValueError(f"expected one key of jax.random.key, got {type(key).__name__} {np.shape(key)}") from None
     held, room = int(caches[0].lengths[0]), min(cache.max_len for cache in caches)
     _check_room(held + len(text), room)
 
