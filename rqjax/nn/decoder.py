@@ -110,6 +110,15 @@ class Decoder(nnx.Module):
     """Tokens to logits.
 
     The weights' dtype is that of the computation; norms, rotary angles, attention and logits are of float32.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from rqjax.nn import load_decoder
+      >>> decoder = load_decoder("results/models/qwen2-d64")
+      >>> caches = decoder.caches("eden_4", jax.random.key(0), batch=1, max_len=256)
+      >>> logits, caches = decoder(jnp.arange(60, 80)[None], caches, newest=1)
+      >>> (logits.shape, caches[0].lengths.tolist())
+      ((1, 1, 256), [20])
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
