@@ -65,14 +65,15 @@ def test_tokens_are_those_of_each_alone(decoder, strategy):
 
 
 def test_the_text_admitted_last_gives_its_pages_back(decoder):
-    """Three texts need three pages, of which there are two: the youngest is made again when another is done."""
+    """Three texts need three pages, of which there are two: the youngest is made again, before a fourth, when another
+    is done."""
     engine = Engine(decoder, "float32", KEY, pages=2, slots=3, max_len=256, chunk=128, **OPTIONS)
-    ids = [engine.submit(text(i, 30), max_tokens=14, seed=i) for i in range(3)]
+    ids = [engine.submit(text(i, 30), max_tokens=14, seed=i) for i in range(4)]
     events = []
     while engine.running + engine.waiting:
         events += engine.step()
     assert [event.id for event in events if event.done] == ids
-    assert engine.begun == 4
+    assert engine.begun == 5
     for i, id in enumerate(ids):
         assert [event.token for event in events if event.id == id] == alone(decoder, "float32", text(i, 30), 14, seed=i)
 

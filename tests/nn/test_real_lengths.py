@@ -27,7 +27,7 @@ def checkpoint(request):
 
 def logits_in_pieces(model, tokens, size):
     caches = model.caches("float32", KEY, 1, 1024)
-    assert {(cache.window, cache.sinks, cache.exact_keys.dtype) for cache in caches} == {(128, 4, np.float32)}
+    assert {(cache.window, cache.sinks, cache.exact_keys.dtype.name) for cache in caches} == {(128, 4, "float32")}
     parts = []
     for part in np.split(tokens, range(size, tokens.shape[1], size), axis=1):
         logits, caches = STEP(model, part, caches)
