@@ -236,6 +236,7 @@ def test_a_failure_loses_nothing(decoder, monkeypatch, when):
             failed += 1
             assert engine.running == 0
     assert failed == 4
+    assert [event.id for event in events if event.done] == ids
     for i, (id, prompt) in enumerate(zip(ids, prompts, strict=True)):
         made = [event.token for event in events if event.id == id]
         assert made == alone(decoder, "float32", prompt, 5, seed=i)
