@@ -2,16 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32, pick, put
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
-from rqjax.core import check_int, is_traced, operation
+from rqjax.core import check_int, check_ints, is_traced, operation
 from rqjax.scoring import rules
 from rqjax.scoring.tiles import PAGE
 
@@ -26,8 +27,8 @@ def append(
     k: Tokens,
     v: Tokens | None = None,
     *,
-    valid: Int[Array | np.ndarray, "..."] | None = None,
-    slots: Int[Array | np.ndarray, "..."] | None = None,
+    valid: Shaped[Array | np.ndarray, "..."] | None = None,
+    slots: Shaped[Array | np.ndarray, "..."] | None = None,
 ) -> KVCache:
     """Appends keys and values of one token or of a chunk to every sequence.
 
@@ -75,27 +76,26 @@ def append(
         return cache
     if valid is None and time > cache.max_len:
         raise ValueError(f"expected at most max_len = {cache.max_len} tokens, got k of {time}")
-    count = jnp.full(batch, time, jnp.int32) if valid is None else jnp.asarray(valid).astype(jnp.int32)
-    if count.shape != (batch,):
-        raise ValueError(f"expected valid of shape ({batch},), got {count.shape}")
+    count = jnp.full(batch, time, jnp.int32) if valid is None else checked_valid(valid, batch, time)
     _check_room(cache.of(slots), count, time)
     return _append(cache, k, v[..., :0] if cache.latent else v, count, slots)
 
 
-def checked_slots(cache: KVCache, slots: Int[Array | np.ndarray, "..."] | None) -> Int[Array, "some"] | None:
+def checked_valid(valid: Any, batch: int, time: int) -> Int[Array, "batch"]:
+    """How many of the last tokens of each sequence count."""
+    return jnp.asarray(check_ints("valid", valid, time, (batch,)))
+
+
+def checked_slots(cache: KVCache, slots: Shaped[Array | np.ndarray, "..."] | None) -> Int[Array, "some"] | None:
     """Which sequences of a cache are meant, None for all of them."""
     if slots is None:
         return None
     if cache.tables is None:
         raise ValueError("slots are of a cache with pages: expected one of KVCache.init(..., pages=)")
-    slots = jnp.asarray(slots)
-    if slots.ndim != 1 or not jnp.issubdtype(slots.dtype, jnp.integer):
-        raise ValueError(f"expected slots to be whole numbers (n,), got {slots.dtype} {slots.shape}")
-    if not is_traced(slots):
-        found, count = np.asarray(slots).tolist(), len(cache.lengths)
-        if len(set(found)) < len(found) or not all(0 <= slot < count for slot in found):
-            raise ValueError(f"expected slots from 0 to {count - 1}, each once, got {found}")
-    return slots
+    slots, traced = check_ints("slots", slots, len(cache.lengths) - 1, (np.size(slots),)), is_traced(slots)
+    if not traced and len(set(slots.tolist())) < len(slots):
+        raise ValueError(f"expected slots that differ, got {slots.tolist()}")
+    return jnp.asarray(slots)
 
 
 def grow(cache: KVCache, max_len: int) -> KVCache:
@@ -229,8 +229,6 @@ def _check_room(cache: KVCache, count: Array, time: int) -> None:
         return
     cache.check()
     counts, lengths = np.asarray(count), np.asarray(cache.lengths)
-    if (counts < 0).any() or (counts > time).any():
-        raise ValueError(f"expected valid to be from 0 to {time}, the tokens of k, got {counts.tolist()}")
     if not np.asarray(has_room(cache, cache.lengths + count)).all() and (lengths + counts <= cache.max_len).all():
         raise ValueError(f"no pages for {(lengths + counts).tolist()} tokens: reserve them before (PagedCache.reserve)")
     if (lengths + counts > cache.max_len).any():

@@ -134,6 +134,8 @@ class KVCache:
             raise ValueError("expected a rope for pre_rope=True, got none")
         if mean is not None and (centered or mean.shape != (kv_heads, dim)):
             raise ValueError(f"expected a mean ({kv_heads}, {dim}) and centered=False, got {mean.shape} and {centered}")
+        if mean is not None and not jnp.issubdtype(mean.dtype, jnp.floating):
+            raise TypeError(f"expected a mean of floating-point numbers, got {mean.dtype}")
         key_mean = jnp.zeros((kv_heads, dim)) if centered else mean
         unit = together(key_quantizer, value_quantizer or key_quantizer)
         tokens, rooms, tables = capacity(max_len, window, sinks, unit), batch, None

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from rqjax.cache.kv import KVCache, over
 from rqjax.cache.requantize import requantize
 from rqjax.cache.strategies import Strategy
 from rqjax.cache.truncate import truncate
-from rqjax.core import check_int, treefile
+from rqjax.core import check_int, check_text, treefile
 from rqjax.core.mesh import fetched
 from rqjax.scoring.tiles import PAGE
 
@@ -268,8 +268,5 @@ def _copied_page(cache: KVCache, page: Array, to: Array) -> KVCache:
     return dataclasses.replace(cache, keys=copied(cache.keys), values=copied(cache.values))
 
 
-def as_text(tokens: Iterable[SupportsIndex]) -> np.ndarray:
-    text = np.asarray(tokens if isinstance(tokens, np.ndarray | jax.Array) else list(tokens))
-    if text.ndim != 1 or (text.size and text.dtype.kind not in "iu"):
-        raise ValueError(f"expected tokens to be whole numbers (n,), got {text.dtype} {text.shape}")
-    return text.astype(np.int64)
+def as_text(tokens: Any) -> np.ndarray:
+    return check_text(tokens).astype(np.int64)

@@ -49,6 +49,9 @@ class Strategy:
     pre_rope: bool = static(default=False)
     """Codes are of keys before rotary positions; needs a rope."""
 
+    def __post_init__(self):
+        _check_options(self.centered, self.turned, self.pre_rope)
+
     @property
     def of_rope(self) -> bool:
         """Whether caches need the rope of their layer, and take keys and queries before rotary positions."""
@@ -132,6 +135,12 @@ names there (V2: affine groups of 64; V3: Lloyd-Max), and QJL with an orthogonal
 one."""
 
 
+def _check_options(centered: bool = False, turned: bool = False, pre_rope: bool = False) -> None:
+    if turned and (centered or pre_rope):
+        other = "+centered+pre_rope, whose mean does not turn" if pre_rope else "either of +centered and +turned"
+        raise ValueError(f"expected {other}, got +turned and {'+pre_rope' if pre_rope else '+centered'}")
+
+
 OPTIONS = ("centered", "turned", "pre_rope")
 """What may stand behind a name, after a "+"."""
 
@@ -142,7 +151,7 @@ def strategy(name: str, key: Array, dim: int, *, latent: int | None = None) -> S
     A name is one of `STRATEGIES`, or an entry of `METHODS`, with `_<bits>` behind it for other than 4 bits
     ("rotorquant_3"). "a/b" takes the keys of a and the values of b. Behind it, "+centered" subtracts the mean key; for
     layers with rotary positions, whose caches then take keys before they turn, "+turned" subtracts their mean, turned
-    to each position, and "+pre_rope" encodes them so.
+    to each position, and "+pre_rope" encodes them so; "+centered+pre_rope" without their mean.
 
     Args:
       name: of the strategy.
@@ -153,6 +162,7 @@ def strategy(name: str, key: Array, dim: int, *, latent: int | None = None) -> S
 
     Raises:
       UnknownName: there is no such strategy; the nearest names are given.
+      ValueError: options contradict each other.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -193,7 +203,9 @@ def parsed(name: str) -> tuple[list[str], dict[str, Any]]:
     names = base.split("/")
     if len(names) > 2:
         raise ValueError(f"expected a strategy, or one for keys and one for values with '/' between, got {name!r}")
-    return names, dict.fromkeys(options, True)
+    found = dict.fromkeys(options, True)
+    _check_options(**found)
+    return names, found
 
 
 def checked(name: str) -> tuple[list[str], dict[str, Any]]:

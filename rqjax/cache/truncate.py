@@ -6,21 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.arrays.planes import put
 from rqjax.cache.append import checked_slots
 from rqjax.cache.coded import decoded_page
 from rqjax.cache.kv import KVCache, over
-from rqjax.core import is_traced, operation
+from rqjax.core import check_ints, operation
 from rqjax.scoring import tiles
 
 
 def truncate(
     cache: KVCache,
-    lengths: Int[Array | np.ndarray, "..."],
+    lengths: Shaped[Array | np.ndarray, "..."],
     *,
-    slots: Int[Array | np.ndarray, "..."] | None = None,
+    slots: Shaped[Array | np.ndarray, "..."] | None = None,
 ) -> KVCache:
     """The cache without the newest tokens of each sequence.
 
@@ -43,15 +43,10 @@ def truncate(
       >>> rqjax.truncate(cache, jnp.array([296])).lengths.tolist()
       [296]
     """
-    slots, lengths = checked_slots(cache, slots), jnp.asarray(lengths)
+    slots = checked_slots(cache, slots)
     some = cache.lengths if slots is None else cache.lengths[slots]
-    if lengths.shape != some.shape or not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ValueError(f"expected lengths to be whole numbers {some.shape}, got {lengths.dtype} {lengths.shape}")
-    if not is_traced(lengths) and not is_traced(some):
-        found, most = np.asarray(lengths).tolist(), np.asarray(some).tolist()
-        if not all(0 <= length <= limit for length, limit in zip(found, most, strict=True)):
-            raise ValueError(f"expected lengths from 0 to those of the cache, {most}, got {found}")
-    return _truncate(cache, lengths.astype(jnp.int32), slots)
+    lengths = check_ints("lengths", lengths, some, some.shape)
+    return _truncate(cache, jnp.asarray(lengths), slots)
 
 
 @operation

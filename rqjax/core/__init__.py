@@ -4,7 +4,9 @@ from rqjax.core.checks import (
     check_data as check_data,
     check_floats as check_floats,
     check_int as check_int,
+    check_ints as check_ints,
     check_positive as check_positive,
+    check_text as check_text,
     check_vectors as check_vectors,
     is_traced as is_traced,
 )

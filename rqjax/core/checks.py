@@ -2,13 +2,16 @@
 
 import math
 import numbers
+import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree
+
+from rqjax.core.mesh import fetched
 
 
 def check_vectors(x: Any, dim: int) -> Array:
@@ -38,6 +41,58 @@ def check_positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
         raise ValueError(f"expected {name} to be a positive number, got {value!r}")
     return float(value)
+
+
+def check_ints(
+    name: str, x: Any, high: Any = None, shape: tuple[int, ...] | None = None
+) -> Int[Array | np.ndarray, "..."]:
+    """`x` in int32, if it is whole numbers of a shape from 0 to `high`; any shape and any numbers if None.
+
+    Under jit numbers are not known, only their kind and shape.
+    """
+    found = check_whole(name, x)
+    if shape not in (None, found.shape):
+        raise ValueError(f"expected {name} to be whole numbers of shape {shape}, got {found.shape}")
+    if high is not None and not is_traced(x) and not is_traced(high):
+        most = np.asarray(high)  # not jax's: it would narrow what it is compared with
+        if not ((found >= 0) & (found <= most)).all():
+            got = found.tolist() if found.size <= 16 else f"{found.min()} to {found.max()}"
+            raise ValueError(f"expected {name} from 0 to {most.tolist()}, got {got}")
+    return (x if isinstance(x, jax.Array) else np.clip(found, -(2**31), 2**31 - 1)).astype(np.int32)
+
+
+def check_text(tokens: Any) -> np.ndarray:
+    """Tokens of a text (time,), also if they come as `input_ids` (1, time)."""
+    found = check_whole("tokens", tokens)
+    if found.ndim != 1 and not (found.ndim == 2 and len(found) == 1):
+        raise ValueError(f"expected tokens of one text, (time,) or (1, time), got shape {found.shape}")
+    return found.reshape(-1)
+
+
+def check_whole(name: str, x: Any) -> Any:
+    """An array of integers of any dtype or, of Python's, objects. Floats and booleans are none."""
+    found = None
+    if is_traced(x):
+        found = x
+    elif hasattr(x, "__array__"):
+        found = fetched(x) if isinstance(x, jax.Array) else np.asarray(x)
+    elif not hasattr(x, "keys"):
+        found = _objects(x)
+    if found is None or (found.dtype != object and not jnp.issubdtype(found.dtype, jnp.integer)):
+        got = type(x).__name__ if found is None else found.dtype
+        raise ValueError(f"expected {name} to be whole numbers, got {got}")
+    return found
+
+
+def _objects(x: Any) -> np.ndarray | None:
+    """Nested sequences of whole numbers as an array; None if they are none."""
+    try:
+        found = np.array([*x], object)
+        if any(isinstance(i, bool | np.bool_) for i in found.flat):
+            return None
+        return np.array([operator.index(i) for i in found.flat], object).reshape(found.shape)
+    except TypeError:
+        return None
 
 
 def is_traced(x: Any) -> bool:

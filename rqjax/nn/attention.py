@@ -19,6 +19,14 @@ class CachedAttention(nnx.Module):
     It is called as `flax.nnx.dot_product_attention` is and goes where an `attention_fn` does: with
     `nnx.MultiHeadAttention(..., attention_fn=CachedAttention(cache), decode=False)` each call appends the new tokens
     and attends. The cache is an `nnx.Cache` variable, so `nnx.jit` updates it.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> from rqjax.nn import CachedAttention
+      >>> cache = rqjax.strategy("eden_4", jax.random.key(0), dim=64).cache(1, 2, 256)
+      >>> q, k, v = (jnp.ones((1, 3, heads, 64)) for heads in (8, 2, 2))
+      >>> CachedAttention(cache)(q, k, v).shape
+      (1, 3, 8, 64)
     """
 
     def __init__(self, cache: KVCache, **options: Any):
@@ -66,6 +74,13 @@ def exact_attention(
     """Causal attention of tokens to one another, without a cache; options as in `rqjax.attend`.
 
     Blocks of queries meet only the keys that they see, and their weights are made anew for the gradient.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from rqjax.nn import exact_attention
+      >>> q, k, v = (jnp.ones((1, 3, heads, 64)) for heads in (8, 2, 2))
+      >>> exact_attention(q, k, v, scale=0.125).shape
+      (1, 3, 8, 64)
     """
     time, reach = q.shape[1], sliding_window or q.shape[1]
 

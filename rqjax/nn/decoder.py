@@ -13,11 +13,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
+from rqjax.cache.append import checked_slots, checked_valid
 from rqjax.cache.kv import KVCache
 from rqjax.cache.strategies import Strategy, for_layers
-from rqjax.core import check_int, nbytes
+from rqjax.core import check_int, check_ints, nbytes
 from rqjax.nn.attention import exact_attention
 from rqjax.nn.calibration import calibrated
 from rqjax.nn.compat import jittable, listed
@@ -30,7 +31,8 @@ from rqjax.nn.layers import MLP, Embedding, Linear, RMSNorm, product
 Attend: TypeAlias = Callable[[Array, Array, Array], Array]
 """Attention of a layer: queries, keys and values of the new tokens, (batch, time, heads, head_dim), to outputs. Queries
 and keys are those before rotary positions: `Decoder.turned` turns them."""
-Tokens: TypeAlias = Int[Array | np.ndarray, "batch time"]
+Tokens: TypeAlias = Shaped[Array | np.ndarray, "..."]
+"""Whole numbers (batch, time)."""
 
 
 class Attention(nnx.Module):
@@ -108,6 +110,15 @@ class Decoder(nnx.Module):
     """Tokens to logits.
 
     The weights' dtype is that of the computation; norms, rotary angles, attention and logits are of float32.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from rqjax.nn import load_decoder
+      >>> decoder = load_decoder("results/models/qwen2-d64")
+      >>> caches = decoder.caches("eden_4", jax.random.key(0), batch=1, max_len=256)
+      >>> logits, caches = decoder(jnp.arange(60, 80)[None], caches, newest=1)
+      >>> (logits.shape, caches[0].lengths.tolist())
+      ((1, 1, 256), [20])
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
@@ -127,21 +138,29 @@ class Decoder(nnx.Module):
         tokens: Tokens,
         caches: Sequence[KVCache] | None = None,
         *,
-        valid: Int[Array | np.ndarray, "batch"] | None = None,
-        slots: Int[Array | np.ndarray, "batch"] | None = None,
+        valid: Shaped[Array | np.ndarray, "..."] | None = None,
+        slots: Shaped[Array | np.ndarray, "..."] | None = None,
         newest: int | None = None,
     ) -> tuple[Float[Array, "batch newest vocab"], tuple[KVCache, ...]]:
         """Logits of the token after each, and the caches with the new tokens.
 
         Args:
-          tokens: (batch, time), after those that the caches hold.
+          tokens: whole numbers (batch, time), after those that the caches hold. Caches take none that the vocabulary
+            does not have; under jit, where this is not known, and without caches the logits of its text are NaN.
           caches: one for each layer, of `caches`; without them attention is exact, over these tokens alone.
           valid: how many tokens of each sequence count, the last ones (padding is on the left); needs caches.
           slots: of caches with pages, which of their sequences these are; all, if not given.
           newest: of how many of the last tokens logits are made; of all, if not given.
+
+        Raises:
+          ValueError: tokens, `valid` or `slots` are of another kind, shape or range; the caches are not this decoder's
+            or have no room; or there are fewer tokens than `newest`.
         """
-        tokens = jnp.asarray(tokens)
+        tokens = jnp.asarray(check_ints("tokens", tokens))
+        if tokens.ndim != 2:
+            raise ValueError(f"expected tokens (batch, time), got shape {tokens.shape}")
         batch, time = tokens.shape
+        newest = time if newest is None else check_int("newest", newest, 1, time)
         kept: list[KVCache] = []
 
         def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
@@ -156,17 +175,40 @@ class Decoder(nnx.Module):
             return out
 
         if caches is None:
-            if valid is not None:
-                raise ValueError("valid needs caches")
+            if valid is not None or slots is not None:
+                raise ValueError("valid needs caches" if slots is None else "slots need caches")
             before = jnp.zeros((batch, 1), jnp.int32)
-        elif len(caches) != self.config.num_hidden_layers:
-            raise ValueError(f"expected {self.config.num_hidden_layers} caches, one a layer, got {len(caches)}")
         else:
-            lengths = caches[0].lengths if slots is None else caches[0].lengths[jnp.asarray(slots)]
-            before = (lengths - (0 if valid is None else time - jnp.asarray(valid)))[:, None]
+            self.check_caches(caches, batch if slots is None else None)
+            slots = checked_slots(caches[0], slots)
+            lengths = caches[0].lengths if slots is None else caches[0].lengths[slots]
+            if len(lengths) != batch:
+                raise ValueError(f"expected tokens of {len(lengths)} slots, got {batch} rows")
+            if valid is not None:
+                valid = checked_valid(valid, batch, time)
+                tokens = jnp.where(jnp.arange(time) < time - valid[:, None], 0, tokens)  # padding may be any number
+            check_ints("tokens", tokens, self.config.vocab_size - 1)
+            before = (lengths - (0 if valid is None else time - valid))[:, None]
         positions = before + jnp.arange(time)
         x = self.hidden(tokens, attend)
-        return self.logits(x if newest is None else x[:, time - newest :]), tuple(kept)
+        return self.logits(x[:, time - newest :]), tuple(kept)
+
+    def check_caches(self, caches: Sequence[KVCache], batch: int | None) -> None:
+        """Raises a ValueError for caches of another decoder, or not of `batch` sequences."""
+        config = self.config
+        if len(caches) != config.num_hidden_layers:
+            raise ValueError(f"expected {config.num_hidden_layers} caches, one a layer, got {len(caches)}")
+        wanted = config.num_key_value_heads, config.head_dim
+        for layer, cache in enumerate(caches):
+            sequences, heads, _, dim = cache.exact_keys.shape
+            if (heads, dim) != wanted:
+                raise ValueError(f"expected caches of {wanted[0]} heads of {wanted[1]}, got {heads} of {dim}")
+            if batch not in (None, sequences):
+                raise ValueError(f"expected caches of {batch} sequences, as the tokens, got {sequences}")
+            if cache.latent and not config.kv_lora_rank:
+                raise ValueError(f"expected caches with values, got latent ones in layer {layer}")
+            if cache.rope not in (None, config.ropes[layer]):
+                raise ValueError(f"expected caches with {config.ropes[layer]} in layer {layer}, got {cache.rope}")
 
     def hidden(
         self, tokens: Tokens, attend: Callable[[int, Array, Array, Array], Array]

@@ -1,27 +1,23 @@
 """Many texts from one decoder at a time: continuous batching over a paged cache."""
 
-import hashlib
+import functools
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex
+from collections.abc import Sequence
+from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Array
 
-from rqjax.cache.kv import KVCache
 from rqjax.cache.paged import PagedCache
 from rqjax.cache.pages import CHUNK, NoRoom
-from rqjax.cache.requantize import requantize
 from rqjax.cache.strategies import Strategy
-from rqjax.core import check_int, nbytes
+from rqjax.core import check_int
 from rqjax.nn.decoder import Decoder
+from rqjax.nn.degrade import level
 from rqjax.nn.requests import Event, Request
-from rqjax.nn.sampling import next_tokens, padded
+from rqjax.nn.sampling import keys_of, next_tokens, padded
+from rqjax.nn.weights import Weights, digest
 from rqjax.scoring.tiles import PAGE
-
-SAMPLED = 1024
-"""Numbers of each weight by which decoders are told apart."""
 
 
 class Engine:
@@ -32,12 +28,14 @@ class Engine:
     and is computed again later: its prompt by pieces, then token by token what was made, so that all is as it was. A
     request's tokens are those of `generate` with `jax.random.key(seed)`, whatever else is computed beside it.
 
+    The decoder's weights may change between steps, as by `nnx.update`: each step compares the identity of their arrays
+    and calls `reset` if one is new. `nnx.jit` of a function of the decoder makes all its arrays new, `jax.jit` none.
+
     Example:
-      >>> import jax, rqjax.nn
-      >>> from flax import nnx
-      >>> config = rqjax.nn.DecoderConfig.tiny()
-      >>> decoder = rqjax.nn.Decoder(config, rngs=nnx.Rngs(0))
-      >>> engine = rqjax.nn.Engine(decoder, "eden_4", jax.random.key(0), pages=8, slots=2)
+      >>> import jax
+      >>> from rqjax.nn import Engine, load_decoder
+      >>> decoder = load_decoder("results/models/qwen2-d64")
+      >>> engine = Engine(decoder, "eden_4", jax.random.key(0), pages=8, slots=2)
       >>> ids = [engine.submit([1, 2, 3 + i], max_tokens=4) for i in range(3)]
       >>> {id: len(tokens) for id, tokens in engine.run().items()}
       {0: 4, 1: 4, 2: 4}
@@ -67,59 +65,72 @@ class Engine:
           slots: texts at a time.
           max_len: tokens of a text at most; as many as the pages hold, if not given.
           chunk: as in `PagedCache`.
-          folder: where prefixes are kept for other engines of this decoder, strategy and key; see `PagedCache`.
+          folder: where prefixes are kept for other engines of this decoder, strategy and key; see `PagedCache`. Then
+            all weights are hashed here and after each `reset`, at about 0.5 GB a second.
           degrade: strategies of fewer and fewer bits, each as `strategy`. Where pages run out, all codes are made anew
             by the next one, in the same bytes, before any text waits or gives its pages back; `degraded` says so.
             Tokens are those of `generate` up to then.
           **options: as in `Decoder.caches`.
         """
         room = PAGE * check_int("pages", pages, 1, 2**20) if max_len is None else max_len
-        caches = decoder.caches(strategy, key, slots, room, pages=pages, **options)
-        seed = b"" if folder is None else _digest(decoder)
-        self.paged = PagedCache(caches, chunk=chunk, folder=folder, seed=seed)
-        self.degraded: list[tuple[str | Sequence[Strategy], int]] = []
-        """Strategies that codes were made anew by, and how many pages there were from then on."""
-        self._levels = [_level(decoder, name, key, caches, room, options) for name in degrade]
-        counts = [pages, *(level[-1] for level in self._levels)]
+        self.decoder, self.max_len = decoder, room
+        self._caches = lambda: self.decoder.caches(strategy, key, slots, room, pages=pages, **options)
+        self._book = {"chunk": chunk, "folder": folder}
+        caches = self.paged.caches
+        self._degrade = [level(decoder, name, key, caches, room, options) for name in degrade]
+        counts = [pages, *(one[-1] for one in self._degrade)]
         if sorted(set(counts)) != counts:
             raise ValueError(f"expected degrade= of fewer and fewer bits, got strategies of {counts} pages")
-        self.decoder, self.max_len = decoder, room
+        self._levels = [*self._degrade]
+        self.degraded: list[tuple[str | Sequence[Strategy], int]] = []
+        """Strategies that codes were made anew by, and how many pages there were from then on."""
         self._total, self._count = slots, 0
         self.begun = 0
         """Requests that were given a slot, those that were begun again included."""
         self._waiting: list[Request] = []
         self._running: list[Request] = []
+        self._events: list[Event] = []
+
+    @functools.cached_property
+    def paged(self) -> PagedCache:
+        """The caches and the book of their pages; others after `reset`."""
+        self._weights = Weights(self.decoder)
+        seed = b"" if self._book["folder"] is None else digest(self.decoder)
+        return PagedCache(self._caches(), seed=seed, **self._book)
+
+    def reset(self) -> None:
+        """Forgets all keys and values, not files. Texts that run are read again, with what was made of them, and go on;
+        codes have the bits of `strategy` again."""
+        self._waiting, self._running = [*self._running, *self._waiting], []
+        self._levels, self.degraded = [*self._degrade], []
+        vars(self).pop("paged", None)
 
     def submit(
         self,
-        prompt: Iterable[SupportsIndex],
+        prompt: Any,
         *,
         max_tokens: int,
-        temperature: float | int = 1.0,
-        top_p: float | int = 1.0,
-        stop: Iterable[int] = (),
-        seed: int = 0,
+        temperature: Any = 1.0,
+        top_p: Any = 1.0,
+        stop: Any = (),
+        seed: int | np.integer | None = 0,
     ) -> int:
-        """Asks for the tokens after a prompt.
+        """Asks for the tokens after a prompt. All arguments are checked here.
 
         Args:
-          prompt: at least one token.
+          prompt, temperature, top_p: as in `generate`.
           max_tokens: how many tokens to make at most.
-          temperature, top_p: as in `generate`.
           stop: tokens that end the text, beside those of the decoder's config; the one that does is its last.
-          seed: of the sampling.
+          seed: of the sampling, from 0 to 2^32 - 1; None draws one.
 
         Returns:
           The number of the request.
 
         Raises:
-          ValueError: the prompt is empty, of tokens that there are not, or with its answer longer than what a slot or
-            all pages hold; or the sampling is of no probabilities.
+          ValueError: an argument is wrong, or the prompt with its answer is longer than what a slot or all pages hold.
         """
         config, most = self.decoder.config, max([self.paged.pages, *(pages for *_, pages in self._levels)])
-        ends = frozenset(stop) | frozenset(config.eos_token_ids)
-        sampling = max_tokens, temperature, top_p, ends, seed
-        request = Request.checked(self._count, config.vocab_size, prompt, *sampling)
+        request = Request.checked(self._count, config, prompt, max_tokens, temperature, top_p, stop, seed)
         if request.length > self.max_len or self.paged.pages_for(request.length) > most:
             held = f"{self.max_len} tokens of a slot or the {most} pages"
             raise ValueError(f"a prompt of {len(request.prompt)} tokens and {max_tokens} more do not fit in the {held}")
@@ -150,21 +161,43 @@ class Engine:
         raise ValueError(f"request {id} is not waiting or running")
 
     def step(self) -> list[Event]:
-        """Computes a piece of a prompt and a token of each text that has begun; no events if there is nothing to do."""
-        self._admit()
-        events = []
-        reading = next((r for r in self._running if r.fed < len(r.prompt)), None)
-        if reading is not None:
-            events += self._read(reading)
-        return events + self._write([r for r in self._running if r.fed >= len(r.prompt) and r is not reading])
+        """Computes a piece of a prompt and a token of each text that has begun; no events if there is nothing to do.
+
+        If the decoder raises, all texts are read again in later steps, and no event is lost. A request whose prompt it
+        fails to read twice in a row is dropped, so that others go on; the exception has a note of its number.
+        """
+        self._advance()
+        events, self._events = self._events, []
+        return events
 
     def run(self) -> dict[int, list[int]]:
         """Steps until nothing waits or runs; the tokens of each request that has ended."""
         made: dict[int, list[int]] = {}
         while self._waiting or self._running:
-            for event in self.step():
-                made.setdefault(event.id, []).append(event.token)
+            self._advance()
+        for event in self.step():
+            made.setdefault(event.id, []).append(event.token)
         return made
+
+    def _advance(self) -> None:
+        if not self._weights.are_of(self.decoder):
+            self.reset()
+        reading = None
+        try:
+            self._admit()
+            reading = next((r for r in self._running if r.fed < len(r.prompt)), None)
+            if reading is not None:
+                self._read(reading)
+            others, reading = [r for r in self._running if r.fed >= len(r.prompt) and r is not reading], None
+            self._write(others)
+        except BaseException as error:
+            self.reset()  # what the decoder was called with is gone, and the book may be half written
+            if isinstance(error, Exception) and reading is not None:
+                if reading.failed:
+                    self._waiting.remove(reading)
+                    error.add_note(f"request {reading.id} is dropped")
+                reading.failed = True
+            raise
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._total:
@@ -182,30 +215,30 @@ class Engine:
             self.begun += 1
             self._running.append(self._waiting.pop(0))
 
-    def _read(self, request: Request) -> list[Event]:
+    def _read(self, request: Request) -> None:
         """A piece of a prompt."""
         stop = self.paged.pieces(request.fed, len(request.prompt))[0]
         piece = request.prompt[request.fed : stop]
         if not self._reserved(request, piece):
-            return []
+            return
         tokens, valid = padded(piece, self.paged.chunk)
-        request.fed = stop
         found = self._called([request], tokens, valid, np.array([request.slot]))
-        return self._events({request: int(found[0])} if stop == len(request.prompt) else {})
+        request.fed, request.failed = stop, False
+        self._made({request: int(found[0])} if stop == len(request.prompt) else {})
 
-    def _write(self, requests: list[Request]) -> list[Event]:
+    def _write(self, requests: list[Request]) -> None:
         """A token of each text."""
         requests = [r for r in requests if self._reserved(r, 1)]
         requests = [r for r in requests if r in self._running]  # those that others have not taken pages from
         if not requests:
-            return []
+            return
         tokens, valid = np.zeros((2, self._total), np.int32)
         rows: list[Request | None] = [None] * self._total
         for r in requests:
             tokens[r.slot], valid[r.slot], rows[r.slot] = r.made[r.after], 1, r
             r.fed += 1
         found = self._called(rows, tokens[:, None], valid, None)
-        return self._events({r: int(found[r.slot]) for r in requests})
+        self._made({r: int(found[r.slot]) for r in requests})
 
     def _reserved(self, request: Request, tokens: Any) -> bool:
         """Whether there are pages for tokens, if need be of the texts that were admitted last."""
@@ -243,57 +276,18 @@ class Engine:
         """The token after each row, whose slots have the tokens appended."""
         sampling = [(r.temperature, r.top_p, r.seed, max(r.after, 0)) if r else (0, 1, 0, 0) for r in rows]
         temperature, top_p, seeds, counts = map(np.asarray, zip(*sampling, strict=True))
-        found, caches = next_tokens(
-            self.decoder,
-            tokens,
-            self.paged.caches,
-            temperature.astype(np.float32),
-            top_p.astype(np.float32),
-            _keys(seeds, counts),
-            valid,
-            slots,
-        )
+        numbers = temperature.astype(np.float32), top_p.astype(np.float32), keys_of(seeds.astype(np.uint32), counts)
+        found, caches = next_tokens(self.decoder, tokens, self.paged.caches, *numbers, valid, slots)
         self.paged.update(caches)
         return np.asarray(found)
 
-    def _events(self, found: dict[Request, int]) -> list[Event]:
-        """What the tokens that were found mean to their requests; those that had them before only go on."""
-        events = []
+    def _made(self, found: dict[Request, int]) -> None:
+        """Events of the tokens that were found; requests that had them before only go on."""
         for request, token in found.items():
             if request.after < len(request.made):
                 continue
             request.made.append(token)
             done = token in request.stop or len(request.made) == request.max_tokens
-            events.append(Event(request.id, token, done))
+            self._events.append(Event(request.id, token, done))
             if done:
                 self._dropped(request)
-        return events
-
-
-def _level(
-    decoder: Decoder, name: Any, key: Array, caches: Sequence[KVCache], room: int, options: dict[str, Any]
-) -> tuple[Any, list[Strategy], int]:
-    """A name and its strategies of the layers, and how many pages of theirs are in the bytes of those of `caches`."""
-    size = lambda layers: sum(nbytes((layer.keys, layer.values)) for layer in layers)  # noqa: E731
-    one = decoder.caches(name, key, 1, room, pages=1, **options)
-    layers = [
-        Strategy(layer.key_quantizer, None if layer.latent else layer.value_quantizer, pre_rope=layer.pre_rope)
-        for layer in one
-    ]
-    pages = size(caches) // size(one)
-    jax.eval_shape(lambda: [requantize(*pair) for pair in zip(caches, layers, strict=True)])  # do they fit?
-    return name, layers, pages
-
-
-def _digest(decoder: Decoder) -> bytes:
-    """Of a sample of each of the weights: all of them would take a minute for some billions."""
-    found = hashlib.blake2b(repr(decoder.config).encode())
-    for weight in jax.tree.leaves(decoder):
-        x = weight.ravel()
-        found.update(np.asarray(x[:: max(1, len(x) // SAMPLED)]).tobytes())
-    return found.digest()
-
-
-@jax.jit
-def _keys(seeds: Array, counts: Array) -> Array:
-    return jax.vmap(lambda seed, count: jax.random.fold_in(jax.random.key(seed), count))(seeds, counts)

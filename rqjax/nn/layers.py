@@ -47,7 +47,8 @@ class Embedding(nnx.Module):
         self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (count, dim), dtype))
 
     def __call__(self, tokens: Int[Array, "*n"]) -> Float[Array, "*n dim"]:
-        return self.weight[...][tokens]
+        """Rows of the weight; NaN for a token that has none, which under jit nothing else can say."""
+        return self.weight[...].at[tokens.astype(jnp.uint32)].get(mode="fill", fill_value=jnp.nan)
 
 
 class RMSNorm(nnx.Module):

@@ -1,12 +1,14 @@
 """What an engine is asked for, and what it says."""
 
 import dataclasses
-from collections.abc import Iterable
-from typing import NamedTuple, SupportsIndex
+import math
+import secrets
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 
-from rqjax.core import check_int
+from rqjax.core import check_int, check_ints, check_text
+from rqjax.nn.config import DecoderConfig
 
 
 class Event(NamedTuple):
@@ -33,28 +35,27 @@ class Request:
     fed: int = 0
     """Tokens in the cache, of the prompt and of what was made."""
 
+    failed: bool = False
+    """Whether the decoder failed while it read the prompt."""
+
     @classmethod
     def checked(
         cls,
         id: int,
-        vocabulary: int,
-        prompt: Iterable[SupportsIndex],
+        config: DecoderConfig,
+        prompt: Any,
         max_tokens: int,
-        temperature: float | int,
-        top_p: float | int,
-        stop: frozenset[int],
-        seed: int,
+        temperature: Any,
+        top_p: Any,
+        stop: Any,
+        seed: int | np.integer | None,
     ) -> "Request":
         """Of arguments of `Engine.submit`, or a ValueError."""
-        text = np.asarray(list(prompt), np.int32)
-        if not len(text):
-            raise ValueError("expected a prompt of at least one token, got none")
-        if not 0 <= text.min() <= text.max() < vocabulary:
-            raise ValueError(f"expected tokens from 0 to {vocabulary - 1}, got {text.min()} to {text.max()}")
-        if not (temperature >= 0 and 0 < top_p <= 1):
-            raise ValueError(f"expected temperature >= 0 and 0 < top_p <= 1, got {temperature} and {top_p}")
+        text, sampling = checked_prompt(prompt, config.vocab_size), checked_sampling(temperature, top_p)
         check_int("max_tokens", max_tokens, 1, 2**30)
-        return cls(id, text, max_tokens, float(temperature), float(top_p), stop, seed)
+        ends = np.ravel(check_ints("stop", stop, config.vocab_size - 1)).tolist()
+        seed = secrets.randbits(32) if seed is None else check_int("seed", seed, 0, 2**32 - 1)
+        return cls(id, text, max_tokens, *sampling, frozenset([*ends, *config.eos_token_ids]), seed)
 
     @property
     def length(self) -> int:
@@ -65,3 +66,27 @@ class Request:
     def after(self) -> int:
         """Which of the made tokens comes after those in the cache."""
         return self.fed - len(self.prompt)
+
+
+def checked_prompt(prompt: Any, vocabulary: int) -> np.ndarray:
+    """Tokens (time,) of a prompt.
+
+    Raises:
+      ValueError: it is not one text of whole numbers below the vocabulary's size, or empty.
+    """
+    text = check_ints("tokens", check_text(prompt), vocabulary - 1)
+    if not len(text):
+        raise ValueError("expected a prompt of at least one token, got none")
+    return np.asarray(text)
+
+
+def checked_sampling(temperature: Any, top_p: Any) -> tuple[float, float]:
+    """Both as floats.
+
+    Raises:
+      ValueError: they are no numbers, or out of range.
+    """
+    numbers = [float(x) if isinstance(x, SupportsFloat) else math.nan for x in (temperature, top_p)]
+    if not (0 <= numbers[0] <= 1e6 and 0 < numbers[1] <= 1):
+        raise ValueError(f"expected 1e6 >= temperature >= 0 and 0 < top_p <= 1, got {temperature} and {top_p}")
+    return numbers[0], numbers[1]

@@ -50,8 +50,16 @@ def sampled(
         chances = jnp.take_along_axis(jax.nn.softmax(scaled), order, axis=-1)
         before = jnp.cumsum(chances, axis=-1) - chances
         rank = jnp.argsort(order, axis=-1)
-        return jnp.where(jnp.take_along_axis(before, rank, axis=-1) < top_p[:, None], logits, -jnp.inf)
+        return jnp.where(
+            jnp.take_along_axis(before, rank, axis=-1) < jnp.maximum(top_p, 1e-6)[:, None], logits, -jnp.inf
+        )
 
     kept = lax.cond((top_p < 1).any(), nucleus, lambda: logits)
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
     return jnp.argmax(kept + temperature[:, None] * noise, axis=-1).astype(jnp.int32)  # a sample of kept / temperature
+
+
+@jax.jit
+def keys_of(seeds: Array, counts: Array) -> Array:
+    """A random key for each sequence, by its seed and how many tokens were made of it."""
+    return jax.vmap(lambda seed, count: jax.random.fold_in(jax.random.key(seed), count))(seeds, counts)

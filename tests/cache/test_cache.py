@@ -501,8 +501,15 @@ WRONG = [
     (lambda c: rqjax.append(c, KV, KV[:, :2]), "expected k and v of one shape and dtype"),
     (lambda c: rqjax.append(c, KV, KV.astype(np.float16)), "expected k and v of one shape and dtype"),
     (lambda c: rqjax.append(c, KV.astype(int), KV), "expected k of a floating-point dtype, got int"),
-    (lambda c: rqjax.append(c, KV, KV, valid=np.array([1, 4])), r"expected valid to be from 0 to 3, .* got \[1, 4\]"),
-    (lambda c: rqjax.append(c, KV, KV, valid=np.array([1])), r"expected valid of shape \(2,\), got \(1,\)"),
+    (lambda c: rqjax.append(c, KV, KV, valid=np.array([1, 4])), r"expected valid from 0 to 3, got \[1, 4\]"),
+    (lambda c: rqjax.append(c, KV, KV, valid=np.array([1, -1])), r"expected valid from 0 to 3, got \[1, -1\]"),
+    (lambda c: rqjax.append(c, KV, KV, valid=np.array([1.0, 2.0])), "expected valid to be whole numbers, got float64"),
+    (lambda c: rqjax.append(c, KV, KV, valid=np.array([True, True])), "expected valid to be whole numbers, got bool"),
+    (lambda c: rqjax.append(c, KV, KV, valid=np.array([1, 2**32 + 1])), r"expected valid from 0 to 3, got"),
+    (
+        lambda c: rqjax.append(c, KV, KV, valid=np.array([1])),
+        r"expected valid to be whole numbers of shape \(2,\), got \(1,\)",
+    ),
     (
         lambda c: rqjax.append(c, KV.repeat(99, 1), KV.repeat(99, 1)),
         "expected at most max_len = 192 tokens, got k of 297",

@@ -538,8 +538,12 @@ def test_no_step_compiles_anew():
         (lambda p: rqjax.append(p.caches, *padded([1] * 99)[:2], slots=jnp.array([0])), r"no pages for \[128\] tokens"),
         (
             lambda p: rqjax.append(p.caches, *padded([1])[:2], slots=jnp.array([3])),
-            "expected slots from 0 to 2, each once",
+            r"expected slots from 0 to 2, got \[3\]",
         ),
+        (lambda p: rqjax.attend(p.caches, padded([1] * 2)[0], slots=jnp.array([1, 1])), "expected slots that differ"),
+        (lambda p: rqjax.append(p.caches, *padded([1])[:2], slots=jnp.array([True])), "expected slots to be whole"),
+        (lambda p: p.admit(jnp.array([1.5])), "expected tokens to be whole numbers"),
+        (lambda p: p.reserve(0, np.ones((2, 3), int)), "expected tokens of one text"),
         (
             lambda p: rqjax.attend(p.caches, padded([1])[0], slots=jnp.array([[0]])),
             "expected slots to be whole numbers",
@@ -547,7 +551,9 @@ def test_no_step_compiles_anew():
         (lambda p: rqjax.append(cache(1), *padded([1])[:2], slots=jnp.array([0])), "slots are of a cache with pages"),
         (lambda p: rqjax.grow(p.caches, 1000), "a cache with pages does not grow"),
         (lambda p: rqjax.append(p.caches, padded([1])[0], slots=jnp.array([0])), "expected v, got None"),
-        (lambda p: rqjax.truncate(p.caches, jnp.array([0, 0, 1])), r"expected lengths from 0 to those of the cache"),
+        (lambda p: rqjax.truncate(p.caches, jnp.array([0, 0, 1])), r"expected lengths from 0 to \[0, 0, 0\], got"),
+        (lambda p: rqjax.truncate(p.caches, np.zeros(3)), "expected lengths to be whole numbers, got float64"),
+        (lambda p: rqjax.truncate(p.caches, np.full(3, 2**32)), "expected lengths from 0 to"),
     ],
 )
 def test_wrong_use_is_one_line_and_the_cache_unharmed(wrong, message):

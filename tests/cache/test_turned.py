@@ -57,7 +57,7 @@ ROPES = {
 }
 
 
-EXACT = ("eden_8+turned", "eden_8+pre_rope", "eden_8+pre_rope+turned")
+EXACT = ("eden_8+turned", "eden_8+pre_rope", "eden_8+pre_rope+centered")
 
 
 @pytest.mark.parametrize("name", some(EXACT, EXACT[2:]))
@@ -80,7 +80,7 @@ def test_windows_and_soft_limits(name, options):
     assert error(attend(cache, q[:, -3:], **options), exact(q, k, v, count=3, **options)) < 0.01
 
 
-CHUNKED = ("eden_2+turned", "eden_2+pre_rope+turned", "turboquant_trellis_2+pre_rope")
+CHUNKED = ("eden_2+turned", "eden_2+pre_rope+centered", "turboquant_trellis_2+pre_rope")
 
 
 @pytest.mark.parametrize("name", some(CHUNKED, []))

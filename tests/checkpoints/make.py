@@ -328,6 +328,17 @@ def configs() -> None:
     (Path(__file__).parent / "configs.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
+LONG = ("llama", "gpt_oss")
+"""Families with logits of a text of 700 tokens, of every fiftieth."""
+
+
+def long_logits(model: torch.nn.Module, folder: Path) -> None:
+    tokens = torch.randint(3, COMMON["vocab_size"], (1, 700), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = model(tokens).logits[:, 49::50]
+    np.savez(folder / "long.npz", tokens=tokens.numpy().astype(np.int32), logits=logits.numpy())
+
+
 def main() -> None:
     if sys.argv[1:] == ["configs"]:
         configs()
@@ -354,6 +365,8 @@ def main() -> None:
         (folder / "generation_config.json").unlink(missing_ok=True)
         arrays = {which: x.numpy() for which, x in logits.items()}
         np.savez(folder / "logits.npz", tokens=tokens.numpy().astype(np.int32), **arrays)
+        if name in LONG:
+            long_logits(model, folder)
         print(name, sum(p.numel() for p in model.parameters()), float(abs(arrays["logits"]).max()))
 
 

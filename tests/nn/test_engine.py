@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import rqjax
-from rqjax.nn import Engine, generate, load_decoder
+from rqjax.nn import Engine, engine as engines, generate, load_decoder
 from rqjax.nn.sampling import next_tokens, sampled
 from tests.cache.test_paged import checked
 from tests.tools.suites import some
@@ -63,18 +64,18 @@ def test_tokens_are_those_of_each_alone(decoder, strategy):
         assert made[id] == alone(decoder, strategy, prompt, options.pop("max_tokens"), **options), id
 
 
-@pytest.mark.full
-def test_pages_run_out(decoder):
-    """Three texts need three pages, of which there are two: the youngest gives its own back and is made again."""
-    engine = Engine(decoder, "eden_4", KEY, pages=2, slots=3, max_len=256, chunk=128, **OPTIONS)
-    ids = [engine.submit(text(i, 30), max_tokens=40, seed=i) for i in range(3)]
-    steps = [[event.id for event in engine.step()] for _ in range(20)]
-    assert any(len(step) > 1 for step in steps)
-    made = engine.run()
+def test_the_text_admitted_last_gives_its_pages_back(decoder):
+    """Three texts need three pages, of which there are two: the youngest is made again, before a fourth, when another
+    is done."""
+    engine = Engine(decoder, "float32", KEY, pages=2, slots=3, max_len=256, chunk=128, **OPTIONS)
+    ids = [engine.submit(text(i, 30), max_tokens=14, seed=i) for i in range(4)]
+    events = []
+    while engine.running + engine.waiting:
+        events += engine.step()
+    assert [event.id for event in events if event.done] == ids
+    assert engine.begun == 5
     for i, id in enumerate(ids):
-        expected = alone(decoder, "eden_4", text(i, 30), 40, seed=i)
-        seen = sum(step.count(id) for step in steps)
-        assert made.get(id, []) == expected[seen:]
+        assert [event.token for event in events if event.id == id] == alone(decoder, "float32", text(i, 30), 14, seed=i)
 
 
 @pytest.mark.full
@@ -147,16 +148,174 @@ def test_only_the_likeliest_tokens_are_sampled():
             ([1] * 400, {"max_tokens": 200}),
             "a prompt of 400 tokens and 200 more do not fit in the 512 tokens of a slot",
         ),
-        (([1, 96], {"max_tokens": 1}), "expected tokens from 0 to 95, got 1 to 96"),
-        (([1], {"max_tokens": 1, "top_p": 0.0}), "expected temperature >= 0 and 0 < top_p <= 1, got 1.0 and 0.0"),
+        (([1, 96], {"max_tokens": 1}), r"expected tokens from 0 to 95, got \[1, 96\]"),
+        (
+            ([1], {"max_tokens": 1, "top_p": 0.0}),
+            "expected 1e6 >= temperature >= 0 and 0 < top_p <= 1, got 1.0 and 0.0",
+        ),
         (([1], {"max_tokens": 0}), "expected max_tokens to be a whole number from 1"),
+        (([1.5, 2.0], {"max_tokens": 1}), "expected tokens to be whole numbers, got list"),
+        ((np.array([1.5]), {"max_tokens": 1}), "expected tokens to be whole numbers, got float64"),
+        (([1, True], {"max_tokens": 1}), "expected tokens to be whole numbers, got list"),
+        ((jnp.array([True]), {"max_tokens": 1}), "expected tokens to be whole numbers, got bool"),
+        ((np.array([2**33 + 1]), {"max_tokens": 1}), r"expected tokens from 0 to 95, got \[8589934593\]"),
+        (([2**70], {"max_tokens": 1}), "expected tokens from 0 to 95, got"),
+        (([-100, 1], {"max_tokens": 1}), r"expected tokens from 0 to 95, got \[-100, 1\]"),
+        (([[1, 2], [3, 4]], {"max_tokens": 1}), r"expected tokens of one text, .* got shape \(2, 2\)"),
+        (([[1, 2], [3]], {"max_tokens": 1}), "expected tokens to be whole numbers, got list"),
+        ((np.int32(3), {"max_tokens": 1}), r"expected tokens of one text, .* got shape \(\)"),
+        (({"input_ids": [1]}, {"max_tokens": 1}), "expected tokens to be whole numbers, got dict"),
+        (("a text", {"max_tokens": 1}), "expected tokens to be whole numbers, got str"),
+        ((None, {"max_tokens": 1}), "expected tokens to be whole numbers, got NoneType"),
+        (([1], {"max_tokens": 1, "temperature": "hot"}), "expected 1e6 >= temperature >= 0 .* got hot and 1.0"),
+        (([1], {"max_tokens": 1, "temperature": np.nan}), "expected 1e6 >= temperature >= 0 .* got nan and 1.0"),
+        (([1], {"max_tokens": 1, "temperature": np.inf}), "expected 1e6 >= temperature >= 0 .* got inf and 1.0"),
+        (([1], {"max_tokens": 1, "seed": -1}), "expected seed to be a whole number from 0 to 4294967295, got -1"),
+        (([1], {"max_tokens": 1, "seed": 2**32}), "expected seed to be a whole number from 0 to 4294967295"),
+        (([1], {"max_tokens": 1, "stop": [96]}), r"expected stop from 0 to 95, got \[96\]"),
+        (([1], {"max_tokens": 1, "stop": "."}), "expected stop to be whole numbers, got str"),
     ],
 )
 def test_wrong_requests(decoder, arguments, message):
     engine = Engine(decoder, "float32", KEY, pages=4, slots=1, chunk=128, **OPTIONS)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as raised:
         engine.submit(arguments[0], **arguments[1])
-    assert engine.step() == []
+    assert "\n" not in str(raised.value)
+    assert (engine.step(), engine.waiting) == ([], 0)
+
+
+def test_prompts_as_tokenizers_give_them(decoder):
+    """`input_ids` of one text, in arrays or lists; seeds to their ends, of which None is any."""
+    engine = Engine(decoder, "float32", KEY, pages=4, slots=2, chunk=128, **OPTIONS)
+    prompt = text(0, 20)
+    forms = [
+        prompt[None],
+        [prompt.tolist()],
+        jnp.asarray(prompt),
+        (np.int8(t) for t in prompt),
+        prompt.astype(np.uint8),
+    ]
+    options = {"max_tokens": 4, "seed": 2**32 - 1, "temperature": np.float32(0.7)}
+    for form in forms:
+        engine.submit(form, **options)
+    expected = alone(decoder, "float32", prompt[None], 4, seed=2**32 - 1, temperature=0.7)
+    assert [*engine.run().values()] == [expected] * len(forms)
+    drawn = [engine.submit(prompt, max_tokens=12, temperature=3.0, seed=None) for _ in range(2)]
+    made = engine.run()
+    assert made[drawn[0]] != made[drawn[1]]
+
+
+def fails(monkeypatch, wrong):
+    """The engine's decoder raises in calls for which `wrong(call, tokens)` says so: "before" or "after" it computes."""
+    count = iter(range(1000))
+
+    def called(decoder, tokens, *args):
+        when = wrong(next(count), tokens)
+        if when == "before":
+            raise RuntimeError("failed")
+        found = next_tokens(decoder, tokens, *args)
+        if when == "after":
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(engines, "next_tokens", called)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failure_loses_nothing(decoder, monkeypatch, when):
+    """Every third call fails, when the caches have been donated or not; all answers are those of each alone."""
+    engine = Engine(decoder, "float32", KEY, pages=4, slots=2, chunk=128, **OPTIONS)
+    prompts = [text(0, 20), text(1, 9), text(2, 30)]
+    ids = [engine.submit(prompt, max_tokens=5, seed=i) for i, prompt in enumerate(prompts)]
+    fails(monkeypatch, lambda call, _: when if call in (0, 2, 4, 9) else None)
+    events, failed = [], 0
+    while engine.running + engine.waiting:
+        try:
+            events += engine.step()
+        except (RuntimeError, KeyboardInterrupt):
+            failed += 1
+            assert engine.running == 0
+    assert failed == 4
+    assert [event.id for event in events if event.done] == ids
+    for i, (id, prompt) in enumerate(zip(ids, prompts, strict=True)):
+        made = [event.token for event in events if event.id == id]
+        assert made == alone(decoder, "float32", prompt, 5, seed=i)
+    assert (engine.paged.slots, engine.paged.free_pages) == ({}, 4)
+    checked(engine.paged)
+
+
+def test_a_prompt_that_always_fails_is_dropped(decoder, monkeypatch):
+    engine = Engine(decoder, "float32", KEY, pages=4, slots=2, chunk=128, **OPTIONS)
+    good, wrong, later = (engine.submit([first, 5, 6], max_tokens=4) for first in (7, 9, 8))
+    fails(monkeypatch, lambda _, tokens: "before" if 9 in tokens[:, -3:-2] else None)
+    notes = []
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="failed") as raised:
+            engine.run()
+        notes += getattr(raised.value, "__notes__", [])
+    assert notes == [f"request {wrong} is dropped"]
+    assert engine.run() == {id: alone(decoder, "float32", [first, 5, 6], 4) for id, first in ((good, 7), (later, 8))}
+
+
+def changed(decoder, seed, size=0.5, step=1):
+    """Adds noise to every `step`-th number of a weight, in place."""
+    rng = np.random.default_rng(seed)
+
+    def noisy(x):
+        noise = np.zeros(x.size, np.float32)
+        noise[::step] = rng.standard_normal(noise[::step].shape)
+        return x + size * x.std() * noise.reshape(x.shape)
+
+    nnx.update(decoder, jax.tree.map(noisy, nnx.state(decoder)))
+    return decoder
+
+
+def test_new_weights_answer_for_themselves():
+    """Prefixes of the old ones are forgotten; a text that runs goes on as if the new ones had read all of it."""
+    model, prompt = load_decoder(CHECKPOINTS / "llama"), text(0, 300)
+    engine = Engine(model, "float32", KEY, pages=6, slots=3, chunk=128, **OPTIONS)
+    options = {"max_tokens": 6, "temperature": 0}
+    engine.submit(prompt, **options)
+    engine.run()
+    running = engine.submit(prompt, **options)
+    begun = [event.token for _ in range(4) for event in engine.step()]
+    assert 0 < len(begun) < 6
+    changed(model, 1)
+    answer, fresh = engine.run()[running], engine.submit(prompt, **options)
+    made = engine.run()[fresh]
+    assert made == alone(model, "float32", prompt, 6, temperature=0)
+    assert made != begun + answer
+    longer = [*prompt, *begun]
+    expected = alone(model, "float32", longer, len(answer), temperature=0)
+    assert answer == expected
+    before = engine.paged
+    engine.step()
+    assert engine.paged is before
+    nnx.state(model)["norm"]["weight"].get_value().delete()
+    with pytest.raises(RuntimeError, match="expected a decoder with weights, got deleted arrays"):
+        engine.step()
+
+
+def test_files_of_prefixes_are_of_all_weights(decoder, tmp_path):
+    """One number of one weight tells decoders apart; the same weights find what another engine saved."""
+    prompt = text(0, 300)
+
+    def found(model):
+        engine = Engine(model, "float32", KEY, pages=6, slots=3, chunk=128, folder=tmp_path, **OPTIONS)
+        engine.submit(prompt, max_tokens=1)
+        engine.step()
+        held = max(engine.paged.slots.values())
+        engine.run()
+        engine.paged.save()
+        return held
+
+    assert found(decoder) == 4  # the first piece
+    assert found(decoder) > 132
+    other = load_decoder(CHECKPOINTS / "llama")
+    weight = nnx.state(other)["embed_tokens"]["weight"]
+    weight.set_value(weight[...].at[5, 7].add(1e-3))
+    nnx.update(other, {"embed_tokens": {"weight": weight}})
+    assert found(other) == 4
 
 
 @pytest.mark.full

@@ -1,0 +1,28 @@
+"""Strategies of fewer bits, by which an engine makes codes anew where pages run out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jaxtyping import Array
+
+from rqjax.cache.kv import KVCache
+from rqjax.cache.requantize import requantize
+from rqjax.cache.strategies import Strategy
+from rqjax.core import nbytes
+from rqjax.nn.decoder import Decoder
+
+
+def level(
+    decoder: Decoder, name: Any, key: Array, caches: Sequence[KVCache], room: int, options: dict[str, Any]
+) -> tuple[Any, list[Strategy], int]:
+    """A name and its strategies of the layers, and how many pages of theirs are in the bytes of those of `caches`."""
+    size = lambda layers: sum(nbytes((layer.keys, layer.values)) for layer in layers)  # noqa: E731
+    one = decoder.caches(name, key, 1, room, pages=1, **options)
+    layers = [
+        Strategy(layer.key_quantizer, None if layer.latent else layer.value_quantizer, pre_rope=layer.pre_rope)
+        for layer in one
+    ]
+    pages = size(caches) // size(one)
+    jax.eval_shape(lambda: [requantize(*pair) for pair in zip(caches, layers, strict=True)])  # do they fit?
+    return name, layers, pages

@@ -1,0 +1,40 @@
+"""Which weights a decoder has: whether they are still the same, and a name for them in files."""
+
+import hashlib
+import weakref
+
+import jax
+import numpy as np
+
+from rqjax.core.mesh import fetched
+from rqjax.nn.decoder import Decoder
+
+
+class Weights:
+    """The weights of a decoder at one time. They are told apart by their arrays' identity and not kept alive."""
+
+    def __init__(self, decoder: Decoder):
+        self.arrays = [weakref.ref(array) for array in jax.tree.leaves(decoder)]
+
+    def are_of(self, decoder: Decoder) -> bool:
+        """Whether a decoder has the same arrays.
+
+        Raises:
+          RuntimeError: its arrays were deleted, as by donating them.
+        """
+        arrays = jax.tree.leaves(decoder)
+        if any(isinstance(array, jax.Array) and array.is_deleted() for array in arrays):
+            raise RuntimeError("expected a decoder with weights, got deleted arrays: nnx.update it with new ones")
+        return len(arrays) == len(self.arrays) and all(
+            ref() is array for ref, array in zip(self.arrays, arrays, strict=True)
+        )
+
+
+def digest(decoder: Decoder) -> bytes:
+    """A hash of the config and of all numbers of all weights."""
+    found = hashlib.blake2b(repr(decoder.config).encode())
+    for array in jax.tree.leaves(decoder):
+        x = fetched(array)
+        found.update(f"{x.shape} {x.dtype}".encode())
+        found.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+    return found.digest()
