@@ -57,7 +57,8 @@ def test_exact_codes_find_what_brute_force_finds(metric):
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
 
 
-SCORED = [*((name, "ip") for name in rqjax.METHODS), ("turboquant_prod", "l2")]
+SCORED = [("turboquant_mixed", "ip"), ("affine", "ip"), ("turboquant_prod", "l2")]
+"""With both metrics; of every method: tests/scoring/test_rules.py."""
 
 
 @pytest.mark.parametrize(
