@@ -73,7 +73,9 @@ COSTS: dict[tuple[bool, str], float] = collections.defaultdict(float)
 
 def pytest_addoption(parser):
     parser.addoption("--core-share", type=float, help="fail if the core takes more of all seconds of a processor")
-    parser.addoption("--core-seconds", type=Path, help="file for the core's seconds, which a run without the core reads")
+    parser.addoption(
+        "--core-seconds", type=Path, help="file for the core's seconds, which a run without the core reads"
+    )
 
 
 def spent() -> float:

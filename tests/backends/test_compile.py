@@ -14,6 +14,7 @@ from tests.tools.programs import PROGRAMS
 
 pytestmark = pytest.mark.full
 
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """All configurations at once: the start of the process costs as much as a kernel. Workers of a run share them."""

@@ -3,7 +3,7 @@
     make gpu-compile-env                       # once: the compiler, beside the environment and not in it
     python -m tests.tools.hopper                     # every configuration of pallas_kernels/gpu/shapes.py, as a table
     python -m tests.tools.hopper NAME... --ptx=DIR   # some of them; DIR receives the PTX of each kernel
-    python -m tests.tools.hopper --goldens           # renews tests/goldens/hopper.json for this version of jax, of `TESTED`
+    python -m tests.tools.hopper --goldens           # renews tests/goldens/hopper.json, of `TESTED`, for this jax
 
 jax prints an error where its CUDA plugin finds no driver, so the plugin is not installed into the environment:
 compilation is a process of its own (`tests/tools/hopper_compile.py`), one for all configurations.

@@ -1,4 +1,4 @@
-"""What the library does of every part of a method, cache and index, as programs of plain JAX that are compiled for devices."""
+"""What the library does of each part of methods, of caches and indexes, as programs of plain JAX that are compiled."""
 
 from collections.abc import Callable
 from typing import Any

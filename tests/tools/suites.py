@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-
 SEEN = {
     "rtn",  # affine
     "turboquant_prod_orthogonal",  # turboquant_prod

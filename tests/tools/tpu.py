@@ -4,7 +4,7 @@
     python -m tests.tools.tpu               # every configuration of pallas_kernels/tpu/shapes.py, as a table
     python -m tests.tools.tpu NAME...       # some of them
     python -m tests.tools.tpu --programs    # every XLA program of the library
-    python -m tests.tools.tpu --goldens     # renews tests/goldens/tpu.json for this version of jax, of `TESTED`
+    python -m tests.tools.tpu --goldens     # renews tests/goldens/tpu.json, of `TESTED`, for this version of jax
 
 The compiler is that of libtpu, which looks for a TPU where it is imported, so it is not installed into the environment:
 compilation is a process of its own (`tests/tools/tpu_compile.py`).
