@@ -84,9 +84,12 @@ test: $(VENV)/.test ## an environment and the core of the test suite
 test-full: env gpu-compile-env tpu-compile-env ## all tests, those of kernels compiled for GPUs and TPUs among them
 	$(RUN) $(PYTEST) --core-share=0.4 $(if $(CORE),-m full --core-seconds=$(CORE)) tests
 
-# What computes in the caller's precision, or with integers that would be wider.
+# Each kind of code, caches, search and a decoder, where arrays without a dtype have 64 bits.
+X64 := turboquant_prod or trellis or affine or product_rounded or steps or schedules or attention_is or looks_ahead or \
+	exact_codes or groups or rerank or counted or gpt_oss
 test-x64: env ## a part of the core in 64 bits
-	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" $(addprefix tests/, quantizers/test_laws.py cache/test_cache.py search/test_index.py search/test_ivf.py nn/test_decoder.py)
+	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" -k "$(X64)" $(addprefix tests/, quantizers/test_laws.py \
+		cache/test_cache.py search/test_index.py search/test_ivf.py nn/test_decoder.py)
 
 # Every kernel lowers for CUDA on the newest jax too; nothing to do where there is no Python for it.
 test-newest: ## the kernels lower on the newest jax
@@ -102,7 +105,8 @@ test-metal: ## a part of the core on jax 0.5.0, the last for jax-metal
 	$(PYTHON) -m venv $(VENV)-metal
 	$(VENV)-metal/bin/python $(INSTALL) --upgrade pip
 	$(VENV)-metal/bin/python $(INSTALL) --editable '.[test]' $(METAL)
-	$(VENV)-metal/bin/python $(PYTEST) -m "not full" $(addprefix tests/, arrays cache core learning nn quantizers rotations scoring search test_storage.py test_written.py)
+	$(VENV)-metal/bin/python $(PYTEST) -m "not full" $(addprefix tests/, arrays cache core learning nn quantizers \
+		rotations scoring search test_storage.py test_written.py)
 
 # Caches under the samplers of google-tunix and gemma; nothing to do where there is no Python for them.
 test-engines: ## compressed caches under google-tunix and gemma
