@@ -105,7 +105,7 @@ def test_the_best_of_groups_are_the_best(monkeypatch, count):
 
 
 @pytest.mark.parametrize("bits", some((1, 2, 3, 4), [3]))
-@pytest.mark.parametrize("dim", some((13, 64, 120, 128), [120]))
+@pytest.mark.parametrize("dim", some((13, 120), [120]))
 def test_counted_products_are_nearly_those_of_the_levels(bits, dim):
     """Queries of 6 bits err by 0.03 of their deviation, and as much is left out of levels of 4 bits."""
     code = rqjax.lloyd_max(dim, bits)
