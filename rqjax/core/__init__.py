@@ -23,6 +23,7 @@ from rqjax.core.quantizer import (
     Wrapper as Wrapper,
     nbytes as nbytes,
 )
+from rqjax.core.random import Key as Key
 from rqjax.core.registry import (
     Registry as Registry,
     UnknownName as UnknownName,

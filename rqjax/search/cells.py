@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from rqjax.arrays import blocks, norms
 from rqjax.arrays.kmeans import lloyd, nearest, spread
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Vectors, Wrapper, check_vectors, operation, pytree, static
+from rqjax.core import Codes, Key, Quantizer, Vectors, Wrapper, check_vectors, operation, pytree, random, static
 from rqjax.scoring import rules
 
 START, ITERATIONS = 8, 10
@@ -47,16 +47,16 @@ rules.RULES[Cells] = rules.Rule(
 )
 
 
-def learned(key: Array, x: Array | np.ndarray, cells: int, sample: int, unit: bool) -> Float[Array, "cells d"]:
+def learned(key: Key, x: Array | np.ndarray, cells: int, sample: int, unit: bool) -> Float[Array, "cells d"]:
     """Centroids of `sample` of the vectors (n, d), of their directions if `unit`; a random one of each n / sample
     consecutive vectors is read."""
-    first, second, third = jax.random.split(key, 3)
-    places = np.arange(sample) + np.asarray(jax.random.uniform(first, (sample,)), np.float64)
+    first, second, third = random.split(key, 3)
+    places = np.arange(sample) + np.asarray(random.uniform(first, (sample,)), np.float64)
     chosen = jnp.asarray(x[np.minimum(places * (len(x) / sample), len(x) - 1).astype(np.int64)])
-    few = jax.random.permutation(second, sample)[: START * cells]
+    few = random.permutation(second, sample)[: START * cells]
     return _kmeans(third, norms.direction(chosen) if unit else as_float32(chosen), few, cells=cells)
 
 
 @operation
-def _kmeans(key: Array, x: Float[Array, "n d"], few: Array, *, cells: int) -> Float[Array, "cells d"]:
+def _kmeans(key: Key, x: Float[Array, "n d"], few: Array, *, cells: int) -> Float[Array, "cells d"]:
     return lloyd(x, spread(key, x[few], cells), ITERATIONS)

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int32, Shaped
 
-from rqjax.core import Quantizer, Queries, Vectors, check_int, is_traced, operation, pytree, static
+from rqjax.core import Key, Quantizer, Queries, Vectors, check_int, is_traced, operation, pytree, static
 from rqjax.core.mesh import along, copied, placed
 from rqjax.search import cells, filters, index, ranking, shards
 from rqjax.search.cells import Cells
@@ -59,7 +59,7 @@ class IVF(ranking.Searched):
         quantizer: Quantizer,
         x: Vectors,
         *,
-        key: Array,
+        key: Key,
         lists: int | None = None,
         ids: Any = None,
         metric: str = "ip",
