@@ -75,7 +75,8 @@ def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dic
     Before 2026-11-22 a `TokenArray` was a `Timed` with `per` tokens an entry, and a sign sketch was a class of its own,
     `Sign(sketch, gain, dtype)`, in the place of `Normalized(Rotated(sketch, Scalar))`. Before 2026-11-23 codes of
     `Columns` and `TrellisColumns` were not streams, and caches knew no rope; until 2026-11-24 they knew no pages, and
-    units of keys had an axis of their own; before 2026-11-26 none was of latents.
+    units of keys had an axis of their own; before 2026-11-26 none was of latents; until that day indexes had no
+    center.
     """
     fields, arrays = dict(fields), dict(arrays)
     for name in [name for name, text in fields.items() if text == "Timed"]:
@@ -94,6 +95,8 @@ def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dic
         if f"{name}.held" not in fields:
             fields[f"{name}.held"] = fields[f"{name}.lengths"]
             arrays[f"{name}.held"] = np.zeros_like(arrays[f"{name}.lengths"])
+    for name in [name for name, text in fields.items() if text in ("Index", "IVF")]:
+        fields.setdefault(f"{name}.center", "None")
     for name in [name for name, text in fields.items() if text == "Sign"]:
         sketch, rotated, scalar = f"{name}.sketch", f"{name}.inner", f"{name}.inner.inner"
         tables: list[Any] = [fields, arrays]

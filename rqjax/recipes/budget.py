@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float
 
-from rqjax.core import Codes, Key, Quantizer, Registry, nbytes, operation, random
+from rqjax.arrays.planes import as_float32
+from rqjax.core import Codes, Key, Quantizer, Registry, as_array, nbytes, operation, random
 from rqjax.quantizers.combinators import Residual
 from rqjax.quantizers.exchange import Exchange, exchange
 from rqjax.quantizers.product import Product, Rounded
@@ -71,7 +72,7 @@ STAGE = rf"(?:l(\d))?(?:w([1-9]\d*))?(?:c([1-9]\d?))?(?:p({SHARE}))?"
 
 
 def fit_under_budget(
-    name: str, key: Key, x: Shaped[Array, "..."], ratio: int | float, *, word_bits: int = 32
+    name: str, key: Key, x: Any, ratio: int | float, *, word_bits: int = 32
 ) -> tuple[Quantizer, Codes]:
     """The most that a method can put into n d w / (8 r) bytes.
 
@@ -119,10 +120,10 @@ def method(name: str, bits: float) -> Any:
 
 
 def _check(x: Any, dtype: DTypeLike) -> Float[Array, "n d"]:
-    x = jnp.asarray(x)
+    x = jnp.asarray(as_array(x))
     if x.ndim != 2 or not x.size or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"expected a matrix (n, d) of floating-point numbers, got {x.dtype} {x.shape}")
-    bad = int((~(jnp.abs(x) <= jnp.finfo(dtype).max)).sum())
+    bad = int((~(jnp.abs(as_float32(x)) <= jnp.finfo(dtype).max)).sum())
     if bad:
         raise ValueError(f"expected finite numbers that {jnp.dtype(dtype).name} holds, got {bad} others")
     return x.astype(jnp.float32)

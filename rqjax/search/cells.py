@@ -1,5 +1,7 @@
 """A coarse quantizer before another one: what an inverted file is made of."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,14 +49,19 @@ rules.RULES[Cells] = rules.Rule(
 )
 
 
-def learned(key: Key, x: Array | np.ndarray, cells: int, sample: int, unit: bool) -> Float[Array, "cells d"]:
-    """Centroids of `sample` of the vectors (n, d), of their directions if `unit`; a random one of each n / sample
-    consecutive vectors is read."""
+def learned(
+    key: Key, x: Any, cells: int, sample: int, metric: str
+) -> tuple[Float[Array, "cells d"], Float[Array, "d"] | None]:
+    """Centroids of `sample` of the vectors (n, d), of their directions for the metric "cosine"; a random one of each
+    n / sample consecutive vectors is read. For the metric "l2" they are relative to the mean, which is returned, too.
+    """
     first, second, third = random.split(key, 3)
     places = np.arange(sample) + np.asarray(random.uniform(first, (sample,)), np.float64)
     chosen = jnp.asarray(x[np.minimum(places * (len(x) / sample), len(x) - 1).astype(np.int64)])
     few = random.permutation(second, sample)[: START * cells]
-    return _kmeans(third, norms.direction(chosen) if unit else as_float32(chosen), few, cells=cells)
+    chosen = norms.direction(chosen) if metric == "cosine" else as_float32(chosen)
+    center = chosen.mean(axis=0) if metric == "l2" else None
+    return _kmeans(third, chosen if center is None else chosen - center, few, cells=cells), center
 
 
 @operation
