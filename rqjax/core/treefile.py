@@ -20,12 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from rqjax.core.checks import as_array
 from rqjax.core.pytree import CLASSES
 from rqjax.core.registry import unknown_name
 
 FORMAT = "rqjax-tree-2"
 NAMES = {"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-"""Of dtypes in safetensors that are no kind and number of bits, as F32 and U8 are."""
+"""Of dtypes in safetensors that are no kind and number of bits, as F32 and U8 are; of others their bits are written."""
+KEY = r"'[^'\\]*'|\"[^\"\\]*\"|-?\d+"
+"""Of a dictionary, as it is written in names."""
 LEVEL = 1
 """Of gzip. Codes of 2 bits of a trained model become 0.85 (`eden`) to 0.91 (trellis) as large at 45 MB/s, and come back
 at 200; level 6 brings another 0.5 %, lzma 4 to 7 % at a tenth of the speed."""
@@ -63,9 +66,9 @@ def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = Fa
         if expected.get(name) != fields.get(name):
             wanted, got = expected.get(name), fields.get(name)
             raise ValueError(f"{path} does not match: expected {name} {wanted}, got {got}")
-    leaves = {name: jnp.asarray(arrays[name].view(leaf.dtype)) for name, leaf in _walk(like) if _is_array(leaf)}
+    leaves = {name: _restored(arrays[name], fields[name]) for name, leaf in _walk(like) if _is_array(leaf)}
     places, structure = jax.tree_util.tree_flatten_with_path(like)
-    tree = jax.tree.unflatten(structure, [leaves[jax.tree_util.keystr(place)] for place, _ in places])
+    tree = jax.tree.unflatten(structure, [leaves.get(jax.tree_util.keystr(place), leaf) for place, leaf in places])
     return tree, metadata
 
 
@@ -139,10 +142,8 @@ def _read(path: str | os.PathLike[str], mapped: bool = False) -> tuple[dict[str,
         raise FileNotFoundError(f"there is no file {path}")
     try:
         with _unpacked(Path(path)) as plain, safe_open(plain, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {} if mapped else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if mapped:
-            arrays = _mapped(Path(path))
+            metadata, arrays = file.metadata() or {}, _mapped(plain)
+            arrays = arrays if mapped else {name: np.array(array) for name, array in arrays.items()}
     except (SafetensorError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
     if metadata.get("format") != FORMAT:
@@ -197,13 +198,18 @@ def _build(
 ) -> PyTree:
     """The part of a nest that has this name, of arrays as they are `made`."""
     text = fields[name]
-    if name in arrays or re.fullmatch(r"\w+ \(.*\)", text):
-        return made(arrays[name].view(jnp.dtype(text.split()[0])))
+    if name in arrays or re.fullmatch(r"\S+ \(.*\)", text):
+        return _restored(arrays[name], text, made)
     if text in ("tuple", "list"):
         parts = []
         while f"{name}[{len(parts)}]" in fields:
             parts.append(_build(f"{name}[{len(parts)}]", fields, arrays, made))
         return tuple(parts) if text == "tuple" else parts
+    if text == "dict":
+        keys = [match[1] for part in fields if (match := re.fullmatch(rf"{re.escape(name)}\[({KEY})\]", part))]
+        return {ast.literal_eval(key): _build(f"{name}[{key}]", fields, arrays, made) for key in keys}
+    if text in ("inf", "-inf", "nan"):
+        return float(text)
     if not text.isidentifier() or text in ("None", "True", "False"):
         return ast.literal_eval(text)
     if text not in CLASSES:
@@ -225,6 +231,8 @@ def _walk(tree: PyTree, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _walk(getattr(tree, field), f"{name}.{field}")
     elif isinstance(tree, dict):
         for key, part in tree.items():
+            if not re.fullmatch(KEY, repr(key)):
+                raise TypeError(f"expected keys of dictionaries that are plain texts or whole numbers, got {key!r}")
             yield from _walk(part, f"{name}[{key!r}]")
     elif isinstance(tree, tuple | list):
         for i, part in enumerate(tree):
@@ -236,21 +244,41 @@ def _fields(tree: PyTree) -> dict[str, str]:
 
     def text(value: Any) -> str:
         if _is_array(value):
-            return f"{np.dtype(value.dtype).name} {tuple(value.shape)}"
-        nested = dataclasses.is_dataclass(value) or isinstance(value, tuple | list | dict)
-        return type(value).__name__ if nested else repr(value)
+            return f"{f'key<{jax.random.key_impl(value)}>' if _is_key(value) else value.dtype} {tuple(value.shape)}"
+        if dataclasses.is_dataclass(value) or isinstance(value, tuple | list | dict):
+            return type(value).__name__
+        if type(value) not in (bool, int, float, str, bytes, complex, type(None)):
+            raise TypeError(
+                f"expected arrays, pytrees, numbers and texts to write, got one of type {type(value).__name__}"
+            )
+        return repr(value)
 
     return {name: text(value) for name, value in _walk(tree)}
 
 
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and not dataclasses.is_dataclass(value)  # `Rounded` has a shape, too
+    return (
+        hasattr(value, "shape") and hasattr(value, "dtype") and not dataclasses.is_dataclass(value)
+    )  # `Rounded` has a shape, too
+
+
+def _is_key(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def _plain(leaf: Any) -> np.ndarray:
-    """An array; its bits where numpy itself has no such dtype."""
-    array = np.asarray(leaf)
-    return array if array.dtype.isbuiltin else array.view(f"u{array.itemsize}")
+    """An array; its bits where safetensors have no such dtype; the numbers of random keys."""
+    array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else as_array(leaf))
+    known = array.dtype.isbuiltin == 1 or array.dtype.name in NAMES.values()
+    return array if known else array.view(f"u{array.itemsize}")
+
+
+def _restored(array: np.ndarray, text: str, made: Callable[[np.ndarray], Any] = jnp.asarray) -> Any:
+    """What `_plain` made of an array of this dtype and shape."""
+    dtype = text.split()[0]
+    if dtype.startswith("key<"):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=dtype[4:-1])
+    return made(array.view(jnp.dtype(dtype)))
 
 
 def _checksum(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
