@@ -27,6 +27,8 @@ from rqjax.core.registry import unknown_name
 FORMAT = "rqjax-tree-2"
 NAMES = {"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """Of dtypes in safetensors that are no kind and number of bits, as F32 and U8 are; of others their bits are written."""
+KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+"""Random numbers by the dtype of their keys."""
 KEY = r"'[^'\\]*'|\"[^\"\\]*\"|-?\d+"
 """Of a dictionary, as it is written in names."""
 LEVEL = 1
@@ -244,7 +246,7 @@ def _fields(tree: PyTree) -> dict[str, str]:
 
     def text(value: Any) -> str:
         if _is_array(value):
-            return f"{f'key<{jax.random.key_impl(value)}>' if _is_key(value) else value.dtype} {tuple(value.shape)}"
+            return f"{value.dtype.name} {tuple(value.shape)}"
         if dataclasses.is_dataclass(value) or isinstance(value, tuple | list | dict):
             return type(value).__name__
         if type(value) not in (bool, int, float, str, bytes, complex, type(None)):
@@ -257,9 +259,8 @@ def _fields(tree: PyTree) -> dict[str, str]:
 
 
 def _is_array(value: Any) -> bool:
-    return (
-        hasattr(value, "shape") and hasattr(value, "dtype") and not dataclasses.is_dataclass(value)
-    )  # `Rounded` has a shape, too
+    """`Rounded` has a shape, too, and a dtype of NumPy has one."""
+    return hasattr(value, "shape") and hasattr(getattr(value, "dtype", None), "name")
 
 
 def _is_key(value: Any) -> bool:
@@ -276,8 +277,8 @@ def _plain(leaf: Any) -> np.ndarray:
 def _restored(array: np.ndarray, text: str, made: Callable[[np.ndarray], Any] = jnp.asarray) -> Any:
     """What `_plain` made of an array of this dtype and shape."""
     dtype = text.split()[0]
-    if dtype.startswith("key<"):
-        return jax.random.wrap_key_data(jnp.asarray(array), impl=dtype[4:-1])
+    if dtype in KEYS:
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=KEYS[dtype])
     return made(array.view(jnp.dtype(dtype)))
 
 
