@@ -13,7 +13,9 @@ import rqjax
 from rqjax import storage
 from rqjax.core import treefile
 from rqjax.core.pytree import CLASSES
+from rqjax.learning.training import Plan, _adam, _begin
 from rqjax.quantizers.product import Rounded
+from tests.tools.suites import some
 
 
 def cache(name="rotor_chain_3/v2_rotated+centered", **options):
@@ -160,3 +162,107 @@ def test_unknown_recipes_and_parts_are_named(tmp_path, monkeypatch):
     monkeypatch.delitem(CLASSES, "Scalar")
     with pytest.raises(KeyError, match="unknown part 'Scalar'; "):
         rqjax.load(path)
+
+
+def assert_same(tree, again):
+    """To the bit, whatever the dtype."""
+    assert jax.tree.structure(again) == jax.tree.structure(tree)
+    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(tree), strict=True):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            assert jax.random.key_impl(a) == jax.random.key_impl(b)
+            a, b = map(jax.random.key_data, (a, b))
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def assert_comes_back(tree, path):
+    """By itself, into what has its fields, in memory or mapped, packed or not."""
+    rqjax.save(tree, path)
+    assert_same(tree, rqjax.load(path))
+    assert_same(tree, rqjax.load(path, like=tree))
+    assert_same(tree, rqjax.load(path, like=jax.eval_shape(lambda: tree)))
+    assert_same(tree, treefile.load(path, mapped=True)[0])
+    treefile.save(tree, path, packed=True)
+    assert_same(tree, rqjax.load(path))
+
+
+DTYPES = ["bool", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "bfloat16"]
+DTYPES += ["float32", "complex64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e4m3fnuz"]
+
+
+def test_every_dtype_comes_back(tmp_path):
+    """Arrays of no axis and of no number too, random keys, and what is no array."""
+    arrays = {name: [jnp.ones(shape, name) for shape in ((), (0,), (3, 0, 2), (4, 3))] for name in DTYPES}
+    keys = [jax.random.split(jax.random.key(0, impl=impl), 3) for impl in ("threefry2x32", "rbg")]
+    assert_comes_back((arrays, keys, jax.random.PRNGKey(0), {}, (), []), tmp_path / "a.safetensors")
+    others = {"text's": ("inf", "None", "a\nb"), "numbers": [float("inf"), -float("inf"), 1e300, 3, True, None, 1j]}
+    rqjax.save((np.arange(3, dtype=">f4"),), tmp_path / "a.safetensors")
+    assert rqjax.load(tmp_path / "a.safetensors")[0].tolist() == [0, 1, 2]
+    rqjax.save(others, tmp_path / "a.safetensors")
+    assert rqjax.load(tmp_path / "a.safetensors") == rqjax.load(tmp_path / "a.safetensors", others) == others
+
+
+NAMES = [*rqjax.STRATEGIES, "turboquant_trellis_2+centered", "nested_e8_3", "turboquant_prod_3/affine_4", "isoquant_3"]
+
+
+@pytest.mark.parametrize("name", some(NAMES, ["float8", "nvfp4", "kivi_2"]))
+def test_every_cache_comes_back(name, tmp_path):
+    cache = rqjax.strategy(name, jax.random.key(0), 128).cache(1, 1, 300)
+    assert_comes_back(rqjax.append(cache, *jax.random.normal(jax.random.key(1), (2, 1, 290, 1, 128))), tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", some([*rqjax.METHODS, *rqjax.FITTED], ["rotorquant_paper", "oscar"]))
+def test_every_recipe_comes_back(name, tmp_path):
+    """With codes."""
+    x = jax.random.normal(jax.random.key(1), (400, 16))
+    quantizer = (
+        rqjax.METHODS[name](jax.random.key(0), 16, 2)
+        if name in rqjax.METHODS
+        else rqjax.FITTED[name](jax.random.key(0), x, 2)
+    )
+    assert_comes_back((quantizer, quantizer.encode(x)), tmp_path / "q")
+    rqjax.save(quantizer, tmp_path / "q", recipe=name)
+    assert storage.recipe(tmp_path / "q") == name
+
+
+@pytest.mark.parametrize("metric", some(["ip", "l2", "cosine"], ["l2"]))
+def test_every_index_comes_back(metric, tmp_path):
+    x = jax.random.normal(jax.random.key(1), (60, 16))
+    for code in (rqjax.eden(jax.random.key(0), 16, 3), rqjax.Exact(16, "float8_e4m3fn")):
+        for store in (None, rqjax.Exact(16, "float8_e5m2")):
+            assert_comes_back(rqjax.Index.build(code, x, metric=metric, store=store), tmp_path / "i")
+            ivf = rqjax.IVF.build(code, x, metric=metric, store=store, key=jax.random.key(2), lists=4)
+            assert_comes_back(ivf, tmp_path / "i")
+            ivf.save(tmp_path / "i")
+            assert_same(ivf, rqjax.IVF.load(tmp_path / "i"))
+
+
+def test_a_calibration_and_a_training_come_back(tmp_path):
+    x = jax.random.normal(jax.random.key(1), (2, 80, 16))
+    fitted = rqjax.klt_trellis(jax.random.key(0), x, 2)
+    calibration = [
+        rqjax.Strategy(fitted, rqjax.eden(jax.random.key(0), 16, 2), x[:, 0], pre_rope=True),
+        rqjax.Strategy(rqjax.Split((fitted, fitted)), None, turned=True),
+    ]
+    assert_comes_back(calibration, tmp_path / "c")
+    leaves = jax.tree.leaves(rqjax.rotor_chain(jax.random.key(0), 16, 2))
+    state = _begin(Plan((0,), _adam(9, (True,)), 9, 3, 4, 5), leaves)
+    treefile.save(state, tmp_path / "t")
+    assert_same(state, treefile.load(tmp_path / "t", state)[0])
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (len, "expected arrays, pytrees, numbers and texts to write, got one of type builtin_function_or_method"),
+        (jnp.float32, "expected arrays, pytrees, numbers and texts to write, got one of type"),
+        (np.dtype("float32"), "expected arrays, pytrees, numbers and texts to write, got one of type Float32DType"),
+        ({("a", 1): 2}, r"expected keys of dictionaries that are plain texts or whole numbers, got \('a', 1\)"),
+        (np.array(["a"]), "expected an array of numbers, got one of <U1"),
+        (jax.ShapeDtypeStruct((2,), "float32"), "expected an array of numbers, got one of object"),
+    ],
+)
+def test_what_would_not_load_is_not_written(tree, message, tmp_path):
+    with pytest.raises(TypeError, match=f"^{message}"):
+        rqjax.save((tree,), tmp_path / "a")
+    assert os.listdir(tmp_path) == []

@@ -6,14 +6,14 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from rqjax.arrays.blocks import in_blocks
-from rqjax.core import check_int, operation
+from rqjax.core import Key, check_int, operation, random
 
 BLOCK_DISTANCES = 2**19
 """Distances that are held at a time: 2 MiB, which stay in a core's cache."""
 
 
 @operation
-def kmeans(key: Array, x: Float[Array, "groups n d"], k: int, iterations: int = 20) -> Float[Array, "groups k d"]:
+def kmeans(key: Key, x: Float[Array, "groups n d"], k: int, iterations: int = 20) -> Float[Array, "groups k d"]:
     """Centroids of each group: k-means++, then Lloyd's iterations.
 
     Args:
@@ -31,10 +31,10 @@ def kmeans(key: Array, x: Float[Array, "groups n d"], k: int, iterations: int = 
         key, x = args
         return lloyd(x, spread(key, x, k), iterations)
 
-    return lax.map(one, (jax.random.split(key, len(x)), x))
+    return lax.map(one, (random.split(key, len(x)), x))
 
 
-def spread(key: Array, x: Float[Array, "n d"], k: int) -> Float[Array, "k d"]:
+def spread(key: Key, x: Float[Array, "n d"], k: int) -> Float[Array, "k d"]:
     """Vectors chosen one after the other, each with a probability proportional to the squared distance to the nearest
     one chosen so far (k-means++: Arthur & Vassilvitskii, 2007).
 
@@ -52,7 +52,7 @@ def spread(key: Array, x: Float[Array, "n d"], k: int) -> Float[Array, "k d"]:
         left = jnp.where(jnp.isfinite(least), left - speed * least, left)
         return (left, jnp.minimum(speed, distance)), centroid
 
-    clocks = jax.random.exponential(key, (len(x),))
+    clocks = random.exponential(key, (len(x),))
     return lax.scan(choose, (clocks, jnp.full(len(x), 1e30)), None, k)[1]
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rqjax.cache.kv import KVCache
-from rqjax.core import Quantizer, check_int, nbytes, pytree, static, unknown_name
+from rqjax.core import Key, Quantizer, check_int, nbytes, pytree, random, static, unknown_name
 from rqjax.quantizers.affine import Affine, MinMax
 from rqjax.quantizers.balanced import Balanced
 from rqjax.quantizers.block_formats import FORMATS, Blocks
@@ -82,14 +82,14 @@ class Strategy:
         return nbytes(jax.eval_shape(lambda: self.cache(batch, kv_heads, max_len, **options)))
 
 
-def _v2_rotated_qjl(key: Array, dim: int, sketch: Callable[[Array, int], Quantizer]) -> Strategy:
+def _v2_rotated_qjl(key: Key, dim: int, sketch: Callable[[Array, int], Quantizer]) -> Strategy:
     """QJL corrects scores; the values do without."""
-    first, second = jax.random.split(key)
+    first, second = random.split(key)
     values = methods.affine_rotated(first, dim, 3)
     return Strategy(Residual(values, sketch(second, dim)), values)
 
 
-def _v3(key: Array, dim: int, bits: float | int) -> Strategy:
+def _v3(key: Key, dim: int, bits: float | int) -> Strategy:
     return _same(methods.turboquant_mixed(key, dim, bits))
 
 
@@ -145,7 +145,7 @@ OPTIONS = ("centered", "turned", "pre_rope")
 """What may stand behind a name, after a "+"."""
 
 
-def strategy(name: str, key: Array, dim: int, *, latent: int | None = None) -> Strategy:
+def strategy(name: str, key: Key, dim: int, *, latent: int | None = None) -> Strategy:
     """The strategy of a name, for heads of `dim` dimensions.
 
     A name is one of `STRATEGIES`, or an entry of `METHODS`, with `_<bits>` behind it for other than 4 bits
@@ -180,7 +180,7 @@ def strategy(name: str, key: Array, dim: int, *, latent: int | None = None) -> S
 
 
 def for_layers(
-    names: str | Sequence[str | Strategy], key: Array, layers: int, dim: int, latent: int | None = None
+    names: str | Sequence[str | Strategy], key: Key, layers: int, dim: int, latent: int | None = None
 ) -> list[Strategy]:
     """A strategy for each layer of a model: of a name, each with a random rotation of its own, or as they are given.
 
@@ -190,7 +190,7 @@ def for_layers(
     if not isinstance(names, str) and len(names) != layers:
         raise ValueError(f"expected {layers} strategies, one a layer, got {len(names)}")
     each = [names] * layers if isinstance(names, str) else names
-    keys = [jax.random.fold_in(key, i) for i in range(layers)]
+    keys = [random.fold_in(key, i) for i in range(layers)]
     return [strategy(n, k, dim, latent=latent) if isinstance(n, str) else n for n, k in zip(each, keys, strict=True)]
 
 
@@ -222,7 +222,7 @@ def checked(name: str) -> tuple[list[str], dict[str, Any]]:
     return names, options
 
 
-def named(name: str, key: Array, dim: int) -> Strategy:
+def named(name: str, key: Key, dim: int) -> Strategy:
     """The strategy of a name without options."""
     if name in STRATEGIES:
         return STRATEGIES[name](key, dim)

@@ -1,6 +1,7 @@
 """What everything rests on: quantizers, pytrees, checks, registries, platforms, and who computes an operation."""
 
 from rqjax.core.checks import (
+    as_array as as_array,
     check_data as check_data,
     check_floats as check_floats,
     check_int as check_int,
@@ -26,6 +27,7 @@ from rqjax.core.quantizer import (
     Wrapper as Wrapper,
     nbytes as nbytes,
 )
+from rqjax.core.random import Key as Key
 from rqjax.core.registry import (
     Registry as Registry,
     UnknownName as UnknownName,

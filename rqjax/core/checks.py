@@ -14,11 +14,40 @@ from jaxtyping import Array, Int, PyTree
 from rqjax.core.mesh import fetched
 
 
+def as_array(x: Any) -> Array | np.ndarray:
+    """Numbers as an array of jax or NumPy. Such arrays are returned as they are, files that are mapped among them;
+    lists and what other libraries have (a tensor of PyTorch, also one that gradients are asked of) are converted.
+
+    Raises:
+      TypeError: these are no numbers that jax knows, or some of them are masked.
+      ValueError: lists are of different lengths.
+    """
+    if isinstance(x, jax.Array):
+        return x
+    if hasattr(x, "__jax_array__"):
+        return jnp.asarray(x)
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError("expected an array without a mask, got a masked one")
+    if not isinstance(x, np.ndarray):
+        x = x.detach() if hasattr(x, "detach") else x
+        try:
+            x = np.asarray(x)
+        except (TypeError, RuntimeError):
+            if not hasattr(x, "__dlpack__"):  # a list of traced numbers
+                return jnp.asarray(x)
+            return jnp.from_dlpack(x.contiguous())  # of PyTorch, in bfloat16 or on another device
+        except ValueError:
+            raise ValueError("expected lists of one length, got several") from None
+    if x.dtype.kind in "OSUMm" or x.dtype in (np.longdouble, np.clongdouble):
+        raise TypeError(f"expected an array of numbers, got one of {x.dtype}")
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder())
+
+
 def check_vectors(x: Any, dim: int) -> Array:
     """`x` as an array, if it holds floating-point vectors of dimension `dim`."""
-    x = jnp.asarray(x)
+    x = as_array(x)
     check_floats(x, dim)
-    return x
+    return jnp.asarray(x)
 
 
 def check_floats(x: Array | np.ndarray, dim: int) -> None:

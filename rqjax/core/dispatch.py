@@ -17,6 +17,7 @@ from jax.interpreters.partial_eval import DynamicJaxprTracer
 from jaxtyping import PyTree
 
 from rqjax.core import platforms
+from rqjax.core.checks import as_array
 from rqjax.core.registry import nest, unknown_name
 
 Implementation: TypeAlias = Literal["xla", "mosaic_gpu", "mosaic_tpu", "mps"]
@@ -24,6 +25,8 @@ Implementation: TypeAlias = Literal["xla", "mosaic_gpu", "mosaic_tpu", "mps"]
 Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+TAKE_VECTORS = {"encode", "dot", "roundtrip"}
+"""Operations whose second argument holds vectors; it may be of lists of numbers, too."""
 CONTEXT: list[Callable[[], Hashable]] = [platforms.platform]
 """What tracing depends on beside the arguments; a change of it compiles anew."""
 _ONLY_XLA: ContextVar[bool] = ContextVar("only_xla", default=False)
@@ -87,6 +90,8 @@ def operation(body: Callable[..., Result]) -> Callable[..., Result]:
         if not args:  # all by name
             bound = signature.bind(**options)
             args, options = bound.args, bound.kwargs
+        if body.__name__ in TAKE_VECTORS and len(args) > 1:
+            args = (args[0], as_array(args[1]), *args[2:])
         asked = "xla" if _ONLY_XLA.get() else implementation
         parts = _Parts.of(args, options)
         if any(isinstance(leaf, DynamicJaxprTracer) for leaf in (*parts.own, *parts.others)):
@@ -124,6 +129,9 @@ class _Parts(NamedTuple):
     @classmethod
     def of(cls, args: Any, options: Any) -> "_Parts":
         leaves, structure = jax.tree.flatten((args, options))
+        leaves = [
+            leaf if isinstance(leaf, jax.Array) or not hasattr(leaf, "__array__") else as_array(leaf) for leaf in leaves
+        ]
         count = len(jax.tree.leaves(args[:1]))
         arrays = [leaf if isinstance(leaf, jax.Array | np.ndarray | np.generic) else None for leaf in leaves]
         # With their types: 1 is True is 1.0 to a dictionary.

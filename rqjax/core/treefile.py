@@ -20,12 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from rqjax.core.checks import as_array
 from rqjax.core.pytree import CLASSES
 from rqjax.core.registry import unknown_name
 
 FORMAT = "rqjax-tree-2"
 NAMES = {"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-"""Of dtypes in safetensors that are no kind and number of bits, as F32 and U8 are."""
+"""Of dtypes in safetensors that are no kind and number of bits, as F32 and U8 are; of others their bits are written."""
+KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+"""Random numbers by the dtype of their keys."""
+KEY = r"'[^'\\]*'|\"[^\"\\]*\"|-?\d+"
+"""Of a dictionary, as it is written in names."""
 LEVEL = 1
 """Of gzip. Codes of 2 bits of a trained model become 0.85 (`eden`) to 0.91 (trellis) as large at 45 MB/s, and come back
 at 200; level 6 brings another 0.5 %, lzma 4 to 7 % at a tenth of the speed."""
@@ -63,9 +68,9 @@ def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = Fa
         if expected.get(name) != fields.get(name):
             wanted, got = expected.get(name), fields.get(name)
             raise ValueError(f"{path} does not match: expected {name} {wanted}, got {got}")
-    leaves = {name: jnp.asarray(arrays[name].view(leaf.dtype)) for name, leaf in _walk(like) if _is_array(leaf)}
+    leaves = {name: _restored(arrays[name], fields[name]) for name, leaf in _walk(like) if _is_array(leaf)}
     places, structure = jax.tree_util.tree_flatten_with_path(like)
-    tree = jax.tree.unflatten(structure, [leaves[jax.tree_util.keystr(place)] for place, _ in places])
+    tree = jax.tree.unflatten(structure, [leaves.get(jax.tree_util.keystr(place), leaf) for place, leaf in places])
     return tree, metadata
 
 
@@ -75,7 +80,8 @@ def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dic
     Before 2026-11-22 a `TokenArray` was a `Timed` with `per` tokens an entry, and a sign sketch was a class of its own,
     `Sign(sketch, gain, dtype)`, in the place of `Normalized(Rotated(sketch, Scalar))`. Before 2026-11-23 codes of
     `Columns` and `TrellisColumns` were not streams, and caches knew no rope; until 2026-11-24 they knew no pages, and
-    units of keys had an axis of their own; before 2026-11-26 none was of latents.
+    units of keys had an axis of their own; before 2026-11-26 none was of latents; until that day indexes had no
+    center.
     """
     fields, arrays = dict(fields), dict(arrays)
     for name in [name for name, text in fields.items() if text == "Timed"]:
@@ -94,6 +100,8 @@ def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dic
         if f"{name}.held" not in fields:
             fields[f"{name}.held"] = fields[f"{name}.lengths"]
             arrays[f"{name}.held"] = np.zeros_like(arrays[f"{name}.lengths"])
+    for name in [name for name, text in fields.items() if text in ("Index", "IVF")]:
+        fields.setdefault(f"{name}.center", "None")
     for name in [name for name, text in fields.items() if text == "Sign"]:
         sketch, rotated, scalar = f"{name}.sketch", f"{name}.inner", f"{name}.inner.inner"
         tables: list[Any] = [fields, arrays]
@@ -136,10 +144,8 @@ def _read(path: str | os.PathLike[str], mapped: bool = False) -> tuple[dict[str,
         raise FileNotFoundError(f"there is no file {path}")
     try:
         with _unpacked(Path(path)) as plain, safe_open(plain, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {} if mapped else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if mapped:
-            arrays = _mapped(Path(path))
+            metadata, arrays = file.metadata() or {}, _mapped(plain)
+            arrays = arrays if mapped else {name: np.array(array) for name, array in arrays.items()}
     except (SafetensorError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
     if metadata.get("format") != FORMAT:
@@ -206,13 +212,18 @@ def _build(
 ) -> PyTree:
     """The part of a nest that has this name, of arrays as they are `made`."""
     text = fields[name]
-    if name in arrays or re.fullmatch(r"\w+ \(.*\)", text):
-        return made(arrays[name].view(jnp.dtype(text.split()[0])))
+    if name in arrays or re.fullmatch(r"\S+ \(.*\)", text):
+        return _restored(arrays[name], text, made)
     if text in ("tuple", "list"):
         parts = []
         while f"{name}[{len(parts)}]" in fields:
             parts.append(_build(f"{name}[{len(parts)}]", fields, arrays, made))
         return tuple(parts) if text == "tuple" else parts
+    if text == "dict":
+        keys = [match[1] for part in fields if (match := re.fullmatch(rf"{re.escape(name)}\[({KEY})\]", part))]
+        return {ast.literal_eval(key): _build(f"{name}[{key}]", fields, arrays, made) for key in keys}
+    if text in ("inf", "-inf", "nan"):
+        return float(text)
     if not text.isidentifier() or text in ("None", "True", "False"):
         return ast.literal_eval(text)
     if text not in CLASSES:
@@ -234,6 +245,8 @@ def _walk(tree: PyTree, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _walk(getattr(tree, field), f"{name}.{field}")
     elif isinstance(tree, dict):
         for key, part in tree.items():
+            if not re.fullmatch(KEY, repr(key)):
+                raise TypeError(f"expected keys of dictionaries that are plain texts or whole numbers, got {key!r}")
             yield from _walk(part, f"{name}[{key!r}]")
     elif isinstance(tree, tuple | list):
         for i, part in enumerate(tree):
@@ -245,21 +258,40 @@ def _fields(tree: PyTree) -> dict[str, str]:
 
     def text(value: Any) -> str:
         if _is_array(value):
-            return f"{np.dtype(value.dtype).name} {tuple(value.shape)}"
-        nested = dataclasses.is_dataclass(value) or isinstance(value, tuple | list | dict)
-        return type(value).__name__ if nested else repr(value)
+            return f"{value.dtype.name} {tuple(value.shape)}"
+        if dataclasses.is_dataclass(value) or isinstance(value, tuple | list | dict):
+            return type(value).__name__
+        if type(value) not in (bool, int, float, str, bytes, complex, type(None)):
+            raise TypeError(
+                f"expected arrays, pytrees, numbers and texts to write, got one of type {type(value).__name__}"
+            )
+        return repr(value)
 
     return {name: text(value) for name, value in _walk(tree)}
 
 
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and not dataclasses.is_dataclass(value)  # `Rounded` has a shape, too
+    """`Rounded` has a shape, too, and a dtype of NumPy has one."""
+    return hasattr(value, "shape") and hasattr(getattr(value, "dtype", None), "name")
+
+
+def _is_key(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def _plain(leaf: Any) -> np.ndarray:
-    """An array; its bits where numpy itself has no such dtype."""
-    array = np.asarray(leaf)
-    return array if array.dtype.isbuiltin else array.view(f"u{array.itemsize}")
+    """An array; its bits where safetensors have no such dtype; the numbers of random keys."""
+    array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else as_array(leaf))
+    known = array.dtype.isbuiltin == 1 or array.dtype.name in NAMES.values()
+    return array if known else array.view(f"u{array.itemsize}")
+
+
+def _restored(array: np.ndarray, text: str, made: Callable[[np.ndarray], Any] = jnp.asarray) -> Any:
+    """What `_plain` made of an array of this dtype and shape."""
+    dtype = text.split()[0]
+    if dtype in KEYS:
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=KEYS[dtype])
+    return made(array.view(jnp.dtype(dtype)))
 
 
 def _checksum(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> str:

@@ -17,7 +17,7 @@ from jax.tree_util import Partial, all_leaves
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PyTree
 
-from rqjax.core import Quantizer, check_data, check_int, is_traced, operation, platforms, treefile
+from rqjax.core import Key, Quantizer, check_data, check_int, is_traced, operation, platforms, random, treefile
 from rqjax.learning.losses import Distortion
 from rqjax.learning.parameters import Where, places, with_parameters
 from rqjax.rotations import Chain, Dense, Rotation, StridedRotor
@@ -64,7 +64,7 @@ class State(NamedTuple):
 def fit(
     quantizer: Quantizer,
     x: PyTree,
-    key: Array,
+    key: Key,
     *,
     where: Where,
     loss: Any = Distortion(),  # noqa: B008
@@ -133,7 +133,8 @@ def fit(
     turning = _turning(quantizer)
     optimizer = optimizer or _adam(steps, tuple(turning[place] for place in picked))
     plan = Plan(picked, optimizer, steps, -(-steps // evaluations), batch_size, patience)
-    inputs = quantizer, x, validation, platforms.plain_key(key), Partial(loss) if all_leaves([loss]) else loss
+    key = platforms.plain_key(random.as_key(key))
+    inputs = quantizer, x, validation, key, Partial(loss) if all_leaves([loss]) else loss
     state = _begin(plan, leaves)
     if checkpoint is None and progress is None:
         state = _train(plan, plan.rounds, state, *inputs)
@@ -166,7 +167,7 @@ def _begin(plan: Plan, leaves: list[Array]) -> State:
 
 @operation
 def _train(
-    plan: Plan, rounds: int, state: State, quantizer: Quantizer, x: PyTree, validation: PyTree, key: Array, loss: Any
+    plan: Plan, rounds: int, state: State, quantizer: Quantizer, x: PyTree, validation: PyTree, key: Key, loss: Any
 ) -> State:
     """Some rounds: an evaluation, then steps of training unless it has stopped."""
     size = len(jax.tree.leaves(x)[0])
@@ -176,7 +177,7 @@ def _train(
 
     def step(carry: tuple[Any, PyTree], i: Array) -> tuple[tuple[Any, PyTree], Array]:
         params, moments = carry
-        rows = jax.random.randint(jax.random.fold_in(key, i), (plan.batch_size,), 0, size)
+        rows = random.randint(random.fold_in(key, i), (plan.batch_size,), 0, size)
         batch = jax.tree.map(lambda a: a[rows], x)
         error, gradient = jax.value_and_grad(value)(params, batch, i / plan.steps)
         updates, moments = plan.optimizer.update(gradient, moments, params)

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from rqjax.arrays import packing
 from rqjax.arrays.kmeans import kmeans, nearest
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Queries, Vectors, check_vectors, pytree, static
+from rqjax.core import Codes, Key, Quantizer, Queries, Vectors, check_vectors, pytree, static
 from rqjax.quantizers.uniform import Uniform
 
 
@@ -99,7 +99,7 @@ class Product(Quantizer):
         return [self._groups] * self.index_bits
 
     @classmethod
-    def fit(cls, key: Array, x: Float[Array, "n d"], width: int, k: int, iterations: int = 20) -> "Product":
+    def fit(cls, key: Key, x: Float[Array, "n d"], width: int, k: int, iterations: int = 20) -> "Product":
         """Centroids by k-means of each group (PQ).
 
         Args:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float
 
-from rqjax.core import Codes, Quantizer, Registry, nbytes, operation
+from rqjax.arrays.planes import as_float32
+from rqjax.core import Codes, Key, Quantizer, Registry, as_array, nbytes, operation, random
 from rqjax.quantizers.combinators import Residual
 from rqjax.quantizers.exchange import Exchange, exchange
 from rqjax.quantizers.product import Product, Rounded
@@ -71,7 +72,7 @@ STAGE = rf"(?:l(\d))?(?:w([1-9]\d*))?(?:c([1-9]\d?))?(?:p({SHARE}))?"
 
 
 def fit_under_budget(
-    name: str, key: Array, x: Shaped[Array, "..."], ratio: int | float, *, word_bits: int = 32
+    name: str, key: Key, x: Any, ratio: int | float, *, word_bits: int = 32
 ) -> tuple[Quantizer, Codes]:
     """The most that a method can put into n d w / (8 r) bytes.
 
@@ -119,17 +120,17 @@ def method(name: str, bits: float) -> Any:
 
 
 def _check(x: Any, dtype: DTypeLike) -> Float[Array, "n d"]:
-    x = jnp.asarray(x)
+    x = jnp.asarray(as_array(x))
     if x.ndim != 2 or not x.size or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"expected a matrix (n, d) of floating-point numbers, got {x.dtype} {x.shape}")
-    bad = int((~(jnp.abs(x) <= jnp.finfo(dtype).max)).sum())
+    bad = int((~(jnp.abs(as_float32(x)) <= jnp.finfo(dtype).max)).sum())
     if bad:
         raise ValueError(f"expected finite numbers that {jnp.dtype(dtype).name} holds, got {bad} others")
     return x.astype(jnp.float32)
 
 
 def _fit_stages(
-    setting: Setting, key: Array, x: Float[Array, "n d"], budget: int, dtype: DTypeLike
+    setting: Setting, key: Key, x: Float[Array, "n d"], budget: int, dtype: DTypeLike
 ) -> tuple[Quantizer, Codes]:
     stages = list(setting.stages)
 
@@ -141,13 +142,13 @@ def _fit_stages(
         last = max(i for i, stage in enumerate(stages) if stage.levels)
         stages[last] = stages[last]._replace(levels=stages[last].levels - 1)
     rest, fitted = budget - sum(maps()), []
-    for stage, size, stage_key in zip(stages, maps(), jax.random.split(key, len(stages)), strict=True):
+    for stage, size, stage_key in zip(stages, maps(), random.split(key, len(stages)), strict=True):
         x = x - _decode(*fitted[-1]) if fitted else x
         fitted.append(_fill((_product, stage, dtype), stage_key, x, size + int(stage.share * rest), len(x)))
     return functools.reduce(lambda late, early: (Residual(early[0], late[0]), (early[1], late[1])), reversed(fitted))
 
 
-def _fill(make: Make, key: Array, x: Float[Array, "n d"], budget: int, most: int) -> tuple[Quantizer, Codes]:
+def _fill(make: Make, key: Key, x: Float[Array, "n d"], budget: int, most: int) -> tuple[Quantizer, Codes]:
     """The quantizer of the largest size whose arrays and codes fit, and the codes of x."""
 
     def taken(size: int) -> int:
@@ -163,7 +164,7 @@ def _fill(make: Make, key: Array, x: Float[Array, "n d"], budget: int, most: int
 
 
 @operation
-def _coded(make: Make, size: int, key: Array, x: Float[Array, "n d"]) -> tuple[Quantizer, Codes]:
+def _coded(make: Make, size: int, key: Key, x: Float[Array, "n d"]) -> tuple[Quantizer, Codes]:
     function, *options = make
     quantizer = function(*options, key, x, size)
     return quantizer, quantizer.encode(x)
@@ -174,7 +175,7 @@ def _decode(quantizer: Quantizer, codes: Codes) -> Float[Array, "n d"]:
     return quantizer.decode(codes)
 
 
-def _product(stage: Stage, dtype: DTypeLike, key: Array, x: Float[Array, "n d"], k: int) -> Exchange | Product:
+def _product(stage: Stage, dtype: DTypeLike, key: Key, x: Float[Array, "n d"], k: int) -> Exchange | Product:
     if x.shape[1] % (stage.width * 2**stage.levels):
         raise ValueError(
             f"expected groups of {stage.width} coordinates to fill the leaves of {stage.levels} levels of exchange, "
@@ -186,7 +187,7 @@ def _product(stage: Stage, dtype: DTypeLike, key: Array, x: Float[Array, "n d"],
     return Exchange(product, stage.levels) if stage.levels else product
 
 
-def _in_words(function: Any, dtype: DTypeLike, key: Array, x: Float[Array, "n d"], size: int) -> Quantizer:
+def _in_words(function: Any, dtype: DTypeLike, key: Key, x: Float[Array, "n d"], size: int) -> Quantizer:
     return jax.tree.map(lambda array: array.astype(dtype), function(key, x, size))
 
 

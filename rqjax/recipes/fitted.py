@@ -1,9 +1,13 @@
 """The registry of recipes that learn from data, and what they have in common."""
 
+import functools
 import inspect
 from collections.abc import Callable
+from typing import Any
 
-from rqjax.core import Quantizer, Registry, platforms
+import jax.numpy as jnp
+
+from rqjax.core import Key, Quantizer, Registry, as_array, platforms
 
 FITTED = Registry("fitted method", {})
 """Recipes that learn from data: `FITTED[name](key, x, bits)`. One with a parameter `queries` may also be given what
@@ -32,6 +36,12 @@ Example:
 
 def fitted(recipe: Callable[..., Quantizer]) -> Callable[..., Quantizer]:
     """Enters a recipe into `FITTED`, runs it on the host where the device is Apple's, and completes its docstring."""
-    run = FITTED[recipe.__name__] = platforms.made_on_host(recipe)
+    make = platforms.made_on_host(recipe)
+
+    @functools.wraps(recipe)
+    def run(key: Key, x: Any, bits: float | int, **options: Any) -> Quantizer:
+        return make(key, jnp.asarray(as_array(x)), bits, **options)
+
+    FITTED[recipe.__name__] = run
     run.__doc__ = f"{inspect.getdoc(recipe)}\n{USAGE.format(name=recipe.__name__)}"
     return run

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from rqjax import codebooks
 from rqjax.arrays import norms
 from rqjax.codebooks import MAX_BITS, trellis_tables
-from rqjax.core import Quantizer, check_int, operation
+from rqjax.core import Key, Quantizer, check_int, operation, random
 from rqjax.quantizers.combinators import Rotated, Scaled
 from rqjax.quantizers.per_head import stack_heads
 from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
@@ -31,7 +31,7 @@ TRELLIS_GAIN = (1, 0.776, 0.644, 0.573, 0.572, 0.584, 0.649, 0.82, 1.017)
 
 
 @fitted
-def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
+def klt_trellis(key: Key, x: Array, bits: float | int) -> Quantizer:
     """A Karhunen-Loeve transform, a trellis with bits where the variance is, and the best scale per vector.
 
     Blocks of neighboring principal coordinates are mixed by random rotations: alone they have heavy tails, and a
@@ -44,7 +44,7 @@ def klt_trellis(key: Array, x: Array, bits: float | int) -> Quantizer:
     x, unstack = stack_heads(x)
     check_int("the whole part of bits", int(bits // 1), 1, MAX_BITS)
     unit = norms.direction(x)
-    keys = jax.random.split(key, len(x))
+    keys = random.split(key, len(x))
     held = min(HELD_OUT, x.shape[1] // 8)
     train, test = (unit[:, :-held], x[:, -held:]) if held else (unit, x)
     even = float(trellis_tables.PARTS * bits).is_integer()
@@ -63,7 +63,7 @@ def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | 
 
 @operation
 @functools.partial(jax.vmap, in_axes=(0, 0, None))
-def _principal(key: Array, unit: Float[Array, "n d"], block: int) -> tuple[Dense, Array, Array]:
+def _principal(key: Key, unit: Float[Array, "n d"], block: int) -> tuple[Dense, Array, Array]:
     """The rotation to mixed principal coordinates, by falling variance; their means and deviations."""
     matrix = Dense.haar(key, unit.shape[1], block)(Dense.klt(unit).matrix.T).T
     y = Dense(matrix)(unit)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from rqjax import codebooks
 from rqjax.arrays import norms
-from rqjax.core import Quantizer, check_int, operation
+from rqjax.core import Key, Quantizer, check_int, operation, random
 from rqjax.learning.losses import CodingGain
 from rqjax.learning.training import fit
 from rqjax.quantizers.combinators import Rotated, Scaled
@@ -34,11 +34,11 @@ TRAINING_STEPS = 1000
 
 
 @fitted
-def rotorquant_learned(key: Array, x: Array, bits: int) -> Quantizer:
+def rotorquant_learned(key: Key, x: Array, bits: int) -> Quantizer:
     """RotorQuant with learned bivectors, channels dealt out so that loud and quiet share a rotor, learned levels of
     each coordinate, and the best scale per vector."""
 
-    def rotation(key: Array, unit: Array) -> Chain:
+    def rotation(key: Key, unit: Array) -> Chain:
         rotor = Rotor.random(key, unit.shape[-1])
         return Chain((Permutation.balanced((unit**2).mean(axis=0), rotor.groups), rotor))
 
@@ -46,18 +46,18 @@ def rotorquant_learned(key: Array, x: Array, bits: int) -> Quantizer:
 
 
 @fitted
-def rotor_chain_learned(key: Array, x: Array, bits: int) -> Quantizer:
+def rotor_chain_learned(key: Key, x: Array, bits: int) -> Quantizer:
     """`rotor_chain` with learned bivectors, learned levels of each coordinate, and the best scale per vector."""
 
-    def rotation(key: Array, unit: Array) -> Chain:
-        first, second = jax.random.split(key)
+    def rotation(key: Key, unit: Array) -> Chain:
+        first, second = random.split(key)
         return Chain((Rotor.random(first, unit.shape[-1]), Hadamard.random(second, unit.shape[-1])))
 
     return _with_levels(rotation, key, x, bits)
 
 
 @fitted
-def rotorquant_allocated(key: Array, x: Array, bits: int) -> Quantizer:
+def rotorquant_allocated(key: Key, x: Array, bits: int) -> Quantizer:
     """A transform code: learned rotors in two butterflies, bits where the variance is, levels of each coordinate.
 
     The rotors begin as the identity on channels sorted by their energy and are trained for the coding gain. Bits are
@@ -70,16 +70,16 @@ def rotorquant_allocated(key: Array, x: Array, bits: int) -> Quantizer:
 
 
 @fitted
-def rotorquant_allocated_trellis(key: Array, x: Array, bits: int) -> Quantizer:
+def rotorquant_allocated_trellis(key: Key, x: Array, bits: int) -> Quantizer:
     """`rotorquant_allocated` with one trellis through all coordinates in the place of levels for each."""
     x, unstack = stack_heads(x)
     return unstack(jax.vmap(_with_trellis)(_transform_codes(key, x, bits), x))
 
 
-def _transform_codes(key: Array, x: Float[Array, "heads n d"], bits: int) -> Any:
+def _transform_codes(key: Key, x: Float[Array, "heads n d"], bits: int) -> Any:
     """`rotorquant_allocated` for each head, stacked."""
     total = check_int("bits", bits, 1, codebooks.MAX_BITS) * x.shape[2]
-    keys = jax.random.split(key, len(x))
+    keys = random.split(key, len(x))
     rotations = jax.vmap(_decorrelated)(x, keys)
     gain = bool(_needs_gain(rotations, x))
     y, weights, orders = _sorted(rotations, x, gain)
@@ -103,20 +103,20 @@ def with_lloyd_levels(rotation: Rotation, x: Float[Array, "n d"], bits: int) -> 
     return Scaled(Rotated(rotation, Columns.lloyd(rotation(norms.direction(x)), (bits,) * x.shape[-1])))
 
 
-def _with_levels(rotation: Callable[[Array, Array], Chain], key: Array, x: Array, bits: int) -> Quantizer:
+def _with_levels(rotation: Callable[[Array, Array], Chain], key: Key, x: Array, bits: int) -> Quantizer:
     """Scaled(Rotated(rotation, Columns)), rotation and levels trained together."""
     x, unstack = stack_heads(x)
     check_int("bits", bits, 1, codebooks.MAX_BITS)
 
-    def one(key: Array, x: Array) -> Quantizer:
-        first, second = jax.random.split(key)
+    def one(key: Key, x: Array) -> Quantizer:
+        first, second = random.split(key)
         quantizer = with_lloyd_levels(rotation(first, norms.direction(x)), x, bits)
         return _rounded(fit(quantizer, x, second, where=lambda q: _rotation_and_levels(q.inner), patience=20)[0])
 
-    return unstack(jax.vmap(one)(jax.random.split(key, len(x)), x))
+    return unstack(jax.vmap(one)(random.split(key, len(x)), x))
 
 
-def _decorrelated(x: Float[Array, "n d"], key: Array) -> Chain:
+def _decorrelated(x: Float[Array, "n d"], key: Key) -> Chain:
     """Two butterflies on channels sorted by energy, trained for the coding gain of directions."""
     layers = butterfly(None, x.shape[1]).rotations
     start = Chain((Permutation.descending(_energy(norms.direction(x))), *layers, *layers))

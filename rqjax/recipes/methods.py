@@ -5,10 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import jax
-from jaxtyping import Array
-
-from rqjax.core import Quantizer, Registry, check_int
+from rqjax.core import Key, Quantizer, Registry, check_int, random
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled, Split
 from rqjax.quantizers.nested_e8 import NestedE8
@@ -47,7 +44,7 @@ def recipe(make: Recipe) -> Recipe:
     """Enters a recipe into `METHODS`, checks the dimension that it is called with, and completes its docstring."""
 
     @functools.wraps(make)
-    def checked(key: Array, dim: int, bits: float | int) -> Quantizer:
+    def checked(key: Key, dim: int, bits: float | int) -> Quantizer:
         return make(key, check_int("dim", dim, 1, 2**24), bits)
 
     checked.__doc__ = f"{inspect.getdoc(make)}\n{USAGE.format(name=make.__name__)}"
@@ -56,19 +53,19 @@ def recipe(make: Recipe) -> Recipe:
 
 
 @recipe
-def rtn(key: Array, dim: int, bits: int) -> Quantizer:
+def rtn(key: Key, dim: int, bits: int) -> Quantizer:
     """Round-to-nearest: one affine grid a vector."""
     return Affine(bits, dim, dim)
 
 
 @recipe
-def identity(key: Array, dim: int, bits: int) -> Quantizer:
+def identity(key: Key, dim: int, bits: int) -> Quantizer:
     """TurboQuant without its rotation: what the rotation is worth."""
     return Normalized(lloyd_max(dim, bits))
 
 
 @recipe
-def turboquant(key: Array, dim: int, bits: int) -> Quantizer:
+def turboquant(key: Key, dim: int, bits: int) -> Quantizer:
     """TurboQuant-mse (Algorithm 1): uniform rotation, Lloyd-Max levels.
 
     Source: Zandieh, Daliri, Hadian & Mirrokni, 2025, arXiv:2504.19874.
@@ -77,7 +74,7 @@ def turboquant(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def turboquant_prod(key: Array, dim: int, bits: int) -> Quantizer:
+def turboquant_prod(key: Key, dim: int, bits: int) -> Quantizer:
     """TurboQuant-prod (Algorithm 2): `turboquant` at b - 1 bits, one bit of Gaussian sketch on the residual.
 
     Sources: Zandieh, Daliri, Hadian & Mirrokni, 2025, arXiv:2504.19874; Zandieh, Daliri & Han, 2024,
@@ -87,7 +84,7 @@ def turboquant_prod(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def turboquant_prod_orthogonal(key: Array, dim: int, bits: int) -> Quantizer:
+def turboquant_prod_orthogonal(key: Key, dim: int, bits: int) -> Quantizer:
     """TurboQuant-prod with an orthogonal sketch.
 
     Sources: Zandieh, Daliri, Hadian & Mirrokni, 2025, arXiv:2504.19874; Zandieh, Daliri & Han, 2024,
@@ -97,7 +94,7 @@ def turboquant_prod_orthogonal(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def turboquant_mixed(key: Array, dim: int, bits: float | int) -> Quantizer:
+def turboquant_mixed(key: Key, dim: int, bits: float | int) -> Quantizer:
     """TurboQuant with fractional bits: a fixed share of the rotated channels gets one bit more (2.5: half at 3).
 
     Source: Zandieh, Daliri, Hadian & Mirrokni, 2025, arXiv:2504.19874.
@@ -106,13 +103,13 @@ def turboquant_mixed(key: Array, dim: int, bits: float | int) -> Quantizer:
 
 
 @recipe
-def hadamard(key: Array, dim: int, bits: int) -> Quantizer:
+def hadamard(key: Key, dim: int, bits: int) -> Quantizer:
     """TurboQuant with one randomized Hadamard round as its rotation."""
     return Normalized(Rotated(Hadamard.random(key, dim), lloyd_max(dim, bits)))
 
 
 @recipe
-def rotorquant(key: Array, dim: int, bits: int) -> Quantizer:
+def rotorquant(key: Key, dim: int, bits: int) -> Quantizer:
     """RotorQuant: Clifford rotors in blocks of three, with the codebook of the vector's own dimension.
 
     Source: RotorQuant (Pope, 2026).
@@ -121,7 +118,7 @@ def rotorquant(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def rotorquant_prod(key: Array, dim: int, bits: int) -> Quantizer:
+def rotorquant_prod(key: Key, dim: int, bits: int) -> Quantizer:
     """RotorQuant at b - 1 bits, one bit of Gaussian sketch on the residual (section 3.4).
 
     Source: RotorQuant (Pope, 2026).
@@ -130,7 +127,7 @@ def rotorquant_prod(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def rotorquant_paper(key: Array, dim: int, bits: int) -> Quantizer:
+def rotorquant_paper(key: Key, dim: int, bits: int) -> Quantizer:
     """RotorQuant as published: full multivectors, one codebook a grade, scaled for 8 ceil(d/3) coordinates.
 
     That scale does not fit the d coordinates there are, which is the published loss against TurboQuant (Table 4). All
@@ -144,7 +141,7 @@ def rotorquant_paper(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def rotorquant_paper_prod(key: Array, dim: int, bits: int) -> Quantizer:
+def rotorquant_paper_prod(key: Key, dim: int, bits: int) -> Quantizer:
     """The published RotorQuant at b - 1 bits, one bit of Gaussian sketch on the residual (Table 5).
 
     Source: RotorQuant (Pope, 2026).
@@ -153,7 +150,7 @@ def rotorquant_paper_prod(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def planarquant(key: Array, dim: int, bits: int) -> Quantizer:
+def planarquant(key: Key, dim: int, bits: int) -> Quantizer:
     """Plane rotations in blocks of two.
 
     Source: RotorQuant (Pope, 2026).
@@ -162,7 +159,7 @@ def planarquant(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def isoquant(key: Array, dim: int, bits: int) -> Quantizer:
+def isoquant(key: Key, dim: int, bits: int) -> Quantizer:
     """Pairs of quaternions in blocks of four.
 
     Source: RotorQuant (Pope, 2026).
@@ -171,7 +168,7 @@ def isoquant(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def rotor_chain(key: Array, dim: int, bits: int) -> Quantizer:
+def rotor_chain(key: Key, dim: int, bits: int) -> Quantizer:
     """Rotors and one randomized Hadamard round: every coordinate is mixed with every other.
 
     The rotors come first. After the Hadamard round the loud channels of an ordered spectrum would have the same
@@ -181,7 +178,7 @@ def rotor_chain(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def eden(key: Array, dim: int, bits: float | int) -> Quantizer:
+def eden(key: Key, dim: int, bits: float | int) -> Quantizer:
     """TurboQuant-mse with the best scale per vector: EDEN.
 
     Bits may be fractional, as in `turboquant_mixed`.
@@ -192,7 +189,7 @@ def eden(key: Array, dim: int, bits: float | int) -> Quantizer:
 
 
 @recipe
-def eden_unbiased(key: Array, dim: int, bits: int) -> Quantizer:
+def eden_unbiased(key: Key, dim: int, bits: int) -> Quantizer:
     """EDEN with the scale that makes inner products unbiased.
 
     Source: EDEN (Vargaftik et al., 2022, arXiv:2108.08842).
@@ -201,7 +198,7 @@ def eden_unbiased(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def turboquant_trellis(key: Array, dim: int, bits: float | int) -> Quantizer:
+def turboquant_trellis(key: Key, dim: int, bits: float | int) -> Quantizer:
     """`eden` with a trellis of 2^8 states in the place of levels, 0.5 to 8 bits in steps of an eighth.
 
     Sources: QTIP (Tseng et al., 2024, arXiv:2406.11235); Mao, Gray & Linder, 2010; EDEN (Vargaftik et al., 2022,
@@ -211,7 +208,7 @@ def turboquant_trellis(key: Array, dim: int, bits: float | int) -> Quantizer:
 
 
 @recipe
-def turboquant_trellis_unbiased(key: Array, dim: int, bits: float | int) -> Quantizer:
+def turboquant_trellis_unbiased(key: Key, dim: int, bits: float | int) -> Quantizer:
     """`turboquant_trellis` with the scale that makes inner products unbiased.
 
     Sources: QTIP (Tseng et al., 2024, arXiv:2406.11235); Mao, Gray & Linder, 2010; EDEN (Vargaftik et al., 2022,
@@ -221,7 +218,7 @@ def turboquant_trellis_unbiased(key: Array, dim: int, bits: float | int) -> Quan
 
 
 @recipe
-def rotorquant_trellis(key: Array, dim: int, bits: float | int) -> Quantizer:
+def rotorquant_trellis(key: Key, dim: int, bits: float | int) -> Quantizer:
     """`turboquant_trellis` with the rotation of `rotor_chain`, after which coordinates are as near to Gaussian.
 
     Sources: QTIP (Tseng et al., 2024, arXiv:2406.11235); Mao, Gray & Linder, 2010; EDEN (Vargaftik et al., 2022,
@@ -231,7 +228,7 @@ def rotorquant_trellis(key: Array, dim: int, bits: float | int) -> Quantizer:
 
 
 @recipe
-def nested_e8(key: Array, dim: int, bits: int) -> Quantizer:
+def nested_e8(key: Key, dim: int, bits: int) -> Quantizer:
     """`eden` with points of a nested lattice E8 in the place of levels, and 0.25 bits a coordinate for their scales.
 
     From 2 bits on; at 1 bit levels have less error.
@@ -243,7 +240,7 @@ def nested_e8(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def affine(key: Array, dim: int, bits: int) -> Quantizer:
+def affine(key: Key, dim: int, bits: int) -> Quantizer:
     """Affine groups of 64 (MLX's layout; TurboQuant MLX's V2 LEAN), of 32 or the whole where 64 does not divide d.
 
     Source: TurboQuant MLX, of 2026; the layout is that of `mx.quantize`.
@@ -252,7 +249,7 @@ def affine(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def affine_rotated(key: Array, dim: int, bits: int) -> Quantizer:
+def affine_rotated(key: Key, dim: int, bits: int) -> Quantizer:
     """Affine groups after a uniform rotation (V2 rotated): the norm is in the scales and biases.
 
     Source: TurboQuant MLX, of 2026; the layout is that of `mx.quantize`.
@@ -261,12 +258,12 @@ def affine_rotated(key: Array, dim: int, bits: int) -> Quantizer:
 
 
 @recipe
-def affine_rotated_sign(key: Array, dim: int, bits: int) -> Quantizer:
+def affine_rotated_sign(key: Key, dim: int, bits: int) -> Quantizer:
     """`affine_rotated` and one bit more of Gaussian sketch on the residual (V2 rotated + QJL).
 
     Source: TurboQuant MLX, of 2026; the layout is that of `mx.quantize`.
     """
-    first, second = jax.random.split(key)
+    first, second = random.split(key)
     return Residual(affine_rotated(first, dim, bits), Sign.gaussian(second, dim))
 
 
@@ -278,15 +275,15 @@ def mixed(make: Callable[[int, int, int], Quantizer], dim: int, bits: float | in
     return parts[0] if len(parts) == 1 else Split(parts)
 
 
-def _rotor_chain(key: Array, dim: int) -> Chain:
-    first, second = jax.random.split(key)
+def _rotor_chain(key: Key, dim: int) -> Chain:
+    first, second = random.split(key)
     return Chain((Rotor.random(first, dim), Hadamard.random(second, dim)))
 
 
-def _prod(recipe: Callable[..., Any], sketch: Callable[..., Quantizer], key: Array, dim: int, bits: int) -> Quantizer:
+def _prod(recipe: Callable[..., Any], sketch: Callable[..., Quantizer], key: Key, dim: int, bits: int) -> Quantizer:
     """Two stages: `recipe` at b - 1 bits and a sign sketch; at 1 bit the sketch alone."""
     check_int("bits", bits, 1, 8)
-    first, second = jax.random.split(key)
+    first, second = random.split(key)
     if bits == 1:
         return sketch(second, dim)
     return Normalized(Residual(recipe(first, dim, bits - 1).inner, sketch(second, dim)))

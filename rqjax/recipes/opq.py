@@ -1,11 +1,11 @@
 """Product quantization after a rotation that is fitted with it, for all vectors or for each cell of them."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from rqjax.arrays.kmeans import kmeans, lloyd, nearest
+from rqjax.core import Key, random
 from rqjax.quantizers.combinators import Rotated
 from rqjax.quantizers.per_cell import Local
 from rqjax.quantizers.product import Product, grouped
@@ -15,13 +15,13 @@ ROUNDS = 50
 """Rotations fitted, one after the other."""
 
 
-def fit_opq(key: Array, x: Float[Array, "n d"], width: int, k: int) -> Rotated:
+def fit_opq(key: Key, x: Float[Array, "n d"], width: int, k: int) -> Rotated:
     """Non-parametric OPQ (Ge et al., 2013): by turns the rotation that brings x nearest to what is decoded, and an
     iteration of k-means. It begins with a uniform rotation.
 
     Args and errors: as `Product.fit`.
     """
-    first, second = jax.random.split(key)
+    first, second = random.split(key)
     start = Dense.haar(first, x.shape[1])
 
     def step(_: Array, fitted: tuple[Dense, Array]) -> tuple[Dense, Array]:
@@ -37,13 +37,13 @@ def fit_opq(key: Array, x: Float[Array, "n d"], width: int, k: int) -> Rotated:
     return Rotated(rotation, Product(centroids))
 
 
-def fit_lopq(key: Array, x: Float[Array, "n d"], width: int, k: int, cells: int = 2) -> Local:
+def fit_lopq(key: Key, x: Float[Array, "n d"], width: int, k: int, cells: int = 2) -> Local:
     """LOPQ (Kalantidis & Avrithis, 2014): OPQ of what is left of the nearest of a few centers, for each of them.
 
     Args and errors: as `Product.fit`; `cells` is the number of centers, if there are as many vectors. A cell of fewer
     vectors than others sees each of its vectors several times.
     """
-    first, second = jax.random.split(key)
+    first, second = random.split(key)
     cells = min(cells, len(x))
     centers = kmeans(first, x[None], cells)[0]
     cell = nearest(x, centers)
@@ -53,4 +53,4 @@ def fit_lopq(key: Array, x: Float[Array, "n d"], width: int, k: int, cells: int 
         members = jnp.argsort(cell != j, stable=True)[jnp.arange(len(x)) % jnp.maximum(1, (cell == j).sum())]
         return fit_opq(key, x[members] - center, width, k)
 
-    return Local(centers, lax.map(one, (jax.random.split(second, cells), centers, jnp.arange(cells))))
+    return Local(centers, lax.map(one, (random.split(second, cells), centers, jnp.arange(cells))))

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from rqjax.codebooks import MAX_BITS
-from rqjax.core import Quantizer, check_int
+from rqjax.core import Key, Quantizer, check_int
 from rqjax.quantizers.affine import MinMax
 from rqjax.quantizers.clipped import Clipped
 from rqjax.quantizers.combinators import Rotated
@@ -25,7 +25,7 @@ CLIPPED_KEYS, CLIPPED_VALUES = 0.96, 0.92
 
 
 @fitted
-def oscar(key: Array, x: Array, bits: int, queries: Array | None = None, keys: Array | None = None) -> Quantizer:
+def oscar(key: Key, x: Array, bits: int, queries: Array | None = None, keys: Array | None = None) -> Quantizer:
     """OSCAR: the rotation U H P, then whole numbers on a grid between the least and the largest of a token's clipped
     coordinates, in groups of 128.
 

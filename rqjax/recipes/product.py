@@ -9,7 +9,7 @@ import jax
 from jax import lax
 from jaxtyping import Array
 
-from rqjax.core import Quantizer, check_int
+from rqjax.core import Key, Quantizer, check_int, random
 from rqjax.quantizers.combinators import Residual
 from rqjax.quantizers.exchange import Exchange, exchange
 from rqjax.quantizers.per_head import stack_heads
@@ -24,30 +24,30 @@ EXCHANGE_LEVELS = 2
 
 
 @fitted
-def pq(key: Array, x: Array, bits: int) -> Quantizer:
+def pq(key: Key, x: Array, bits: int) -> Quantizer:
     """Product quantization (Jégou, Douze & Schmid, 2011)."""
     return _each_head(lambda key, x: Product.fit(key, x, *_group(x.shape[1], bits)), key, x, bits)
 
 
 @fitted
-def opq(key: Array, x: Array, bits: int) -> Quantizer:
+def opq(key: Key, x: Array, bits: int) -> Quantizer:
     """Product quantization after a fitted rotation (Ge et al., 2013)."""
     return _each_head(lambda key, x: fit_opq(key, x, *_group(x.shape[1], bits)), key, x, bits)
 
 
 @fitted
-def lopq(key: Array, x: Array, bits: int) -> Quantizer:
+def lopq(key: Key, x: Array, bits: int) -> Quantizer:
     """`opq` for each of two cells (Kalantidis & Avrithis, 2014), at the cost of 8 bits a vector."""
     return _each_head(lambda key, x: fit_lopq(key, x, *_group(x.shape[1], bits)), key, x, bits)
 
 
 @fitted
-def qet(key: Array, x: Array, bits: int) -> Quantizer:
+def qet(key: Key, x: Array, bits: int) -> Quantizer:
     """Element exchange, a product quantizer, and above 2 bits another one for the residual (QET): a bit for maps, the
     rest in halves, the larger one first. One bit is `pq`'s."""
 
-    def one(key: Array, x: Array) -> Quantizer:
-        first, second = jax.random.split(key)
+    def one(key: Key, x: Array) -> Quantizer:
+        first, second = random.split(key)
         rates = bits // 2, (bits - 1) // 2
         y, _ = exchange(x, EXCHANGE_LEVELS)
         early = Product.fit(first, y, *_group(x.shape[1] >> EXCHANGE_LEVELS, rates[0]))
@@ -65,8 +65,8 @@ def _group(dim: int, bits: int) -> tuple[int, int]:
     return width, 2 ** (width * bits)
 
 
-def _each_head(make: Callable[[Array, Array], Quantizer], key: Array, x: Array, bits: int) -> Quantizer:
+def _each_head(make: Callable[[Array, Array], Quantizer], key: Key, x: Array, bits: int) -> Quantizer:
     check_int("bits", bits, 1, INDEX_BITS)
     x, unstack = stack_heads(x)
-    keys = jax.random.split(key, len(x))
+    keys = random.split(key, len(x))
     return unstack(jax.jit(lambda pairs: lax.map(lambda pair: make(*pair), pairs))((keys, x)))

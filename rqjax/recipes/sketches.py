@@ -2,11 +2,9 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
-from rqjax.core import platforms
+from rqjax.core import Key, platforms, random
 from rqjax.quantizers.combinators import Normalized, Rotated
 from rqjax.quantizers.scalar import Scalar
 from rqjax.rotations import Dense, Hadamard, Rotation
@@ -31,18 +29,18 @@ class Sign:
 
     @staticmethod
     @platforms.made_on_host
-    def gaussian(key: Array, dim: int) -> Normalized:
+    def gaussian(key: Key, dim: int) -> Normalized:
         """The paper's sketch: independent standard normal entries."""
-        matrix = jax.random.normal(key, (dim, dim)) / math.sqrt(dim)
+        matrix = random.normal(key, (dim, dim)) / math.sqrt(dim)
         return Sign(Dense(matrix), math.sqrt(math.pi / 2 / dim))
 
     @staticmethod
-    def orthogonal(key: Array, dim: int) -> Normalized:
+    def orthogonal(key: Key, dim: int) -> Normalized:
         """A uniform orthogonal sketch, whose signs repeat less: about 40 % less error at the same bits."""
         return Sign(Dense.haar(key, dim), _sphere_gain(dim))
 
     @staticmethod
-    def hadamard(key: Array, dim: int) -> Normalized:
+    def hadamard(key: Key, dim: int) -> Normalized:
         """A randomized Hadamard sketch: d log d operations; unbiased as far as x has no structure of its own."""
         return Sign(Hadamard.random(key, dim), _sphere_gain(dim))
 

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import as_float32, assembled
-from rqjax.core import platforms, pytree, static
+from rqjax.core import Key, platforms, pytree, random, static
 from rqjax.rotations.chain import Chain
 from rqjax.rotations.rotor import planar_matrices, random_bivectors, rotation_matrices
 
@@ -79,11 +79,11 @@ class StridedRotor:
 
     @classmethod
     @platforms.made_on_host
-    def random(cls, key: Array, dim: int, stride: int) -> "StridedRotor":
+    def random(cls, key: Key, dim: int, stride: int) -> "StridedRotor":
         """Rotors uniform (Haar) on SO(3), the planar ones on SO(2)."""
         triples, pairs = _groups(stride, dim)
-        rotor_key, tail_key = jax.random.split(key)
-        tail = jax.random.uniform(tail_key, (len(pairs),), minval=-jnp.pi, maxval=jnp.pi)
+        rotor_key, tail_key = random.split(key)
+        tail = random.uniform(tail_key, (len(pairs),), minval=-jnp.pi, maxval=jnp.pi)
         return cls(random_bivectors(rotor_key, len(triples)), tail, stride, dim)
 
 
@@ -94,7 +94,7 @@ def butterfly(key: Array | None, dim: int) -> Chain:
         strides.append(3 * strides[-1])
     if key is None:
         return Chain(tuple(StridedRotor.identity(dim, stride) for stride in strides))
-    keys = jax.random.split(key, len(strides))
+    keys = random.split(key, len(strides))
     return Chain(tuple(StridedRotor.random(k, dim, stride) for k, stride in zip(keys, strides, strict=True)))
 
 

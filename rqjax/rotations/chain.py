@@ -1,12 +1,11 @@
 """Rotations one after the other, with permutations between them."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32, assembled
-from rqjax.core import platforms, pytree
+from rqjax.core import Key, platforms, pytree, random
 from rqjax.rotations.protocol import Rotation
 
 
@@ -51,8 +50,8 @@ class Permutation:
 
     @classmethod
     @platforms.made_on_host
-    def random(cls, key: Array, dim: int) -> "Permutation":
-        return cls(jax.random.permutation(key, dim))
+    def random(cls, key: Key, dim: int) -> "Permutation":
+        return cls(random.permutation(key, dim))
 
     @classmethod
     def descending(cls, energy: Float[Array, "d"]) -> "Permutation":

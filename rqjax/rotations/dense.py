@@ -6,7 +6,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core import platforms, pytree
+from rqjax.core import Key, platforms, pytree, random
 
 
 @pytree
@@ -27,12 +27,12 @@ class Dense:
 
     @classmethod
     @platforms.made_on_host
-    def haar(cls, key: Array, dim: int, block: int | None = None) -> "Dense":
+    def haar(cls, key: Key, dim: int, block: int | None = None) -> "Dense":
         """Uniform on O(d): QR of a Gaussian matrix, signs fixed so that R has a positive diagonal (Mezzadri, 2007).
 
         Uniform on O(block), for each `block` coordinates next to each other, if that is given.
         """
-        matrix, place = jax.random.normal(key, (dim, dim)), jnp.arange(dim) // (block or dim)
+        matrix, place = random.normal(key, (dim, dim)), jnp.arange(dim) // (block or dim)
         return cls(_orthonormal(jnp.where(place[:, None] == place, matrix, 0)))
 
     @classmethod

@@ -1,11 +1,10 @@
 """Plane rotations in blocks of two coordinates (PlanarQuant)."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import assembled, multiply_blocks, widened_slices
-from rqjax.core import platforms, pytree, static
+from rqjax.core import Key, platforms, pytree, random, static
 
 
 @pytree
@@ -30,6 +29,6 @@ class Givens:
 
     @classmethod
     @platforms.made_on_host
-    def random(cls, key: Array, dim: int) -> "Givens":
+    def random(cls, key: Key, dim: int) -> "Givens":
         """Uniform angles."""
-        return cls(jax.random.uniform(key, (dim // 2,), minval=-jnp.pi, maxval=jnp.pi), dim)
+        return cls(random.uniform(key, (dim // 2,), minval=-jnp.pi, maxval=jnp.pi), dim)

@@ -2,14 +2,13 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8, Shaped
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core import platforms, pytree
+from rqjax.core import Key, platforms, pytree, random
 
 
 @pytree
@@ -36,8 +35,8 @@ class Hadamard:
 
     @classmethod
     @platforms.made_on_host
-    def random(cls, key: Array, dim: int) -> "Hadamard":
-        return cls(jax.random.rademacher(key, (dim,), jnp.int8))
+    def random(cls, key: Key, dim: int) -> "Hadamard":
+        return cls(random.rademacher(key, (dim,), jnp.int8))
 
 
 def transform(x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:

@@ -1,11 +1,10 @@
 """Pairs of quaternions in blocks of four coordinates: SO(4) (IsoQuant)."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import assembled, multiply_blocks, widened_slices
-from rqjax.core import platforms, pytree, static
+from rqjax.core import Key, platforms, pytree, random, static
 from rqjax.rotations.rotor import Rotor
 
 
@@ -43,8 +42,8 @@ class Quaternion:
 
     @classmethod
     @platforms.made_on_host
-    def random(cls, key: Array, dim: int) -> "Quaternion":
+    def random(cls, key: Key, dim: int) -> "Quaternion":
         """Uniform (Haar) on SO(4) in each group."""
-        left, right, tail = jax.random.split(key, 3)
+        left, right, tail = random.split(key, 3)
         shape = (dim // 4, 4)
-        return cls(jax.random.normal(left, shape), jax.random.normal(right, shape), Rotor.random(tail, dim % 4), dim)
+        return cls(random.normal(left, shape), random.normal(right, shape), Rotor.random(tail, dim % 4), dim)

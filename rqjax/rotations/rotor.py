@@ -3,13 +3,12 @@
 import functools
 import operator
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import assembled, multiply_blocks, widened_slices
-from rqjax.core import platforms, pytree, static
+from rqjax.core import Key, platforms, pytree, random, static
 
 
 @pytree
@@ -85,16 +84,16 @@ class Rotor:
 
     @classmethod
     @platforms.made_on_host
-    def random(cls, key: Array, dim: int) -> "Rotor":
+    def random(cls, key: Key, dim: int) -> "Rotor":
         """Rotors uniform (Haar) on SO(3), the planar one on SO(2)."""
-        rotor_key, tail_key = jax.random.split(key)
-        tail = jax.random.uniform(tail_key, (int(dim % 3 == 2),), minval=-jnp.pi, maxval=jnp.pi)
+        rotor_key, tail_key = random.split(key)
+        tail = random.uniform(tail_key, (int(dim % 3 == 2),), minval=-jnp.pi, maxval=jnp.pi)
         return cls(random_bivectors(rotor_key, dim // 3), tail, dim)
 
 
-def random_bivectors(key: Array, count: int) -> Float[Array, "g 3"]:
+def random_bivectors(key: Key, count: int) -> Float[Array, "g 3"]:
     """Bivectors of rotors uniform (Haar) on SO(3): four Gaussians, normalized, are a uniform rotor."""
-    scalar, bivector = jnp.split(jax.random.normal(key, (count, 4)), [1], axis=-1)
+    scalar, bivector = jnp.split(random.normal(key, (count, 4)), [1], axis=-1)
     size = jnp.linalg.norm(bivector, axis=-1, keepdims=True)
     return 2 * jnp.arctan2(size, scalar) * bivector / size
 

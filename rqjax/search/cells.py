@@ -1,5 +1,7 @@
 """A coarse quantizer before another one: what an inverted file is made of."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from jaxtyping import Array, Float
 from rqjax.arrays import blocks, norms
 from rqjax.arrays.kmeans import lloyd, nearest, spread
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Vectors, Wrapper, check_vectors, operation, pytree, static
+from rqjax.core import Codes, Key, Quantizer, Vectors, Wrapper, check_vectors, operation, pytree, random, static
 from rqjax.scoring import rules
 
 START, ITERATIONS = 8, 10
@@ -47,16 +49,21 @@ rules.RULES[Cells] = rules.Rule(
 )
 
 
-def learned(key: Array, x: Array | np.ndarray, cells: int, sample: int, unit: bool) -> Float[Array, "cells d"]:
-    """Centroids of `sample` of the vectors (n, d), of their directions if `unit`; a random one of each n / sample
-    consecutive vectors is read."""
-    first, second, third = jax.random.split(key, 3)
-    places = np.arange(sample) + np.asarray(jax.random.uniform(first, (sample,)), np.float64)
+def learned(
+    key: Key, x: Any, cells: int, sample: int, metric: str
+) -> tuple[Float[Array, "cells d"], Float[Array, "d"] | None]:
+    """Centroids of `sample` of the vectors (n, d), of their directions for the metric "cosine"; a random one of each
+    n / sample consecutive vectors is read. For the metric "l2" they are relative to the mean, which is returned, too.
+    """
+    first, second, third = random.split(key, 3)
+    places = np.arange(sample) + np.asarray(random.uniform(first, (sample,)), np.float64)
     chosen = jnp.asarray(x[np.minimum(places * (len(x) / sample), len(x) - 1).astype(np.int64)])
-    few = jax.random.permutation(second, sample)[: START * cells]
-    return _kmeans(third, norms.direction(chosen) if unit else as_float32(chosen), few, cells=cells)
+    few = random.permutation(second, sample)[: START * cells]
+    chosen = norms.direction(chosen) if metric == "cosine" else as_float32(chosen)
+    center = chosen.mean(axis=0) if metric == "l2" else None
+    return _kmeans(third, chosen if center is None else chosen - center, few, cells=cells), center
 
 
 @operation
-def _kmeans(key: Array, x: Float[Array, "n d"], few: Array, *, cells: int) -> Float[Array, "cells d"]:
+def _kmeans(key: Key, x: Float[Array, "n d"], few: Array, *, cells: int) -> Float[Array, "cells d"]:
     return lloyd(x, spread(key, x[few], cells), ITERATIONS)

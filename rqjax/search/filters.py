@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32
 
-from rqjax.core import is_traced, operation
+from rqjax.core import as_array, is_traced, operation
 from rqjax.search.rows import FREE, Rows, taken
 
 
@@ -35,7 +35,8 @@ def check_filter(where: Any) -> Filter:
             raise ValueError(f"expected ids from 0 to 2^31 - 1, got {where[0]} to {where[-1]}")
         first, last, step = (where[0], where[-1], min(where.step, 2**31 - 1)) if where else (0, FREE, 1)
         return Range(*(np.asarray(number, np.int32) for number in (first, last, step)))
-    where = where if hasattr(where, "dtype") else np.asarray(where)
+    where = as_array(where)
+    where = where if is_traced(where) else np.asarray(where)
     if where.size and where.dtype.kind not in "biu":
         raise TypeError(f"expected where to be booleans, whole numbers or a range, got {where.dtype}")
     if where.ndim != 1:

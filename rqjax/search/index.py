@@ -14,10 +14,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int32, Shaped
 
-from rqjax.core import Implementation, Quantizer, Queries, Vectors, operation, pytree, static
+from rqjax.core import Implementation, Quantizer, operation, pytree, static
 from rqjax.core.mesh import along, copied, placed
 from rqjax.search import filters, ranking, shards
-from rqjax.search.rows import FREE, Rows, encode, encode_more, grow, put
+from rqjax.search.rows import FREE, Rows, centered, check_matrix, encode, encode_more, grow, put
 from rqjax.search.scan import largest, scan
 
 IN_MEMORY = 2**20
@@ -43,6 +43,8 @@ class Index(ranking.Searched):
     rows: Rows
     store: Quantizer | None
     metric: str = static()
+    center: Float[Array, "d"] | None = None
+    """Subtracted from vectors and queries, for the metric "l2": `quantizer` and `store` are of what is left."""
     sharding: NamedSharding | None = static(default=None)
     """Of the rows, if they are on a mesh."""
 
@@ -50,7 +52,7 @@ class Index(ranking.Searched):
     def build(
         cls,
         quantizer: Quantizer,
-        x: Vectors,
+        x: Any,
         *,
         ids: Any = None,
         metric: str = "ip",
@@ -60,11 +62,13 @@ class Index(ranking.Searched):
 
         Args:
           quantizer: any. `Centered` subtracts a mean first; `Scaled` of mode "unbiased" makes inner products unbiased.
-          x: vectors (n, d), n may be 0. Of a memory-mapped file a part is read at a time.
+          x: vectors (n, d), n may be 0: of jax, NumPy, PyTorch, or lists. Of a memory-mapped file a part is read at a
+            time.
           ids: n different whole numbers from 0 to 2^31 - 1; if not given, 0 to n - 1.
           metric: "ip" finds the largest inner products, "cosine" those of directions, "l2" the least squared distances
-            |q|^2 - 2 <q, x~> + <x, x~>, for which 4 bytes more a vector are stored. By whatever factor a quantizer
-            shrinks inner products, both of these terms shrink alike, and the order stays.
+            |q|^2 - 2 <q, x~> + <x, x~>, for which 4 bytes more a vector are stored, or 0 where that is below. By
+            whatever factor a quantizer shrinks inner products, both of these terms shrink alike, and the order stays.
+            All are relative to the mean of `Centered`, or to that of vectors that `Exact` keeps.
           store: keeps codes of its own, which the best candidates can be scored again with: `Exact(dim, "float16")`, or
             `rtn` at 8 bits.
 
@@ -74,9 +78,11 @@ class Index(ranking.Searched):
             metric; or the codes of a vector overflow, as those beyond 65,504 in float16 do.
         """
         ranking.check_parts(quantizer, store, metric)
-        return cls(quantizer, encode(quantizer, store, metric, x, ids, first=0), store, metric)
+        x = check_matrix(x, quantizer.dim)
+        quantizer, center = centered(quantizer, x) if metric == "l2" else (quantizer, None)
+        return cls(quantizer, encode(quantizer, store, metric, center, x, ids, first=0), store, metric, center)
 
-    def add(self, x: Vectors, *, ids: Any = None) -> "Index":
+    def add(self, x: Any, *, ids: Any = None) -> "Index":
         """With more vectors. They take free rows; where there are too few, rows grow by an eighth at least.
 
         Args:
@@ -88,7 +94,7 @@ class Index(ranking.Searched):
         """
         self._check_whole("add to")
         old = np.asarray(self.rows.ids)
-        new = encode_more(self.quantizer, self.store, self.metric, x, ids, self.rows)
+        new = encode_more(self.quantizer, self.store, self.metric, self.center, x, ids, self.rows)
         free = np.flatnonzero(old == FREE)
         missing = len(new.ids) - len(free)
         rows = grow(self.rows, max(missing, len(old) // 8)) if missing > 0 else self.rows
@@ -97,7 +103,7 @@ class Index(ranking.Searched):
 
     def search(
         self,
-        queries: Queries,
+        queries: Any,
         k: int,
         *,
         where: Any = None,
@@ -133,7 +139,8 @@ class Index(ranking.Searched):
             rows, _ = filters.narrowed(self.rows, filters.check_filter(where), rerank or k, most)
             index = dataclasses.replace(self, rows=rows)
         found = _in_parts if self._mapped else search
-        return found(index, y, k=int(k), rerank=rerank, implementation=implementation)
+        keys, ids = found(index, y, k=int(k), rerank=rerank, implementation=implementation)
+        return ranking.scores(self.metric, keys), ids
 
     def shard(self, mesh: Mesh, axis: str) -> "Index":
         """The index on a mesh, its rows along an axis. Each shard is searched where it is, and the best are merged.
@@ -148,8 +155,8 @@ class Index(ranking.Searched):
         self._check_whole("shard")
         sharding = along(mesh, axis)
         rows = grow(self.rows, shards.even(len(self.rows.ids), sharding) - len(self.rows.ids))
-        quantizer, store = copied((self.quantizer, self.store), sharding)
-        return Index(quantizer, placed(rows, sharding), store, self.metric, sharding)
+        quantizer, store, center = copied((self.quantizer, self.store, self.center), sharding)
+        return Index(quantizer, placed(rows, sharding), store, self.metric, center, sharding)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, mapped: bool = False) -> "Index":
@@ -164,8 +171,8 @@ class Index(ranking.Searched):
           As `storage.load` does, and a ValueError if it is something else.
         """
         index = cls._of_file(path, mapped)
-        quantizer, store = jax.tree.map(jnp.asarray, (index.quantizer, index.store))
-        return dataclasses.replace(index, quantizer=quantizer, store=store)
+        quantizer, store, center = jax.tree.map(jnp.asarray, (index.quantizer, index.store, index.center))
+        return dataclasses.replace(index, quantizer=quantizer, store=store, center=center)
 
     @property
     def _mapped(self) -> bool:
@@ -184,10 +191,8 @@ def _in_parts(
         rows = jax.tree.map(lambda a, low=low: jnp.asarray(a[low : low + size]), index.rows)
         rows = dataclasses.replace(rows, ids=rows.ids.at[: start - low].set(FREE))
         parts.append(search(dataclasses.replace(index, rows=rows), y, k=k, rerank=rerank, **options))
-    scores, ids = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=-1), *parts)
-    sign = -1 if index.metric == "l2" else 1
-    scores, ids = largest(sign * scores, k, ids)
-    return sign * scores, ids
+    keys, ids = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=-1), *parts)
+    return largest(keys, k, ids)
 
 
 @operation
@@ -196,7 +201,7 @@ def search(index: Index, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None
 
 
 def search_with(index: Index, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None) -> tuple[Array, Array]:
-    """`Index.search` of what has been checked."""
+    """`Index.search` of what has been checked: keys, of which `ranking.scores` makes scores, and ids."""
     return ranking.ranked(_candidates, index, (index.quantizer,), index.rows, y, k=k, rerank=rerank)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int32, Shaped
 
-from rqjax.core import Quantizer, Queries, Vectors, check_int, is_traced, operation, pytree, static
+from rqjax.core import Key, Quantizer, check_int, is_traced, operation, pytree, static
 from rqjax.core.mesh import along, copied, placed
 from rqjax.search import cells, filters, index, ranking, shards
 from rqjax.search.cells import Cells
@@ -46,6 +46,8 @@ class IVF(ranking.Searched):
     """The first row of each list, and the row after the last one; of each shard, if they are on a mesh."""
     store: Quantizer | None
     metric: str = static()
+    center: Float[Array, "d"] | None = None
+    """Subtracted from vectors and queries, for the metric "l2": `quantizer` and `store` are of what is left."""
     sharding: NamedSharding | None = static(default=None)
     """Of the rows, if they are on a mesh."""
 
@@ -57,9 +59,9 @@ class IVF(ranking.Searched):
     def build(
         cls,
         quantizer: Quantizer,
-        x: Vectors,
+        x: Any,
         *,
-        key: Array,
+        key: Key,
         lists: int | None = None,
         ids: Any = None,
         metric: str = "ip",
@@ -90,11 +92,12 @@ class IVF(ranking.Searched):
             raise ValueError("expected at least 1 vector, got none")
         lists = check_int("lists", round(math.sqrt(len(x))) if lists is None else lists, 1, len(x))
         sample = check_int("sample", min(SAMPLE * lists, len(x)) if sample is None else sample, lists, len(x))
-        coarse = Cells(cells.learned(key, x, lists, sample, metric == "cosine"), quantizer, residual)
-        rows = encode(coarse, store, metric, x, ids, first=0)
-        return cls(coarse, *_in_lists(rows, lists, len(x)), store, metric)
+        centroids, center = cells.learned(key, x, lists, sample, metric)
+        coarse = Cells(centroids, quantizer, residual)
+        rows = encode(coarse, store, metric, center, x, ids, first=0)
+        return cls(coarse, *_in_lists(rows, lists, len(x)), store, metric, center)
 
-    def add(self, x: Vectors, *, ids: Any = None) -> "IVF":
+    def add(self, x: Any, *, ids: Any = None) -> "IVF":
         """With more vectors, in the lists that there are. Rows that are free are given up; where there are too few,
         rows grow by an eighth at least.
 
@@ -106,14 +109,14 @@ class IVF(ranking.Searched):
           TypeError, ValueError: as in `Index.build`; or an id is in the index, or the index is sharded.
         """
         self._check_whole("add to")
-        new = encode_more(self.quantizer, self.store, self.metric, x, ids, self.rows)
+        new = encode_more(self.quantizer, self.store, self.metric, self.center, x, ids, self.rows)
         both = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), self._with_cells(), new)
         old, needed = len(self.rows.ids), both.held
         made, starts = _in_lists(both, self.lists, old if needed <= old else max(needed, old + old // 8))
         return dataclasses.replace(self, rows=made, starts=starts)
 
     def search(
-        self, queries: Queries, k: int, *, probes: int | None = None, where: Any = None, rerank: int | None = None
+        self, queries: Any, k: int, *, probes: int | None = None, where: Any = None, rerank: int | None = None
     ) -> tuple[Float[Array, "*m k"], Int32[Array, "*m k"]]:
         """The k vectors nearest to each query among those of the nearest lists, the nearest first.
 
@@ -140,11 +143,12 @@ class IVF(ranking.Searched):
             most = len(rows.ids) * probes // self.lists if known else None
             rows, few = filters.narrowed(self._with_cells() if known else rows, where, rerank or k, most)
             if few:
-                return index.search(
-                    index.Index(self.quantizer, rows, self.store, self.metric), y, k=int(k), rerank=rerank
-                )
+                alone = index.Index(self.quantizer, rows, self.store, self.metric, self.center)
+                keys, ids = index.search(alone, y, k=int(k), rerank=rerank)
+                return ranking.scores(self.metric, keys), ids
             rows = dataclasses.replace(rows, codes=self.rows.codes)
-        return search(dataclasses.replace(self, rows=rows), y, k=int(k), rerank=rerank, probes=probes)
+        keys, ids = search(dataclasses.replace(self, rows=rows), y, k=int(k), rerank=rerank, probes=probes)
+        return ranking.scores(self.metric, keys), ids
 
     def shard(self, mesh: Mesh, axis: str) -> "IVF":
         """The index on a mesh, its lists along an axis. Each shard is searched where it is, and the best are merged.
@@ -169,9 +173,9 @@ class IVF(ranking.Searched):
             places[i, : loads[i]] = np.flatnonzero(shard_of_row == i)
         starts = np.pad(np.cumsum(sizes * (of == np.arange(own)[:, None]), axis=1), ((0, 0), (1, 0)))
         parts = taken(self.rows, places.reshape(-1)), starts.reshape(-1).astype(np.int32)
-        quantizer, store = copied((self.quantizer, self.store), sharding)
+        quantizer, store, center = copied((self.quantizer, self.store, self.center), sharding)
         rows, starts = placed(parts, sharding)
-        return IVF(quantizer, rows, starts, store, self.metric, sharding)
+        return IVF(quantizer, rows, starts, store, self.metric, center, sharding)
 
     def _with_cells(self) -> Rows:
         """Rows with the codes of `quantizer`, in which each has its cell."""
@@ -193,7 +197,7 @@ def _in_lists(rows: Rows, lists: int, count: int) -> tuple[Rows, Int32[Array, "b
 
 @operation
 def search(ivf: IVF, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None, probes: int) -> tuple[Array, Array]:
-    """`IVF.search` of what has been checked."""
+    """`IVF.search` of what has been checked: keys, of which `ranking.scores` makes scores, and ids."""
 
     def find(metric: str, count: int, quantizers: Any, lists: tuple[Rows, Array], y: Array) -> ranking.Candidates:
         (store, coarse), (rows, starts) = quantizers, lists

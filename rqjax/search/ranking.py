@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int32, PyTree, Shaped
 
 from rqjax.arrays import blocks, norms
 from rqjax.arrays.planes import as_float32, pick
-from rqjax.core import Quantizer, Queries, check_floats, check_int, is_traced, nbytes, treefile
+from rqjax.core import Quantizer, as_array, check_floats, check_int, is_traced, nbytes, treefile
 from rqjax.search import shards
 from rqjax.search.rows import FREE, Rows, without
 from rqjax.search.scan import largest
@@ -41,6 +41,7 @@ class Searched:
     rows: Rows
     store: Quantizer | None
     metric: str
+    center: Float[Array, "d"] | None
     sharding: NamedSharding | None
 
     @property
@@ -89,9 +90,9 @@ class Searched:
         if self.sharding is not None:
             raise ValueError(f"cannot {what} a sharded index; do so with the index that it was made from")
 
-    def _checked(self, queries: Queries, k: int, rerank: int | None) -> Array | np.ndarray:
+    def _checked(self, queries: Any, k: int, rerank: int | None) -> Array | np.ndarray:
         """The queries, if the index can be searched for k of them."""
-        y = queries if isinstance(queries, Array | np.ndarray) else np.asarray(queries)  # to convert it takes longer
+        y = as_array(queries)
         check_floats(y, self.dim)
         rows = len(self.rows.ids) if is_traced(self.rows.ids) else len(self)
         if rows == 0:
@@ -120,11 +121,14 @@ def ranked(
     k: int,
     rerank: int | None,
 ) -> tuple[Array, Array]:
-    """The best k of `find(metric, count, (store, *quantizers), rows, queries)`; of a sharded index `find` is of each
-    shard. `store` is None if nothing is scored again."""
+    """The best k of `find(metric, count, (store, *quantizers), rows, queries)`, their keys and ids; of a sharded index
+    `find` is of each shard. `store` is None if nothing is scored again."""
     candidates = rerank or k
+    if y.size == 0:
+        return jnp.zeros((*y.shape[:-1], k)), jnp.full((*y.shape[:-1], k), FREE, jnp.int32)
     queries = as_float32(y).reshape(-1, index.dim)
     queries = norms.direction(queries) if index.metric == "cosine" else queries
+    queries = queries if index.center is None else queries - index.center
     find = functools.partial(find, index.metric, candidates)
     arguments = (index.store if rerank else None, *quantizers), rows, queries
     if index.sharding is None:
@@ -133,8 +137,12 @@ def ranked(
         keys, finals, ids = shards.gathered(find, index.sharding, *arguments)
         _, finals, ids = largest(keys, candidates, finals, ids)
     keys, ids = largest(finals, k, ids)
-    scores = jnp.sum(queries**2, axis=1, keepdims=True) - 2 * keys if index.metric == "l2" else keys
-    return scores.reshape(*y.shape[:-1], k), ids.reshape(*y.shape[:-1], k)
+    return keys.reshape(*y.shape[:-1], k), ids.reshape(*y.shape[:-1], k)
+
+
+def scores(metric: str, keys: Float[Array, "*m k"]) -> Float[Array, "*m k"]:
+    """What a search returns for keys. Codes may say of near vectors that their squared distance is below 0."""
+    return jnp.maximum(-2 * keys, 0) if metric == "l2" else keys
 
 
 def rescored(
@@ -145,14 +153,17 @@ def rescored(
     keys: Float[Array, "m count"],
     found: Int32[Array, "m count"],
 ) -> Candidates:
-    """The rows that were found: their keys, those by the store (the same ones if there is none), ids."""
+    """The rows that were found: their keys, those by the store (the same ones if there is none), ids. For the metric
+    "l2" keys are less half of the queries' energy: minus half of squared distances."""
     ids = jnp.where(keys > -jnp.inf, rows.ids[found], FREE)
+    if metric == "l2":
+        keys = keys - jnp.sum(y**2, axis=1, keepdims=True) / 2
     if store is None:
         return keys, keys, ids
 
     def again(query: tuple[Array, Array]) -> Float[Array, "count"]:
         x = store.decode(jax.tree.map(lambda a: pick(a, query[1]), rows.stored))
-        return blocks.inner(query[0], x) - (jnp.sum(x**2, axis=1) / 2 if metric == "l2" else 0)
+        return -jnp.sum((query[0] - x) ** 2, axis=1) / 2 if metric == "l2" else blocks.inner(query[0], x)
 
     finals = lax.map(again, (y, found))
     return keys, jnp.where(ids == FREE, -jnp.inf, finals), ids

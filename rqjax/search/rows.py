@@ -12,7 +12,9 @@ from jaxtyping import Array, Float, Int, Int32, PyTree, Shaped
 
 from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, is_traced, operation, pytree
+from rqjax.core import Codes, Quantizer, as_array, is_traced, operation, pytree
+from rqjax.quantizers.combinators import Centered
+from rqjax.quantizers.exact import Exact
 
 FREE = -1
 """The id of a row that holds no vector."""
@@ -28,7 +30,7 @@ class Rows:
     ids: Int32[Array | np.ndarray, "rows"]
     """`FREE` where there is no vector."""
     energies: Float[Array | np.ndarray, "rows"] | None
-    """For the metric "l2", <x, x~> of a vector x and what its codes stand for, x~."""
+    """For the metric "l2", <x, x~> of a vector x, less the index's center, and what its codes stand for, x~."""
     stored: Codes | None
     """Codes of the store."""
 
@@ -44,15 +46,37 @@ class Rows:
             return int(jnp.sum(self.ids != FREE))
 
 
-def encode(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Any, ids: Any, first: int) -> Rows:
+def centered(quantizer: Quantizer, x: Any) -> tuple[Quantizer, Float[Array, "d"] | None]:
+    """For the metric "l2", a quantizer of vectors less a center, and the center: the mean of `Centered`, or that of
+    vectors `x` that are kept as they are. None for other codes, which may have been fitted to vectors as they are.
+
+    Of vectors far from the origin, products and energies are large, and float32 loses the distances that are left of
+    them.
+    """
+    if isinstance(quantizer, Centered):
+        return quantizer.inner, jnp.asarray(quantizer.mean)
+    if isinstance(quantizer, Exact) and len(x):
+        return quantizer, as_float32(jnp.asarray(as_array(x[: _together(quantizer)]))).mean(axis=0)
+    return quantizer, None
+
+
+def encode(
+    quantizer: Quantizer,
+    store: Quantizer | None,
+    metric: str,
+    center: Float[Array, "d"] | None,
+    x: Any,
+    ids: Any,
+    first: int,
+) -> Rows:
     """Rows of checked vectors, a part at a time; ids from `first` on if they are not given."""
     x = check_matrix(x, quantizer.dim)
     ids = check_ids(first + np.arange(len(x)) if ids is None else ids, len(x))
-    size = max(1, ENCODED // quantizer.dim)
+    size = _together(quantizer)
 
     def part(start: int) -> PyTree:
         low = max(0, min(start, len(x) - size))  # the last part overlaps the one before: nothing is compiled for it
-        coded = _encoded(quantizer, store, metric, jnp.asarray(x[low : low + size]))
+        coded = _encoded(quantizer, store, metric, center, as_array(x[low : low + size]))
         return jax.tree.map(lambda a: a[start - low :], coded) if start > low else coded
 
     parts = list(map(part, range(0, max(1, len(x)), size)))
@@ -67,11 +91,23 @@ def encode(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Any, i
     return Rows(coded[0], jnp.asarray(ids), *coded[1:])
 
 
+def _together(quantizer: Quantizer) -> int:
+    """Vectors that are encoded in one call."""
+    return max(1, ENCODED // quantizer.dim)
+
+
 @operation
-def _encoded(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Shaped[Array, "n d"]) -> PyTree:
+def _encoded(
+    quantizer: Quantizer,
+    store: Quantizer | None,
+    metric: str,
+    center: Float[Array, "d"] | None,
+    x: Shaped[Array, "n d"],
+) -> PyTree:
     """Whether vectors and all numbers that are stored of them are finite; codes, energies, codes of the store."""
     finite = jnp.isfinite(x).all(axis=-1)
     x = norms.direction(x) if metric == "cosine" else as_float32(x)
+    x = x if center is None else x - center
     codes = quantizer.encode(x)
     energies = jnp.sum(x * quantizer.decode(codes), axis=-1).astype(jnp.float32) if metric == "l2" else None
     made = codes, energies, None if store is None else store.encode(x)
@@ -81,8 +117,9 @@ def _encoded(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Shap
 
 
 def check_matrix(x: Any, dim: int) -> Array | np.ndarray:
-    """`x`, which may be a memory-mapped file, if it holds floating-point vectors (n, dim)."""
-    x = x if hasattr(x, "dtype") else np.asarray(x)
+    """`x`, if it holds floating-point vectors (n, dim). What has a dtype of NumPy's may be a file, of which a part is
+    read at a time."""
+    x = x if isinstance(getattr(x, "dtype", None), np.dtype) and not isinstance(x, np.ndarray) else as_array(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"expected vectors of a floating-point dtype (float32, bfloat16, float16), got {x.dtype}")
     if x.ndim != 2 or x.shape[1] != dim:
@@ -92,7 +129,7 @@ def check_matrix(x: Any, dim: int) -> Array | np.ndarray:
 
 def check_ids(ids: Any, count: int) -> Int32[np.ndarray, "n"]:
     """`count` different ids, or a TypeError or ValueError; one may be a scalar."""
-    ids = np.atleast_1d(ids)
+    ids = np.atleast_1d(np.asarray(as_array(ids)))
     if ids.size and ids.dtype.kind not in "iu":
         raise TypeError(f"expected ids that are whole numbers, got {ids.dtype}")
     if ids.shape != (count,):
@@ -106,9 +143,17 @@ def check_ids(ids: Any, count: int) -> Int32[np.ndarray, "n"]:
     return ids.astype(np.int32)
 
 
-def encode_more(quantizer: Quantizer, store: Quantizer | None, metric: str, x: Any, ids: Any, old: Rows) -> Rows:
+def encode_more(
+    quantizer: Quantizer,
+    store: Quantizer | None,
+    metric: str,
+    center: Float[Array, "d"] | None,
+    x: Any,
+    ids: Any,
+    old: Rows,
+) -> Rows:
     """Rows of checked vectors that are not in the index; ids from the largest there on if they are not given."""
-    new = encode(quantizer, store, metric, x, ids, first=int(np.max(old.ids, initial=-1)) + 1)
+    new = encode(quantizer, store, metric, center, x, ids, first=int(np.max(old.ids, initial=-1)) + 1)
     known = np.isin(new.ids, old.ids)
     if known.any():
         raise ValueError(f"{known.sum()} ids are in the index already, the first is {np.asarray(new.ids)[known][0]}")
@@ -117,7 +162,8 @@ def encode_more(quantizer: Quantizer, store: Quantizer | None, metric: str, x: A
 
 def without(rows: Rows, ids: Any) -> Rows:
     """Rows of which those of some ids are free; a TypeError or ValueError if one is not there."""
-    ids = check_ids(ids, np.size(ids))
+    ids = np.asarray(as_array(ids))
+    ids = check_ids(ids, ids.size)
     unknown = ~np.isin(ids, rows.ids)
     if unknown.any():
         raise ValueError(f"{unknown.sum()} ids are not in the index, the first is {ids[unknown][0]}")

@@ -74,6 +74,100 @@ for call in {[call for call, _ in MESSAGES]!r}:
         assert line.startswith(message), call
 
 
+class Tensor:
+    """An array of another library, as one of PyTorch that gradients are asked of."""
+
+    def __init__(self, array, gradients=True):
+        self.array, self.gradients = array, gradients
+        self.dtype, self.shape = "torch.float32", array.shape
+
+    def detach(self):
+        return Tensor(self.array, gradients=False)
+
+    def contiguous(self):
+        return jnp.asarray(self.array)
+
+    def __dlpack__(self):
+        raise NotImplementedError
+
+    def __array__(self, *args, **options):
+        if self.gradients:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad")
+        if self.array.dtype == jnp.bfloat16:
+            raise TypeError("Got unsupported ScalarType BFloat16")
+        return np.asarray(self.array)
+
+
+X = np.random.default_rng(0).standard_normal((40, 8)).astype(np.float32)
+TAKEN = {
+    "NumPy": X,
+    "jax": jnp.asarray(X),
+    "lists": X.tolist(),
+    "list of arrays": list(jnp.asarray(X)),
+    "tensor": Tensor(X),
+    "float64": X.astype(np.float64),
+    "Fortran's order": np.asfortranarray(X),
+    "strided": np.repeat(X, 2, axis=0)[::2],
+    "backwards": X[::-1].copy()[::-1],
+    "big endian": X.astype(">f4"),
+}
+REFUSED = {
+    "masked": (np.ma.masked_array(X, X > 1), "expected an array without a mask, got a masked one"),
+    "objects": (X.astype(object), "expected an array of numbers, got one of object"),
+    "text": (X.astype(str), "expected an array of numbers, got one of <U"),
+    "times": (X.astype(int).astype("m8[s]"), "expected an array of numbers, got one of timedelta64"),
+    "nothing": (None, "expected an array of numbers, got one of object"),
+    "ragged": ([[1.0, 2.0], [1.0]], "expected lists of one length, got several"),
+    "whole": (X.astype(int), "expected vectors of a floating-point dtype|expected floating-point vectors"),
+    "complex": (X.astype(complex), "expected vectors of a floating-point dtype|expected floating-point vectors"),
+}
+Q = rqjax.eden(jax.random.key(0), 8, 4)
+VERBS = {
+    "encode": lambda x: Q.encode(x),
+    "dot": lambda x: Q.dot(x, Q.encode(X)),
+    "roundtrip": lambda x: rqjax.roundtrip(Q, x),
+    "build": lambda x: rqjax.Index.build(Q, x).search(X, 3),
+    "build exact": lambda x: rqjax.Index.build(rqjax.Exact(8), x, metric="l2").search(X, 3),
+    "add": lambda x: rqjax.Index.build(Q, X).add(x).search(X, 3),
+    "search": lambda x: rqjax.Index.build(Q, X).search(x, 3),
+    "IVF": lambda x: rqjax.IVF.build(Q, x, key=jax.random.key(0), lists=4).search(X, 3),
+    "klt_trellis": lambda x: rqjax.klt_trellis(jax.random.key(0), x, 2),
+    "oscar": lambda x: rqjax.oscar(jax.random.key(0), x, 2),
+}
+
+
+@pytest.mark.parametrize("verb", some(VERBS, ["encode", "build", "search", "oscar"]))
+def test_arrays_of_any_kind_are_those_of_jax_or_refused_in_a_line(verb):
+    expected = jax.tree.leaves(VERBS[verb](jnp.asarray(X)))
+    for kind, x in TAKEN.items():
+        for leaf, right in zip(jax.tree.leaves(VERBS[verb](x)), expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(leaf, right.dtype), right, err_msg=kind)
+    for x, message in REFUSED.values():
+        with pytest.raises((TypeError, ValueError), match=f"^({message})"):
+            VERBS[verb](x)
+
+
+def test_numbers_of_sixteen_bits_of_another_library():
+    low = jnp.asarray(X, jnp.bfloat16)
+    for leaf, right in zip(Q.encode(Tensor(low)), Q.encode(low), strict=True):
+        np.testing.assert_array_equal(leaf, right)
+
+
+def test_a_tensor_that_changed_is_encoded_anew():
+    """It is no constant of what was compiled for it."""
+    tensor = Tensor(X.copy())
+    before = Q.encode(tensor)
+    tensor.array *= -1
+    assert not np.array_equal(Q.encode(tensor)[1], before[1])
+
+
+@pytest.mark.parametrize("ids", [[1, 3], np.array([1, 3]), jnp.array([1, 3]), Tensor(np.array([1, 3])), range(1, 4, 2)])
+def test_ids_of_any_kind(ids):
+    index = rqjax.Index.build(Q, X)
+    assert len(index.remove(ids)) == 38
+    assert set(np.asarray(index.search(X[:1], 2, where=ids)[1])[0].tolist()) == {1, 3}
+
+
 def test_names_and_numbers():
     with pytest.raises(KeyError, match="did you mean 'hadamard'"):
         METHODS["hadamrd"]

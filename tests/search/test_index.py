@@ -179,9 +179,10 @@ def test_parts_of_vectors_are_encoded_to_the_rows_of_all(monkeypatch):
     monkeypatch.setattr(stored_rows, "ENCODED", 40 * DIM)
     x = vectors(100)
     built = Index.build(rqjax.Exact(DIM, "float32"), x, metric="l2", store=rqjax.Exact(DIM, "float16"))
-    np.testing.assert_array_equal(built.rows.codes, x.astype(np.float32))
-    np.testing.assert_array_equal(built.rows.stored, x.astype(np.float16))
-    np.testing.assert_allclose(built.rows.energies, np.sum(x**2, axis=1), rtol=1e-5)
+    moved = x.astype(np.float32) - np.asarray(built.center)
+    np.testing.assert_array_equal(built.rows.codes, moved)
+    np.testing.assert_array_equal(built.rows.stored, moved.astype(np.float16))
+    np.testing.assert_allclose(built.rows.energies, np.sum(moved**2, axis=1), rtol=1e-5)
 
 
 def test_search_is_a_part_of_a_jitted_function(index):
@@ -445,3 +446,30 @@ def test_a_search_takes_memory_for_one_block(name):
     few, many = temporaries(1_000_000), temporaries(2_000_000)  # from 100,000 on the best scores of groups fill a block
     assert few < 2**26
     assert many - few <= 8 * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("metric", "stored"), some([(m, s) for m in ("ip", "l2", "cosine") for s in (False, True)], [("l2", True)])
+)
+def test_no_queries_find_nothing_and_no_vectors_change_nothing(metric, stored, tmp_path):
+    """In each kind of index, with filters, reranked, from a file, on a mesh."""
+    x, store = vectors(300), rqjax.Exact(DIM, "float16") if stored else None
+    index = Index.build(quantizer(), x, metric=metric, store=store)
+    index.save(tmp_path / "i.safetensors")
+    kinds = [
+        index,
+        rqjax.IVF.build(quantizer(), x, metric=metric, store=store, lists=5, key=jax.random.key(0)),
+        index.shard(jax.sharding.Mesh(np.array(jax.devices()), ("rows",)), "rows"),
+        Index.load(tmp_path / "i.safetensors", mapped=True),
+    ]
+    for kind in kinds:
+        for shape in ((0, DIM), (3, 0, DIM)):
+            for options in ({}, {"where": [1, 2, 3]}, {"where": range(0)}, {"rerank": 10} if stored else {}):
+                scores, ids = kind.search(np.zeros(shape, np.float32), 3, **options)
+                assert (scores.shape, scores.dtype) == ((*shape[:-1], 3), np.float32)
+                assert (ids.shape, ids.dtype) == ((*shape[:-1], 3), np.int32)
+    for kind in kinds[:2]:
+        same = kind.add(x[:0]).remove([]).add(x[:0], ids=[])
+        for found, expected in zip(same.search(x[:2], 3), kind.search(x[:2], 3), strict=True):
+            np.testing.assert_array_equal(found, expected)
+        assert len(kind.remove(np.arange(300)).add(x[:9])) == 9

@@ -34,6 +34,8 @@ def in_lists(ivf, x, queries, probes):
     centroids = np.asarray(ivf.quantizer.centroids)
     if ivf.metric == "cosine":
         x, queries = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, queries))
+    if ivf.metric == "l2":
+        x, queries = x - ivf.center, queries - ivf.center
     own = ((x[:, None] - centroids) ** 2).sum(2).argmin(axis=1)
     near = queries @ centroids.T - ((centroids**2).sum(1) / 2 if ivf.metric == "l2" else 0)
     return (np.argsort(-near, axis=1)[:, :probes, None] == own).any(axis=1)
@@ -82,15 +84,16 @@ def test_what_is_found_is_the_best_of_the_nearest_lists(metric, residual, probes
 def test_scores_are_those_of_the_decoded_vectors(name):
     x, queries = vectors(), vectors(40, seed=1)
     ivf = build(rqjax.METHODS[name](jax.random.key(100), DIM, 4), metric="l2")
-    whole = Index.build(ivf.quantizer, x, metric="l2")
+    whole = Index.build(rqjax.Centered(ivf.center, ivf.quantizer), x, metric="l2")
+    moved = x - ivf.center
     for y in (queries, queries[:1]):
         scores, ids = ivf.search(y, 20, probes=LISTS)
         expected, rows = whole.search(y, 20)
         np.testing.assert_allclose(scores, expected, atol=2e-3)
         assert rqjax.metrics.recall(ids, rows) > 0.99
-        decoded = np.asarray(ivf.quantizer.decode(ivf.quantizer.encode(x)))
-        product = np.take_along_axis(np.sum(x * decoded, axis=1) - 2 * y @ decoded.T, np.asarray(ids), axis=1)
-        np.testing.assert_allclose(scores, np.sum(y**2, axis=1, keepdims=True) + product, atol=2e-3)
+        decoded, z = np.asarray(ivf.quantizer.decode(ivf.quantizer.encode(moved))), y - ivf.center
+        product = np.take_along_axis(np.sum(moved * decoded, axis=1) - 2 * z @ decoded.T, np.asarray(ids), axis=1)
+        np.testing.assert_allclose(scores, np.sum(z**2, axis=1, keepdims=True) + product, atol=2e-3)
 
 
 @pytest.mark.parametrize("residual", some([True, False], [True]))
