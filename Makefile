@@ -5,8 +5,10 @@ NEWEST ?= $(shell for p in python3.13 python3.12 $$HOME/.pyenv/versions/3.1[2-9]
 	$$p -c "" 2> /dev/null && echo $$p && break; done)
 VENV ?= .venv
 RUN := $(VENV)/bin/python
-# Quiet about what can be had, and about editable installations.
-PIP := PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --disable-pip-version-check
+# Quiet about what can be had, and about editable installations. Python compiles what it imports; all of it at once is
+# half of an installation.
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+PIP := PYTHONWARNINGS=ignore $(RUN) $(INSTALL)
 WORKDIR ?= runs
 # As in the extra `metal` of pyproject.toml, which is for macOS only.
 METAL := jax==0.5.0 jaxlib==0.5.0 'numpy<2.3' 'optax<0.2.6' 'flax<0.11'
@@ -15,7 +17,7 @@ ENGINES := google-tunix==0.1.7 gemma==4.0.1 kauldron==1.4.4 google-metrax==0.2.4
 	chex==0.1.92 toolz lark typeguard immutabledict wrapt perfetto pandas python-dateutil six
 MODEL_TABLES := perplexity attention_fidelity needle_model qet_theory
 
-.PHONY: help env gpu-compile-env tpu-compile-env tables models test test-full test-newest test-metal test-engines goldens lint bench clean
+.PHONY: help env gpu-compile-env tpu-compile-env tables models test test-full test-x64 test-newest test-metal test-engines goldens lint bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/\([a-z-]*\):.*## /make \1: /'
@@ -50,7 +52,7 @@ $(VENV)/.gpu-compile: $(VENV)/.test-full tests/tools/hopper.py
 	@wheels="$$($(RUN) -m tests.tools.hopper --wheels)" && \
 		if [ -n "$$wheels" ]; then \
 			rm -rf $(VENV)/gpu-compile && \
-			$(RUN) -m pip install --quiet --no-deps --target $(VENV)/gpu-compile $$wheels; \
+			$(RUN) $(INSTALL) --no-deps --target $(VENV)/gpu-compile $$wheels; \
 		fi
 	touch $@
 
@@ -59,7 +61,7 @@ $(VENV)/.tpu-compile: $(VENV)/.test-full tests/tools/tpu.py
 	@wheels="$$($(RUN) -m tests.tools.tpu --wheels)" && \
 		if [ -n "$$wheels" ]; then \
 			rm -rf $(VENV)/tpu-compile && \
-			$(RUN) -m pip install --quiet --no-deps --target $(VENV)/tpu-compile $$wheels; \
+			$(RUN) $(INSTALL) --no-deps --target $(VENV)/tpu-compile $$wheels; \
 		fi
 	touch $@
 
@@ -78,33 +80,42 @@ PYTEST := -m pytest -n 2 --dist=loadfile --max-worker-restart=0
 test: $(VENV)/.test ## an environment and the core of the test suite
 	$(RUN) $(PYTEST) -m "not full" tests
 
+# With CORE, a file where `make test` kept the core's seconds (see .ci/run), the core does not run again.
 test-full: env gpu-compile-env tpu-compile-env ## all tests, those of kernels compiled for GPUs and TPUs among them
-	$(RUN) $(PYTEST) --core-share=0.25 tests
-	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" $(addprefix tests/, quantizers/test_laws.py cache/test_cache.py search/test_index.py search/test_ivf.py nn/test_decoder.py)
+	$(RUN) $(PYTEST) --core-share=0.4 $(if $(CORE),-m full --core-seconds=$(CORE)) tests
+
+# Each kind of code, caches, search and a decoder, where arrays without a dtype have 64 bits.
+X64 := turboquant_prod or trellis or affine or product_rounded or steps or schedules or attention_is or looks_ahead or \
+	exact_codes or groups or rerank or counted or gpt_oss
+test-x64: env ## a part of the core in 64 bits
+	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" -k "$(X64)" $(addprefix tests/, quantizers/test_laws.py \
+		cache/test_cache.py search/test_index.py search/test_ivf.py nn/test_decoder.py)
 
 # Every kernel lowers for CUDA on the newest jax too; nothing to do where there is no Python for it.
 test-newest: ## the kernels lower on the newest jax
 	@if [ -z "$(NEWEST)" ]; then echo "no Python 3.12 or newer for the newest jax"; else \
 		$(NEWEST) -m venv $(VENV)-newest && \
-		$(VENV)-newest/bin/python -m pip install --quiet --upgrade jax jaxtyping scipy optax absl-py pytest && \
+		$(VENV)-newest/bin/python $(INSTALL) --upgrade jax jaxtyping scipy optax absl-py pytest && \
 		$(VENV)-newest/bin/python -m pytest -q -o addopts= tests/backends/test_lowering.py; \
 	fi
 
-# The core of the tests, but for the kernels', on jax 0.5, the last that jax-metal runs with, and what goes with it.
-test-metal: ## the core on jax 0.5.0, the last for jax-metal
+# On jax 0.5, the last that jax-metal runs with, and what goes with it: the core of what calls jax. Experiments, documents
+# and kernels say nothing more of it.
+test-metal: ## a part of the core on jax 0.5.0, the last for jax-metal
 	$(PYTHON) -m venv $(VENV)-metal
-	$(VENV)-metal/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)-metal/bin/python -m pip install --quiet --editable '.[test-full]' $(METAL)
-	$(VENV)-metal/bin/python $(PYTEST) -m "not full" tests
+	$(VENV)-metal/bin/python $(INSTALL) --upgrade pip
+	$(VENV)-metal/bin/python $(INSTALL) --editable '.[test]' $(METAL)
+	$(VENV)-metal/bin/python $(PYTEST) -m "not full" $(addprefix tests/, arrays cache core learning nn quantizers \
+		rotations scoring search test_storage.py test_written.py)
 
 # Caches under the samplers of google-tunix and gemma; nothing to do where there is no Python for them.
 test-engines: ## compressed caches under google-tunix and gemma
 	@if [ -z "$(NEWEST)" ]; then echo "no Python 3.12 or newer for gemma"; else \
 		$(NEWEST) -m venv $(VENV)-engines && \
-		$(VENV)-engines/bin/python -m pip install --quiet 'jax<0.13' 'flax<0.13' optax scipy jaxtyping safetensors \
+		$(VENV)-engines/bin/python $(INSTALL) 'jax<0.13' 'flax<0.13' optax scipy jaxtyping safetensors \
 			beartype pytest pytest-xdist absl-py ml_collections einops sentencepiece huggingface_hub pillow requests \
 			tensorboardX tqdm && \
-		$(VENV)-engines/bin/python -m pip install --quiet --no-deps $(ENGINES) && \
+		$(VENV)-engines/bin/python $(INSTALL) --no-deps $(ENGINES) && \
 		$(VENV)-engines/bin/python -m pytest -n 2 -W ignore::DeprecationWarning tests/nn/test_compress.py; \
 	fi
 

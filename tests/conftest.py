@@ -73,6 +73,9 @@ COSTS: dict[tuple[bool, str], float] = collections.defaultdict(float)
 
 def pytest_addoption(parser):
     parser.addoption("--core-share", type=float, help="fail if the core takes more of all seconds of a processor")
+    parser.addoption(
+        "--core-seconds", type=Path, help="file for the core's seconds, which a run without the core reads"
+    )
 
 
 def spent() -> float:
@@ -99,15 +102,23 @@ def pytest_runtest_logreport(report):
     COSTS["full" not in report.keywords, report.nodeid] += getattr(report, "cost", 0)  # a dead worker reports none
 
 
-def core_and_rest() -> list[float]:
-    return [sum(cost for (of_core, _), cost in COSTS.items() if of_core == wanted) for wanted in (True, False)]
+def core_and_rest(config) -> list[float]:
+    core, rest = (sum(cost for (of_core, _), cost in COSTS.items() if of_core == wanted) for wanted in (True, False))
+    kept = config.getoption("--core-seconds")
+    return [core or (float(kept.read_text()) if kept else 0), rest]
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    core, rest = core_and_rest()
+    core, rest = core_and_rest(config)
+    if kept := config.getoption("--core-seconds"):
+        kept.write_text(str(core))
     terminalreporter.section(f"seconds of a processor: core {core:.0f}, the rest {rest:.0f}; the slowest")
     for (of_core, name), cost in sorted(COSTS.items(), key=lambda item: -item[1])[:SLOWEST]:
         terminalreporter.line(f"{cost:6.1f} {'core' if of_core else 'full'} {name}")
+    files: dict[str, float] = collections.defaultdict(float)
+    for (_, name), cost in COSTS.items():
+        files[name.partition("::")[0]] += cost
+    terminalreporter.line("by file: " + ", ".join(f"{name} {files[name]:.0f}" for name in sorted(files, key=files.get)))
     if over_its_share(config):
         terminalreporter.line(f"the core takes more than its share, {config.getoption('--core-share')} of the whole")
 
@@ -119,5 +130,7 @@ def pytest_sessionfinish(session):
 
 def over_its_share(config) -> bool:
     limit = config.getoption("--core-share")
-    core, rest = core_and_rest()
-    return limit is not None and core > limit * (core + rest)
+    if limit is None:
+        return False
+    core, rest = core_and_rest(config)
+    return core > limit * (core + rest)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import rqjax
-from tests.tools.suites import some
+from tests.tools.suites import SEEN, some
 from tests.written import make
 
 RESULTS = np.load(make.FOLDER / "results.npz")
 OTHERS = {*make.STRATEGIES, *make.METRICS, "training"}
-QUANTIZERS = sorted({name.rpartition("/")[0] for name in RESULTS.files} - OTHERS)
+QUANTIZERS = sorted({name.rpartition("/")[0] for name in RESULTS.files} - OTHERS - SEEN)
 
 
 def same(name, *arrays):

@@ -13,7 +13,7 @@ from rqjax.core import platforms
 from rqjax.learning.training import fit
 from rqjax.rotations import Dense
 from tests.tools import apple
-from tests.tools.suites import some
+from tests.tools.suites import distinct, some
 
 RNG = np.random.default_rng(0)
 X, TOKENS = (RNG.standard_normal(shape).astype(np.float32) for shape in ((64, 128), (2, 300, 2, 128)))
@@ -33,7 +33,7 @@ def violations(platform, function, *operands):
     return apple.violations(jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)))
 
 
-@pytest.mark.parametrize("name", some(rqjax.METHODS, ["rotor_chain", "turboquant_prod", "affine"]))
+@pytest.mark.parametrize("name", some(distinct(rqjax.METHODS), ["rotorquant_trellis", "turboquant_prod", "affine"]))
 def test_methods_are_of_known_operations(device, name):
     quantizer = method(name)
     codes = jax.eval_shape(quantizer.encode, X)

@@ -1,4 +1,4 @@
-"""Every kernel compiles for Hopper, spills nothing, and takes no more registers and shared memory than it did.
+"""Kernels compile for Hopper, spill nothing, and take no more registers and shared memory than they did.
 
 Needs no GPU, but its compiler: `make gpu-compile-env`. `python -m tests.tools.hopper` shows the numbers.
 """
@@ -14,8 +14,6 @@ from tests.tools.programs import PROGRAMS
 
 pytestmark = pytest.mark.full
 
-NAMES = [*hopper.configurations()]
-
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
@@ -26,7 +24,7 @@ def compiled(tmp_path_factory):
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         if not file.read(1):
-            json.dump(hopper.compiled([*NAMES, "example_spills"]), file)
+            json.dump(hopper.compiled([*hopper.TESTED, "example_spills"]), file)
     return json.loads(path.read_text())
 
 
@@ -39,7 +37,7 @@ def golden():
     return (of[version], 1) if version in of else (of[max(known, key=hopper.release)], 1.25)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", hopper.TESTED)
 def test_resources(name, compiled, golden):
     goldens, slack = golden
     worse = hopper.complaints(name, compiled[name], goldens.get(name), slack=slack)
@@ -47,7 +45,7 @@ def test_resources(name, compiled, golden):
 
 
 def test_no_golden_is_left_over(golden):
-    assert sorted(golden[0]) == sorted(NAMES), "renew them by `make goldens`"
+    assert sorted(golden[0]) == sorted(hopper.TESTED), "renew them by `make goldens`"
 
 
 def test_what_the_harness_reads(compiled):
@@ -88,4 +86,4 @@ def test_what_is_complained_about():
 def test_a_missing_compiler_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("RQJAX_GPU_COMPILE", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"there is no compiler .* run `make gpu-compile-env`"):
-        hopper.compiled(NAMES)
+        hopper.compiled(["example"])

@@ -62,7 +62,7 @@ def test_matches_attention_to_decoded_vectors(case):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("case", [list(CASES)[i] for i in (1, 3, 4, 7)])
 def test_no_races_nor_reads_of_what_is_not_there(case):
     *arguments, options = CASES[case]
     found, expected = run(*arguments, **options, interpret=INTERPRETED and pltpu.InterpretParams(**STRICT))
@@ -128,8 +128,10 @@ QUANTIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", some(QUANTIZERS, ["turboquant_4", "eden_4"]))
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+VECTORS = [(name, ("float32", "bfloat16")[i % 2]) for i, name in enumerate(QUANTIZERS)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), some(VECTORS, [VECTORS[1], VECTORS[5]]))
 @pytest.mark.usefixtures("interpreted")
 def test_vectors(name, dtype):
     """Codes differ near boundaries alone, where rounding decides: one in a thousand at most."""

@@ -182,7 +182,7 @@ class Schedule(RuleBasedStateMachine):
             assert error(found, attend(own, q)) < 1e-6
 
 
-@pytest.mark.parametrize(("examples", "latent"), some([(5, None), (1000, None), (100, 24)], [(5, None)]))
+@pytest.mark.parametrize(("examples", "latent"), some([(5, None), (200, None), (50, 24)], [(5, None)]))
 def test_many_schedules(examples, latent):
     Schedule.empty, Schedule.alone = cache(SLOTS, PAGES, latent=latent), cache(1, latent=latent)
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]

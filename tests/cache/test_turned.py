@@ -60,8 +60,13 @@ ROPES = {
 EXACT = ("eden_8+turned", "eden_8+pre_rope", "eden_8+pre_rope+turned")
 
 
-@pytest.mark.parametrize("name", some(EXACT, EXACT[2:]))
-@pytest.mark.parametrize("rope", some(ROPES, ["half of the coordinates"]))
+@pytest.mark.parametrize(
+    ("name", "rope"),
+    some(
+        [*((EXACT[2], rope) for rope in ROPES), *((name, "default") for name in EXACT[:2])],
+        [(EXACT[2], "half of the coordinates")],
+    ),
+)
 def test_eight_bits_are_exact_attention(name, rope):
     """An error of a hundredth is that of eight bits."""
     q, k, v = tokens()

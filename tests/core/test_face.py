@@ -9,7 +9,7 @@ import pytest
 
 import rqjax
 from rqjax import METHODS
-from tests.tools.suites import some
+from tests.tools.suites import distinct, some
 
 KEY = jax.random.key(0)
 
@@ -72,12 +72,12 @@ def test_gradients_go_straight_through():
     assert rqjax.straight_through(q, x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("name", some(sorted(METHODS), ["eden", "hadamard", "rotorquant_trellis"]))
+@pytest.mark.parametrize("name", some(distinct(METHODS), ["eden", "rotorquant", "rotorquant_trellis"]))
 def test_whole_quantizers_have_gradients(name):
     """Without `allow_int`, though they hold whole numbers; what is put together again decodes to the same."""
     x, q = jax.random.normal(KEY, (20, 64)), METHODS[name](KEY, 64, 4)
     if not jax.tree.leaves(q):  # levels of its own for each vector, and nothing random
-        assert name in ("affine", "rtn")
+        assert name == "affine"
         return
     params, rebuild = rqjax.parameters(q)
     np.testing.assert_array_equal(rebuild(params).decode(q.encode(x)), q.decode(q.encode(x)))

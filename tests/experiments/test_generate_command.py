@@ -69,7 +69,6 @@ def test_pages_run_out(tmp_path):
         ("{", "line 2: Expecting property name"),
         ('{"text": "a"}', 'line 2: expected {"prompt": "..."}'),
         ('{"prompt": "a", "top": 1}', "line 2: unknown 'top', expected one of max_tokens"),
-        ('{"prompt": ""}', "expected a prompt of at least one token, got none"),
     ],
 )
 def test_wrong_lines(tmp_path, line, message):

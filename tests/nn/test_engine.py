@@ -160,7 +160,7 @@ def test_wrong_requests(decoder, arguments, message):
 
 
 @pytest.mark.full
-def test_ten_thousand_requests(decoder):
+def test_a_thousand_requests(decoder):
     """With cancels and stops: each answer is that of the request alone, nothing is compiled anew, no array stays."""
     rng = np.random.default_rng(0)
     engine = Engine(decoder, "float32", KEY, pages=3, slots=4, max_len=192, chunk=128, **OPTIONS)
@@ -174,8 +174,8 @@ def test_ten_thousand_requests(decoder):
         expected += engine.run().values()
     compiled, arrays = next_tokens._cache_size(), len(jax.live_arrays())
     asked, made, count = {}, {}, 0
-    while count < 10_000 or engine.waiting or engine.running:
-        while count < 10_000 and engine.waiting < 4:
+    while count < 1000 or engine.waiting or engine.running:
+        while count < 1000 and engine.waiting < 4:
             kind = int(rng.integers(len(kinds)))
             asked[engine.submit(kinds[kind][0], **kinds[kind][1])] = kind
             count += 1

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.full
 
 GRIDS = [(bits, group_size) for bits in (2, 3, 4, 5, 6, 8) for group_size in (32, 64, 128)]
 DTYPES = ("float32", "bfloat16", "float16")
-CASES = [(*grid, DTYPES[(i + i // 3) % 3]) for i, grid in enumerate(GRIDS)]
-"""Every pair of two of bits, group sizes and dtypes."""
+CASES = [(*grid, DTYPES[(i + i // 3) % 3]) for i, grid in enumerate(GRIDS)][::2]
+"""All bits, group sizes and dtypes."""
 
 
 @pytest.mark.parametrize(("bits", "group_size", "dtype"), CASES)

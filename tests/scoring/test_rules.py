@@ -13,7 +13,7 @@ from rqjax.scoring.integers import MANY_ROWS
 from rqjax.scoring.rules import in_integers
 from tests.tools.plain import PlainCache, error
 from tests.tools.steps import Steps
-from tests.tools.suites import some
+from tests.tools.suites import distinct, some
 
 DIM, KEY = 32, jax.random.key(0)
 LOUD = np.exp(-np.arange(DIM) / 8)
@@ -39,7 +39,7 @@ def made(name):
     return METHODS[name](KEY, DIM, 3) if name in METHODS else FITTED[name](KEY, jnp.asarray(LOUD * vectors(0, 600)), 3)
 
 
-@pytest.mark.parametrize("name", some([*METHODS, *FITTED], ["turboquant_prod"]))
+@pytest.mark.parametrize("name", some(distinct([*METHODS, *FITTED]), ["turboquant_prod"]))
 def test_a_cache_and_an_index_have_the_products_of_decoded_vectors(name):
     """With codes of 64 of 80 tokens and of 300 vectors; to 1e-4 of all products, the 15 bits of a query. Where scales
     of coordinates are multiplied into it, the 15 bits are those of the largest product, others have fewer: 2e-4."""

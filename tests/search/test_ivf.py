@@ -59,7 +59,10 @@ def assert_same(found, expected):
 @pytest.mark.parametrize(
     ("metric", "residual", "probes"),
     some(
-        [(m, r, p) for m in ("ip", "l2", "cosine") for r in (True, False) for p in (1, 5, LISTS)],
+        [
+            *(("l2", True, 5), ("ip", True, 1), ("cosine", True, LISTS)),
+            *(("l2", False, LISTS), ("ip", False, 5), ("cosine", False, 1)),
+        ],
         [("l2", True, 5)],
     ),
 )
@@ -75,7 +78,7 @@ def test_what_is_found_is_the_best_of_the_nearest_lists(metric, residual, probes
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["eden_unbiased", "turboquant_trellis", "affine", "rtn"])
+@pytest.mark.parametrize("name", ["turboquant_trellis", "affine"])
 def test_scores_are_those_of_the_decoded_vectors(name):
     x, queries = vectors(), vectors(40, seed=1)
     ivf = build(rqjax.METHODS[name](jax.random.key(100), DIM, 4), metric="l2")

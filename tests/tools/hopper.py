@@ -3,7 +3,7 @@
     make gpu-compile-env                       # once: the compiler, beside the environment and not in it
     python -m tests.tools.hopper                     # every configuration of pallas_kernels/gpu/shapes.py, as a table
     python -m tests.tools.hopper NAME... --ptx=DIR   # some of them; DIR receives the PTX of each kernel
-    python -m tests.tools.hopper --goldens           # renews tests/goldens/hopper.json for this version of jax
+    python -m tests.tools.hopper --goldens           # renews tests/goldens/hopper.json, of `TESTED`, for this jax
 
 jax prints an error where its CUDA plugin finds no driver, so the plugin is not installed into the environment:
 compilation is a process of its own (`tests/tools/hopper_compile.py`), one for all configurations.
@@ -29,6 +29,29 @@ CUDA = "13.5.37"
 """Registers are the assembler's choice, so goldens hold for one version of it."""
 MAX_SHARED = 227 * 1024
 """Bytes that a block may have on Hopper."""
+
+TESTED = (
+    "rotor_encode_512_3_float32",
+    "rotor_encode_80_3_float32",
+    "rotor_encode_128_8_float32",
+    "rotor_decode_256_3_float16",
+    "rotor_roundtrip_128_3_bfloat16",
+    "hadamard_encode_192_4_bfloat16",
+    "chain_decode_128_3_float32",
+    "dense_encode_256_3_float32",
+    "eden_encode_128_3_float32",
+    "sign_sketch_256_bfloat16",
+    "decode_attention 3 and 2 bits",
+    "decode_attention 4 bits, pages, a mean that turns",
+    "decode_attention heads of 256, 16 query heads",
+    "decode_attention heads of 256, affine",
+    "decode_attention trellis, 3 bits, pages",
+    "decode_attention trellis, 4 bits, heads of 256",
+    "decode_attention columns, heads of 256, 16 query heads",
+    "decode_attention columns, odd rows",
+    "example",
+)
+"""Configurations with goldens: each kernel and kind of codes once, where it needs most."""
 
 Configuration = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
 Kernels = dict[str, dict[str, int]]
@@ -152,11 +175,12 @@ def main() -> None:
         return
     if not wheels():
         sys.exit(f"no kernels for jax {jax_version()} on {sys.platform} {platform.machine()}")
-    unknown = set(options.names) - set(configurations())
+    names = options.names or list(TESTED if options.goldens else configurations())
+    unknown = set(names) - set(configurations())
     if unknown:
         sys.exit(f"no configuration {', '.join(sorted(unknown))}; there are {', '.join(configurations())}")
     try:
-        kernels = compiled(options.names or list(configurations()), ptx=options.ptx)
+        kernels = compiled(names, ptx=options.ptx)
     except (FileNotFoundError, RuntimeError) as error:
         sys.exit(f"error: {error}")
     print(f"{'configuration':<32} {'kernel':<24} {'registers':>9} {'spills':>7} {'shared':>7} {'PTX':>7}")

@@ -1,4 +1,4 @@
-"""What the library does of every method, cache and index, as programs of plain JAX that are compiled for devices."""
+"""What the library does of each part of methods, of caches and indexes, as programs of plain JAX that are compiled."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 import rqjax
 from rqjax.learning.training import fit
 from rqjax.rotations import Rope
+from tests.tools.suites import distinct
 
 DIM = 64
 STRATEGIES = (
@@ -90,8 +91,8 @@ def key() -> Any:
 
 
 PROGRAMS: dict[str, Callable[[], Program]] = {
-    **{f"method {name}": lambda name=name: of_method(name) for name in rqjax.METHODS},
-    **{f"fitted {name}": lambda name=name: of_fitted(name) for name in rqjax.FITTED},
+    **{f"method {name}": lambda name=name: of_method(name) for name in distinct(rqjax.METHODS)},
+    **{f"fitted {name}": lambda name=name: of_fitted(name) for name in distinct(rqjax.FITTED)},
     **{f"cache {name}": lambda name=name: of_cache(name) for name in STRATEGIES},
     "cache in pages": of_pages,
     **{f"search {name}": lambda name=name: of_search(name) for name in ("turboquant", "turboquant_trellis", "affine")},

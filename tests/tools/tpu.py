@@ -4,7 +4,7 @@
     python -m tests.tools.tpu               # every configuration of pallas_kernels/tpu/shapes.py, as a table
     python -m tests.tools.tpu NAME...       # some of them
     python -m tests.tools.tpu --programs    # every XLA program of the library
-    python -m tests.tools.tpu --goldens     # renews tests/goldens/tpu.json for this version of jax
+    python -m tests.tools.tpu --goldens     # renews tests/goldens/tpu.json, of `TESTED`, for this version of jax
 
 The compiler is that of libtpu, which looks for a TPU where it is imported, so it is not installed into the environment:
 compilation is a process of its own (`tests/tools/tpu_compile.py`).
@@ -25,6 +25,20 @@ from tests.tools.hopper import has_kernels, jax_version, release  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 GOLDENS = ROOT / "tests" / "goldens" / "tpu.json"
+TESTED = (
+    "attention, 3 bits",
+    "attention, 4 bits, affine, groups of 64",
+    "attention, 1 bit, 4 bits, 16 query heads",
+    "attention, 4 bits, affine, one group, pages",
+    "attention, 3 bits, 2 bits, heads of 64, pages",
+    "attention, 3 bits, heads of 256, 32 of them",
+    "encode, 3 bits, bfloat16",
+    "encode, EDEN, 4 bits",
+    "encode, 4 bits, d = 512",
+    "decode, 1 bit, d = 192",
+    "roundtrip, 4 bits",
+)
+"""Configurations with goldens: each kernel and kind of codes once."""
 SLACK = 1.1
 """By which code, memory and instructions may grow."""
 
@@ -125,8 +139,9 @@ def main() -> None:
         return
     if not wheels():
         sys.exit(f"no kernels for jax {jax_version()} on {sys.platform} {platform.machine()}")
+    names = options.names or (list(TESTED) if options.goldens else [])
     try:
-        records = compiled("tpu_programs" if options.programs else "tpu_compile", options.names)
+        records = compiled("tpu_programs" if options.programs else "tpu_compile", names)
     except (FileNotFoundError, RuntimeError) as error:
         sys.exit(f"error: {error}")
     if options.programs:

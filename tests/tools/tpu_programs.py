@@ -10,15 +10,17 @@ from typing import Any
 
 from tests.tools.apple import formulated
 from tests.tools.programs import PROGRAMS
-from tests.tools.tpu import CHIPS
 from tests.tools.tpu_compile import compile_for
+
+CHIP = "v5e"
+"""What XLA refuses of plain programs, it refuses of all chips."""
 
 
 def main(names: list[str]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for name in names or PROGRAMS:
         function, arguments = PROGRAMS[name]()
-        found[name] = {chip: _compiled(chip, function, arguments) for chip in CHIPS}
+        found[name] = {CHIP: _compiled(CHIP, function, arguments)}
     return found
 
 
