@@ -14,7 +14,7 @@ from rqjax import METHODS
 from rqjax.arrays import packing
 from rqjax.quantizers.product import Rounded
 from tests.tools.steps import Steps
-from tests.tools.suites import distinct, some
+from tests.tools.suites import SEEN, distinct, some
 
 SHAPES = {
     "turboquant_prod": [(1, 128), (8, 50)],  # at one bit the sketch alone
@@ -87,14 +87,11 @@ OTHERS += (norms_of_eight_bits, scales_of_eight_bits)
 
 RECIPES = {name: METHODS[name] for name in distinct(METHODS)} | {make.__name__: make for make in OTHERS}
 CORE = (
-    "identity",  # Normalized, Scalar
-    "rotorquant_paper",  # Rotated, MultivectorRotor, Split
+    "rotorquant_paper",  # Normalized, Rotated, MultivectorRotor, Split, Scalar
     "rotorquant_trellis",  # Scaled, Chain, Rotor, Hadamard, Trellis
     "turboquant_prod",  # Dense, Residual, Sign
-    "eden_unbiased",
     "affine",
     "trellis_columns",
-    "scales_of_eight_bits",  # TrellisColumns of fractional bits
     "gain",  # Columns
     "uniform",
     "product_rounded",
@@ -337,7 +334,7 @@ def test_fractional_bits_split_the_channels():
         assert rqjax.turboquant_mixed(jax.random.key(0), 128, bits).bits_per_vector == stored + 16
 
 
-@pytest.mark.parametrize("method", [rqjax.turboquant, rqjax.eden])
+@pytest.mark.parametrize("method", some([rqjax.turboquant, rqjax.eden], [rqjax.turboquant]))
 def test_norms_of_eight_bits(method):
     """Of sizes that they hold the error is nearly that with 16 bits, which take 8 more; others decode to no more."""
     usual = method(jax.random.key(0), 32, 3)
@@ -349,6 +346,10 @@ def test_norms_of_eight_bits(method):
         assert rqjax.metrics.relative_mse(size * x, eight.decode(eight.encode(size * x))) < 1.05 * least
     for size in (0, 2.0**-30, 2.0**30):
         assert (jnp.linalg.norm(eight.decode(eight.encode(size * x)), axis=1) <= 1.1 * size * jnp.linalg.norm(x)).all()
+
+
+def test_recipes_that_are_left_out_are_there():
+    assert {*METHODS, *rqjax.FITTED} >= SEEN
 
 
 @pytest.mark.full
