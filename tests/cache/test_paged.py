@@ -34,7 +34,11 @@ from tests.tools.suites import some
 
 HEADS, DIM, SLOTS, PAGES, LONG, CHUNK = 2, 32, 3, 8, 640, 128
 RNG = np.random.default_rng(0)
-KEYS, VALUES = RNG.standard_normal((2, 1000, HEADS, DIM)).astype(np.float32)
+KEYS, VALUES = np.append(RNG.standard_normal((2, 1000, HEADS, DIM)), np.full((2, 1, HEADS, DIM), np.inf), 1).astype(
+    "f4"
+)
+BAD = 1000
+"""The token whose key and value are not finite."""
 TEXTS = RNG.integers(0, 1000, (2, LONG))
 append = jax.jit(
     lambda cache, k, v, **options: rqjax.append(cache, k, None if cache.latent else v, **options), donate_argnums=0
@@ -230,6 +234,21 @@ def test_a_prefix_is_found_and_computed_once():
     paged.release(0)
     paged.evict(PAGES)
     assert paged.admit(TEXTS[0, :386])[1] == 2  # the sinks, which take no page
+
+
+@pytest.mark.parametrize("given_back", [lambda p: (p.release(0), p.admit([])), lambda p: p.truncate(0, 0)])
+def test_a_text_that_is_not_finite_leaves_nothing_behind(given_back):
+    """Tokens of the sinks, of the mean key, in codes and in the window; others come in their slot, on their pages."""
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
+    text = TEXTS[0, :300].copy()
+    text[[0, 10, 100, 271, 299]] = BAD
+    paged.admit(text)
+    written(paged, 0, 0, text)
+    given_back(paged)
+    paged.evict(PAGES)
+    for start, end in ((0, 2), (2, 18), (18, 40), (40, 150)):
+        grown(paged, 0, TEXTS[1, start:end])
+        same(paged, 0, TEXTS[1, :end])
 
 
 @pytest.mark.parametrize("cut", [0, 130])
@@ -667,7 +686,7 @@ def test_a_damaged_or_foreign_file_is_a_prefix_that_is_computed_again(tmp_path):
 
 
 FILES = [*STRATEGIES, "turboquant_trellis_3", "nested_e8_2/eden_3+turned", "eden_2+pre_rope", "turboquant_prod_3"]
-CORE = ["float32", "mxfp4", "v2_lean", "kivi_2", "kvarn_4", "v2_rotated_qjl", *FILES[-4:-1]]
+CORE = ["float32", "float8", "mxfp4", "v2_lean", "kivi_2", "kvarn_4", "v2_rotated_qjl", *FILES[-4:-1]]
 
 
 @pytest.mark.parametrize("name", some([*FILES, "klt_trellis_2", "latent"], [*CORE, "latent"]))
