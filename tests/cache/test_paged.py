@@ -219,6 +219,7 @@ def test_a_prefix_is_found_and_computed_once():
         grown(paged, slot, TEXTS[0, start:end])
         start = end
     used = paged.pages - paged.free_pages
+    assert used == 3
     assert paged.admit(TEXTS[0, :400]) == (1, 258)
     assert paged.pages - paged.free_pages == used  # shared
     assert paged.admit([*TEXTS[0, :300], *TEXTS[1, :100]]) == (
@@ -283,6 +284,9 @@ def test_a_fork_and_what_it_was_made_of_go_on_apart():
         grown(paged, slot, TEXTS[slot, :100])
     for slot in range(2):
         same(paged, slot, [*TEXTS[0, :300], *TEXTS[slot, :100]])
+    paged.truncate(1, 60)  # in a page that both have
+    grown(paged, 1, TEXTS[1, :100])
+    same(paged, 0, [*TEXTS[0, :300], *TEXTS[0, :100]])
     checked(paged)
 
 
@@ -525,6 +529,7 @@ def test_a_slot_without_room_goes_on():
     with pytest.raises(ValueError, match=r"sequences \[0\] were appended to past max_len"):
         rqjax.attend(paged.caches, KEYS[None, :1], slots=jnp.array([0]))
     paged.truncate(0, 130)
+    paged.caches.check()
     written(paged, 0, 130, TEXTS[0, :300])
     same(paged, 0, TEXTS[0, :300])
 
@@ -595,7 +600,7 @@ def filled(folder, name="eden_3+centered"):
 
 
 def test_prefixes_come_back_from_files(tmp_path):
-    first, second = filled(tmp_path)
+    first, second = filled(tmp_path, "eden_3+turned")
     assert second.admit(TEXTS[0, :400]) == (0, 258)
     grown(second, 0, TEXTS[0, 258:386])
     grown(second, 0, TEXTS[0, 386:400])
