@@ -145,7 +145,8 @@ class PagedCache:
         pages = [page for block in found for page in block.pages]
         held = PAGE * len(pages)
         length = self._layers.sinks + held if found else 0
-        self._slots[i] = Slot(pages, length, np.array(length), np.array(held), chain[: len(found)])
+        appended, coded = (np.full_like(self._layers.units, count) for count in (length, held))
+        self._slots[i] = Slot(pages, length, appended, coded, chain[: len(found)])
         self._stale = True
         self._layers.begin(i, length, held, found[0].roots if found else None)
         return i, length

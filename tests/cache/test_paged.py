@@ -34,7 +34,11 @@ from tests.tools.suites import some
 
 HEADS, DIM, SLOTS, PAGES, LONG, CHUNK = 2, 32, 3, 8, 640, 128
 RNG = np.random.default_rng(0)
-KEYS, VALUES = RNG.standard_normal((2, 1000, HEADS, DIM)).astype(np.float32)
+KEYS, VALUES = np.append(RNG.standard_normal((2, 1000, HEADS, DIM)), np.full((2, 1, HEADS, DIM), np.inf), 1).astype(
+    "f4"
+)
+BAD = 1000
+"""The token whose key and value are not finite."""
 TEXTS = RNG.integers(0, 1000, (2, LONG))
 append = jax.jit(
     lambda cache, k, v, **options: rqjax.append(cache, k, None if cache.latent else v, **options), donate_argnums=0
@@ -215,6 +219,7 @@ def test_a_prefix_is_found_and_computed_once():
         grown(paged, slot, TEXTS[0, start:end])
         start = end
     used = paged.pages - paged.free_pages
+    assert used == 3
     assert paged.admit(TEXTS[0, :400]) == (1, 258)
     assert paged.pages - paged.free_pages == used  # shared
     assert paged.admit([*TEXTS[0, :300], *TEXTS[1, :100]]) == (
@@ -230,6 +235,21 @@ def test_a_prefix_is_found_and_computed_once():
     paged.release(0)
     paged.evict(PAGES)
     assert paged.admit(TEXTS[0, :386])[1] == 2  # the sinks, which take no page
+
+
+@pytest.mark.parametrize("given_back", [lambda p: (p.release(0), p.admit([])), lambda p: p.truncate(0, 0)])
+def test_a_text_that_is_not_finite_leaves_nothing_behind(given_back):
+    """Tokens of the sinks, of the mean key, in codes and in the window; others come in their slot, on their pages."""
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
+    text = TEXTS[0, :300].copy()
+    text[[0, 10, 100, 271, 299]] = BAD
+    paged.admit(text)
+    written(paged, 0, 0, text)
+    given_back(paged)
+    paged.evict(PAGES)
+    for start, end in ((0, 2), (2, 18), (18, 40), (40, 150)):
+        grown(paged, 0, TEXTS[1, start:end])
+        same(paged, 0, TEXTS[1, :end])
 
 
 @pytest.mark.parametrize("cut", [0, 130])
@@ -264,6 +284,9 @@ def test_a_fork_and_what_it_was_made_of_go_on_apart():
         grown(paged, slot, TEXTS[slot, :100])
     for slot in range(2):
         same(paged, slot, [*TEXTS[0, :300], *TEXTS[slot, :100]])
+    paged.truncate(1, 60)  # in a page that both have
+    grown(paged, 1, TEXTS[1, :100])
+    same(paged, 0, [*TEXTS[0, :300], *TEXTS[0, :100]])
     checked(paged)
 
 
@@ -279,6 +302,10 @@ def test_pages_at_the_defaults_against_plain_attention(length, together):
     found = [paged.admit(text)[1]]
     ends = paged.pieces(0, length) if together > 1 else range(1, length + 1)
     for start, end in zip([0, *ends], ends, strict=False):
+        free = paged.free_pages
+        paged.reserve(0, text[start:end])
+        paged.truncate(0, start)
+        assert paged.free_pages == free
         grown(paged, 0, text[start:end], together)
     found.append(paged.admit(text)[1])
     for end in paged.pieces(found[1], length):
@@ -404,8 +431,9 @@ def test_what_is_pending_is_rolled_back_with_the_rest(name):
     assert found <= 2
     written(paged, slot, found, TEXTS[0, :300])
     same(paged, slot, TEXTS[0, :300])
-    if name in ("truncate", "a failed append", "two pieces", "evict"):
+    if name not in ("nothing", "truncate in what is reserved"):
         checked(paged)
+    if name in ("truncate", "a failed append", "two pieces", "evict"):
         written(paged, 0, 130, TEXTS[0, :300])  # the tokens come after all
         same(paged, 0, TEXTS[0, :300])
         checked(paged)
@@ -501,6 +529,7 @@ def test_a_slot_without_room_goes_on():
     with pytest.raises(ValueError, match=r"sequences \[0\] were appended to past max_len"):
         rqjax.attend(paged.caches, KEYS[None, :1], slots=jnp.array([0]))
     paged.truncate(0, 130)
+    paged.caches.check()
     written(paged, 0, 130, TEXTS[0, :300])
     same(paged, 0, TEXTS[0, :300])
 
@@ -577,7 +606,7 @@ def filled(folder, name="eden_3+centered"):
 
 
 def test_prefixes_come_back_from_files(tmp_path):
-    first, second = filled(tmp_path)
+    first, second = filled(tmp_path, "eden_3+turned")
     assert second.admit(TEXTS[0, :400]) == (0, 258)
     grown(second, 0, TEXTS[0, 258:386])
     grown(second, 0, TEXTS[0, 386:400])
@@ -668,7 +697,7 @@ def test_a_damaged_or_foreign_file_is_a_prefix_that_is_computed_again(tmp_path):
 
 
 FILES = [*STRATEGIES, "turboquant_trellis_3", "nested_e8_2/eden_3+turned", "eden_2+pre_rope", "turboquant_prod_3"]
-CORE = ["float32", "mxfp4", "v2_lean", "kivi_2", "kvarn_4", "v2_rotated_qjl", *FILES[-4:-1]]
+CORE = ["float32", "float8", "mxfp4", "v2_lean", "kivi_2", "kvarn_4", "v2_rotated_qjl", *FILES[-4:-1]]
 
 
 @pytest.mark.parametrize("name", some([*FILES, "klt_trellis_2", "latent"], [*CORE, "latent"]))

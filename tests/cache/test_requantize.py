@@ -19,10 +19,10 @@ def grown_by(caches, tokens):
     return append(caches, k, v, valid=valid, slots=jnp.array([0]))
 
 
-def cache(name, seed=0, **options):
+def cache(name, seed=0, x=X, **options):
     strategy = rqjax.strategy(name, jax.random.key(seed), 32)
     options = {"rope": rqjax.Rope(1e4), "dtype": jnp.float32, "window": 16, "sinks": 2, **options}
-    return strategy, rqjax.append(strategy.cache(2, 2, 256, **options), X[0], X[1])
+    return strategy, rqjax.append(strategy.cache(2, 2, 256, **options), x[0], x[1])
 
 
 PAIRS = (("float32", "eden_3"), ("float32", "turboquant_trellis_2/v3_3"), ("float32+pre_rope", "eden_2+pre_rope"))
@@ -54,6 +54,14 @@ def test_pages_become_smaller_and_more():
     assert rqjax.nbytes((found.keys, found.values)) <= rqjax.nbytes((paged.caches.keys, paged.caches.values))
     alone = rqjax.requantize(cache("eden_4")[1], less)
     assert error(rqjax.attend(found, Q), rqjax.attend(alone, Q)) < 1e-6
+
+
+@pytest.mark.full
+def test_a_token_that_is_not_finite_spoils_no_other():
+    less, spoiled, mask = rqjax.strategy("eden_2", jax.random.key(1), 32), X.copy(), np.arange(256) != 60
+    spoiled[:, 0, 60, 0, 3] = np.inf
+    found, expected = (rqjax.requantize(cache("eden_4", x=x)[1], less) for x in (spoiled, X))
+    assert error(rqjax.attend(found, Q, mask=mask), rqjax.attend(expected, Q, mask=mask)) < 1e-6
 
 
 def test_a_book_goes_on_with_other_quantizers(tmp_path):
