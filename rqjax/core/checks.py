@@ -11,8 +11,6 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int, PyTree
 
-from rqjax.core.mesh import fetched
-
 
 def as_array(x: Any) -> Array | np.ndarray:
     """Numbers as an array of jax or NumPy. Such arrays are returned as they are, files that are mapped among them;
@@ -77,12 +75,12 @@ def check_ints(
 ) -> Int[Array | np.ndarray, "..."]:
     """`x` in int32, if it is whole numbers of a shape from 0 to `high`; any shape and any numbers if None.
 
-    Under jit numbers are not known, only their kind and shape.
+    Under jit, and where other processes have a part, numbers are not known, only their kind and shape.
     """
     found = check_whole(name, x)
     if shape not in (None, found.shape):
         raise ValueError(f"expected {name} to be whole numbers of shape {shape}, got {found.shape}")
-    if high is not None and not is_traced(x) and not is_traced(high):
+    if high is not None and _is_known(x) and _is_known(high):
         most = np.asarray(high)  # not jax's: it would narrow what it is compared with
         if not ((found >= 0) & (found <= most)).all():
             got = found.tolist() if found.size <= 16 else f"{found.min()} to {found.max()}"
@@ -101,10 +99,10 @@ def check_text(tokens: Any) -> np.ndarray:
 def check_whole(name: str, x: Any) -> Any:
     """An array of integers of any dtype or, of Python's, objects. Floats and booleans are none."""
     found = None
-    if is_traced(x):
+    if not _is_known(x):
         found = x
     elif hasattr(x, "__array__"):
-        found = fetched(x) if isinstance(x, jax.Array) else np.asarray(x)
+        found = np.asarray(x)
     elif not hasattr(x, "keys"):
         found = _objects(x)
     if found is None or (found.dtype != object and not jnp.issubdtype(found.dtype, jnp.integer)):
@@ -122,6 +120,11 @@ def _objects(x: Any) -> np.ndarray | None:
         return np.array([operator.index(i) for i in found.flat], object).reshape(found.shape)
     except TypeError:
         return None
+
+
+def _is_known(x: Any) -> bool:
+    """Whether this process has all numbers."""
+    return not is_traced(x) and (not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated)
 
 
 def is_traced(x: Any) -> bool:

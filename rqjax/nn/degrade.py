@@ -10,11 +10,10 @@ from rqjax.cache.kv import KVCache
 from rqjax.cache.requantize import requantize
 from rqjax.cache.strategies import Strategy
 from rqjax.core import nbytes
-from rqjax.nn.decoder import Decoder
 
 
 def level(
-    decoder: Decoder, name: Any, key: Array, caches: Sequence[KVCache], room: int, options: dict[str, Any]
+    decoder: Any, name: Any, key: Array, caches: Sequence[KVCache], room: int, options: dict[str, Any]
 ) -> tuple[Any, list[Strategy], int]:
     """A name and its strategies of the layers, and how many pages of theirs are in the bytes of those of `caches`."""
     size = lambda layers: sum(nbytes((layer.keys, layer.values)) for layer in layers)  # noqa: E731

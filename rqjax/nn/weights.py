@@ -2,21 +2,21 @@
 
 import hashlib
 import weakref
+from typing import Any
 
 import jax
 import numpy as np
 
 from rqjax.core.mesh import fetched
-from rqjax.nn.decoder import Decoder
 
 
 class Weights:
     """The weights of a decoder at one time. They are told apart by their arrays' identity and not kept alive."""
 
-    def __init__(self, decoder: Decoder):
+    def __init__(self, decoder: Any):
         self.arrays = [weakref.ref(array) for array in jax.tree.leaves(decoder)]
 
-    def are_of(self, decoder: Decoder) -> bool:
+    def are_of(self, decoder: Any) -> bool:
         """Whether a decoder has the same arrays.
 
         Raises:
@@ -30,7 +30,7 @@ class Weights:
         )
 
 
-def digest(decoder: Decoder) -> bytes:
+def digest(decoder: Any) -> bytes:
     """A hash of the config and of all numbers of all weights."""
     found = hashlib.blake2b(repr(decoder.config).encode())
     for array in jax.tree.leaves(decoder):

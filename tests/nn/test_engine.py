@@ -200,9 +200,9 @@ def test_prompts_as_tokenizers_give_them(decoder):
         engine.submit(form, **options)
     expected = alone(decoder, "float32", prompt[None], 4, seed=2**32 - 1, temperature=0.7)
     assert [*engine.run().values()] == [expected] * len(forms)
-    drawn = [engine.submit(prompt, max_tokens=12, temperature=3.0, seed=None) for _ in range(2)]
-    made = engine.run()
-    assert made[drawn[0]] != made[drawn[1]]
+    for _ in range(2):
+        engine.submit(prompt, max_tokens=1, seed=None)
+    assert len({request.seed for request in engine._waiting}) == 2
 
 
 def fails(monkeypatch, wrong):
