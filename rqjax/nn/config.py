@@ -136,7 +136,7 @@ class DecoderConfig:
             mlp_bias=fields.get("mlp_bias", False),
             **{name: latent[name] for name in LATENT if name in latent},
             num_nextn_predict_layers=check_int(
-                "num_nextn_predict_layers", fields.get("num_nextn_predict_layers", 0), 0, 2**10
+                "num_nextn_predict_layers", fields.get("num_nextn_predict_layers") or 0, 0, 2**10
             ),
             **_experts(family, fields, layers),
             family=name,

@@ -220,12 +220,14 @@ OPTIONAL = {
     "final_logit_softcapping",
     "use_bidirectional_attention",
     "partial_rotary_factor",
+    "num_nextn_predict_layers",
 }
 """Fields that may be null, beside those that are null where they are left out."""
 LISTS = {"layer_types", "mlp_only_layers", "no_rope_layers"}
 ALIASES: dict[str, dict[str, str]] = {
     "mixtral": {"num_experts": "num_local_experts"},
     "qwen3_moe": {"num_experts": "num_local_experts"},
+    "gpt_oss": {"num_experts": "num_local_experts"},
     "deepseek_v2": {"num_experts": "n_routed_experts"},
     "deepseek_v3": {"n_routed_experts": "num_local_experts", "num_mtp_layers": "num_nextn_predict_layers"},
 }

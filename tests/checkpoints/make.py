@@ -207,7 +207,7 @@ NULLS = [
 ]
 SOME = (0, 1, 2, 3, 4, 5, 27, 28)
 """Layers whose facts are written."""
-NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}, "mixtral": {"head_dim": 128}}
+NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}, "mistral": {"head_dim": 128}, "mixtral": {"head_dim": 128}}
 """Fields that classes cannot do without."""
 BY_LAYER = ("ministral", "qwen2", "qwen3", "gemma2", "gemma3_text", "smollm3", "gpt_oss")
 WINDOWED = ("mistral", "mixtral", "phi3", "qwen3_moe")
