@@ -1,7 +1,6 @@
 """Checks of what comes in: each error names what was expected and what came."""
 
 import math
-import numbers
 import operator
 from typing import Any
 
@@ -65,7 +64,7 @@ def check_int(name: str, value: Any, low: int, high: int) -> int:
 
 def check_positive(name: str, value: Any) -> float:
     """`value` as a float, if it is a positive number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < math.inf:
         raise ValueError(f"expected {name} to be a positive number, got {value!r}")
     return float(value)
 

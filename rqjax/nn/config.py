@@ -136,7 +136,7 @@ class DecoderConfig:
             mlp_bias=fields.get("mlp_bias", False),
             **{name: latent[name] for name in LATENT if name in latent},
             num_nextn_predict_layers=check_int(
-                "num_nextn_predict_layers", fields.get("num_nextn_predict_layers", 0), 0, 2**10
+                "num_nextn_predict_layers", fields.get("num_nextn_predict_layers") or 0, 0, 2**10
             ),
             **_experts(family, fields, layers),
             family=name,
@@ -197,7 +197,8 @@ def _experts(family: Family, fields: Mapping[str, Any], layers: int) -> dict[str
     """Fields of mixtures."""
     if family.experts is None:
         return {}
-    count = check_int("num_experts", fields["num_experts"], 1, 2**20)
+    name = "num_local_experts" if "num_local_experts" in fields else "n_routed_experts"
+    count = check_int(name, fields[name], 1, 2**20)
     size = fields.get("moe_intermediate_size", fields["intermediate_size"])
     step = check_int("decoder_sparse_step", fields.get("decoder_sparse_step", 1), 1, 2**20)
     first = check_int("first_k_dense_replace", fields.get("first_k_dense_replace", 0), 0, 2**20)

@@ -80,7 +80,7 @@ DEEPSEEK_V2 = LLAMA | {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
-    "num_experts": 64,
+    "n_routed_experts": 64,
     "num_experts_per_tok": None,
     "moe_intermediate_size": 1407,
     "n_shared_experts": 2,
@@ -144,7 +144,7 @@ FIELDS: dict[str, Fields] = {
         "rope_theta": 1e6,
         "rms_norm_eps": 1e-5,
         "sliding_window": None,
-        "num_experts": 8,
+        "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
     "qwen3_moe": BIASED
@@ -157,7 +157,7 @@ FIELDS: dict[str, Fields] = {
         "max_position_embeddings": 32_768,
         "use_sliding_window": False,
         "sliding_window": 4096,
-        "num_experts": 128,
+        "num_local_experts": 128,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
         "decoder_sparse_step": 1,
@@ -179,13 +179,13 @@ FIELDS: dict[str, Fields] = {
         "rms_norm_eps": 1e-5,
         "sliding_window": 128,
         "layer_types": None,
-        "num_experts": 128,
+        "num_local_experts": 128,
         "num_experts_per_tok": 4,
         "swiglu_alpha": 1.702,
         "swiglu_limit": 7.0,
     },
     "deepseek_v2": DEEPSEEK_V2,
-    "deepseek_v3": _but(DEEPSEEK_V2, "mlp_bias", "topk_method")
+    "deepseek_v3": _but(DEEPSEEK_V2, "mlp_bias", "topk_method", "n_routed_experts")
     | {
         "vocab_size": 129_280,
         "hidden_size": 7168,
@@ -193,7 +193,7 @@ FIELDS: dict[str, Fields] = {
         "num_hidden_layers": 61,
         "num_attention_heads": 128,
         "max_position_embeddings": 4096,
-        "num_experts": 256,
+        "num_local_experts": 256,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 2048,
         "n_shared_experts": 1,
@@ -220,19 +220,16 @@ OPTIONAL = {
     "final_logit_softcapping",
     "use_bidirectional_attention",
     "partial_rotary_factor",
+    "num_nextn_predict_layers",
 }
 """Fields that may be null, beside those that are null where they are left out."""
 LISTS = {"layer_types", "mlp_only_layers", "no_rope_layers"}
 ALIASES: dict[str, dict[str, str]] = {
-    "mixtral": {"num_local_experts": "num_experts"},
-    "qwen3_moe": {"num_local_experts": "num_experts"},
-    "gpt_oss": {"num_local_experts": "num_experts"},
-    "deepseek_v2": {"n_routed_experts": "num_experts"},
-    "deepseek_v3": {
-        "n_routed_experts": "num_experts",
-        "num_local_experts": "num_experts",
-        "num_mtp_layers": "num_nextn_predict_layers",
-    },
+    "mixtral": {"num_experts": "num_local_experts"},
+    "qwen3_moe": {"num_experts": "num_local_experts"},
+    "gpt_oss": {"num_experts": "num_local_experts"},
+    "deepseek_v2": {"num_experts": "n_routed_experts"},
+    "deepseek_v3": {"n_routed_experts": "num_local_experts", "num_mtp_layers": "num_nextn_predict_layers"},
 }
 """Names in a file, by `model_type`, of fields that have others here."""
 

@@ -207,6 +207,11 @@ NULLS = [
 ]
 SOME = (0, 1, 2, 3, 4, 5, 27, 28)
 """Layers whose facts are written."""
+NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}, "mistral": {"head_dim": 128}, "mixtral": {"head_dim": 128}}
+"""Fields that classes cannot do without."""
+BY_LAYER = ("ministral", "qwen2", "qwen3", "gemma2", "gemma3_text", "smollm3", "gpt_oss")
+WINDOWED = ("mistral", "mixtral", "phi3", "qwen3_moe")
+"""Families whose classes read `layer_types`, and those of which all layers have the `sliding_window`."""
 TYPES = ["sliding_attention", "full_attention"] * 2
 CHANGES = (
     [{name: None} for name in NULLS]
@@ -243,7 +248,7 @@ CHANGES = (
         {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3, "num_experts_per_tok": 6},
         {"topk_method": "greedy", "n_group": 8, "topk_group": 3, "num_experts_per_tok": 6},
         {"moe_layer_freq": 2},
-        {"hidden_size": 2048, "num_attention_heads": 16},
+        {"hidden_size": 8192, "num_attention_heads": 64},
         {"tie_word_embeddings": True},
         {"tie_word_embeddings": False},
         {"unknown": 1},
@@ -253,14 +258,20 @@ CHANGES = (
 
 def facts(given: dict) -> dict:
     """What a class makes of the fields of a config.json, with the modules of its model on no device."""
+    if given["model_type"] == "mistral" and "layer_types" in given:
+        given = {**given, "model_type": "ministral"}  # as `from_pretrained` takes it
     config = transformers.AutoConfig.for_model(**copy.deepcopy(given))  # it writes to what it is given
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config).model
     attention, names = model.layers[0].self_attn, [name for name, _ in model.layers[0].named_parameters()]
     biased = [name.rsplit(".", 2)[1] for name in names if name.endswith("proj.bias")]
     rotary = type(model.rotary_emb)(config)
-    layers, kinds = config.num_hidden_layers, getattr(config, "layer_types", None)
-    kinds = kinds or ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"] * layers
+    layers = config.num_hidden_layers
+    if config.model_type in BY_LAYER:
+        kinds = config.layer_types
+    else:
+        windowed = config.model_type in WINDOWED and config.sliding_window is not None
+        kinds = ["sliding_attention" if windowed else "full_attention"] * layers
     if "sliding_attention" in kinds and config.sliding_window is None:
         raise ValueError("what a call of the model raises")
     ropes = {}
@@ -286,7 +297,7 @@ def facts(given: dict) -> dict:
             "shared": shared.down_proj.in_features if shared else 0,
             "routed_scaling_factor": getattr(router, "routed_scaling_factor", 1.0),
             "groups": [router.num_group, router.topk_group] if grouped else [1, 1],
-            "norm_topk_prob": getattr(router, "norm_topk_prob", not hasattr(router, "topk_method")),
+            "norm_topk_prob": bool(getattr(router, "norm_topk_prob", not hasattr(router, "topk_method"))),
         }
     latent = hasattr(attention, "kv_lora_rank")
     return {
@@ -296,9 +307,7 @@ def facts(given: dict) -> dict:
         "windows": [config.sliding_window if kinds[i] == "sliding_attention" else None for i in SOME if i < layers],
         "ropes": list(ropes.values()),
         "turns": [bool(getattr(model.layers[i].self_attn, "use_rope", True)) for i in SOME if i < layers],
-        "activation": getattr(
-            config, "hidden_activation", config.hidden_act if hasattr(config, "hidden_act") else None
-        ),
+        "activation": config.hidden_activation if config.model_type.startswith("gemma") else config.hidden_act,
         "rms_norm_eps": config.rms_norm_eps,
         "tie_word_embeddings": config.tie_word_embeddings,
         "biases": [bool({"q_proj", "qkv_proj", "q_a_proj"} & {*biased}), "o_proj" in biased, "up_proj" in biased],
@@ -315,7 +324,7 @@ def configs() -> None:
     """Of each family: the facts of a config.json without fields, and those that change with some, or a refusal."""
     table = {}
     for family in sorted({config_class.model_type for config_class, _ in FAMILIES.values()}):
-        start = {"model_type": family, **({"num_experts_per_tok": 6} if family == "deepseek_v2" else {})}
+        start = {"model_type": family, **NEEDED.get(family, {})}
         usual = facts(start)
         table[family] = [[start, usual]]
         for change in CHANGES:

@@ -11,7 +11,7 @@ from rqjax.nn import DecoderConfig
 TABLE = json.loads((Path(__file__).parents[1] / "checkpoints" / "configs.json").read_text())
 SOME = (0, 1, 2, 3, 4, 5, 27, 28)
 """Layers whose facts the table has."""
-LENIENT = ("num_key_value_heads", "head_dim")
+LENIENT = {"num_key_value_heads", "head_dim", "norm_topk_prob"}
 """Fields that may be null in all families here."""
 
 
@@ -60,6 +60,8 @@ def test_fields_mean_what_they_mean_to_transformers(family):
     (start, usual), *others = TABLE[family]
     wrong = []
     for change, differs in [({}, {}), *others]:
+        if family == "gpt_oss" and "hidden_act" in change:
+            continue  # its class has the field and does not use it
         try:
             found = facts(DecoderConfig.parse({**start, **change}))
         except ValueError as error:
@@ -68,7 +70,7 @@ def test_fields_mean_what_they_mean_to_transformers(family):
                 wrong.append((change, str(error)))
             continue
         if differs is None:
-            if not (len(change) == 1 and next(iter(change)) in LENIENT):
+            if not set(change) <= LENIENT:
                 wrong.append((change, "is not refused"))
             continue
         expected = {**usual, **differs}

@@ -1,6 +1,7 @@
 """Decoders against the logits of Hugging Face's classes; see tests/checkpoints/make.py."""
 
 import functools
+import math
 from pathlib import Path
 
 import jax
@@ -223,6 +224,18 @@ def test_which_layers_have_experts():
     assert (mixtral.windows, mixtral.mixtures, mixtral.norm_topk_prob) == ((8,), (True,), True)
 
 
+def test_activations():
+    """Against their formulas; `gelu_new` and others are by tanh."""
+    x = np.linspace(-3, 3, 13)
+    erf, tanh = np.vectorize(math.erf), np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))
+    expected = dict.fromkeys(("silu", "swish"), x / (1 + np.exp(-x))) | {"gelu": x * (1 + erf(x / 2**0.5)) / 2}
+    expected |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), x * (1 + tanh) / 2)
+    expected |= {"relu": np.maximum(x, 0)}
+    assert expected.keys() == families.ACTIVATIONS.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(families.ACTIVATIONS[name](jnp.asarray(x, jnp.float32)), values, atol=1e-6)
+
+
 def test_nearest_families_are_supported():
     assert {nearest for nearest, _ in families.MISSING.values()} <= families.FAMILIES.keys()
     assert not families.MISSING.keys() & families.FAMILIES.keys()
@@ -239,7 +252,7 @@ LATENT = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_siz
             {"model_type": "qwen2_moe"},
             "unsupported .* 'qwen2_moe': the nearest one is 'qwen3_moe'; missing: a gate",
         ),
-        ({"model_type": "mixtral", "num_local_experts": None}, "config.json has no 'num_experts'"),
+        ({"model_type": "mixtral", "num_local_experts": None}, "config.json has no 'num_local_experts'"),
         (
             {"model_type": "mixtral", **EXPERTS, "num_experts_per_tok": 5},
             "num_experts_per_tok to be .* from 1 to 4, got 5",

@@ -12,7 +12,7 @@ from rqjax.nn.experts import Experts
 from tests.nn.test_decoder import fields
 from tests.tools.suites import some
 
-OPTIONS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+OPTIONS = {"num_local_experts": 6, "num_experts_per_tok": 2, "hidden_act": "relu"}
 
 
 def experts(family, dtype=jnp.float32):
@@ -39,7 +39,7 @@ def alone(made, x, expert):
         for part in (made.gate_proj, made.up_proj, made.down_proj)
     )
     if made.swiglu is None:
-        return down(jax.nn.silu(gate(x)) * up(x))
+        return down(jnp.maximum(gate(x), 0) * up(x))
     alpha, limit = made.swiglu
     clamped = jnp.minimum(gate(x), limit)
     return down((jnp.clip(up(x), -limit, limit) + 1) * clamped * jax.nn.sigmoid(alpha * clamped))

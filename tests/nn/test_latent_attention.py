@@ -69,6 +69,15 @@ def test_is_attention_of_heads_of_their_own(rank):
     np.testing.assert_allclose(layer(x, attend), expected, atol=1e-5 * float(jnp.abs(expected).max()), rtol=0)
 
 
+def test_norms_within_attention_have_an_epsilon_of_their_own():
+    """1e-6 in transformers' classes, whatever `rms_norm_eps` is."""
+    config = DecoderConfig.parse({**FIELDS, "q_lora_rank": 24, "rms_norm_eps": 0.5})
+    layer, x = Decoder(config, rngs=nnx.Rngs(0)).layers[0], jnp.full(32, 1e-3)
+    np.testing.assert_allclose(layer.self_attn.kv_a_layernorm(x), 1e-3 / (1e-6 + 1e-6) ** 0.5, rtol=1e-5)
+    np.testing.assert_allclose(layer.self_attn.q_a_layernorm(x[:24]), 1e-3 / (1e-6 + 1e-6) ** 0.5, rtol=1e-5)
+    np.testing.assert_allclose(layer.input_layernorm(x), 1e-3 / (1e-6 + 0.5) ** 0.5, rtol=1e-5)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ["float32", "eden_3/turboquant_trellis_2+turned"])
 def test_an_engine_makes_the_tokens_of_each_alone(strategy):
