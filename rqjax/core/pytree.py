@@ -99,7 +99,7 @@ def exportable(cls: type, values_of: Callable[[Any], Any], made: Callable[[Any],
         text = repr(values_of(part))
         try:
             ast.literal_eval(text)
-        except ValueError:
+        except (ValueError, SyntaxError):
             raise ValueError(f"expected numbers and texts to export in a {cls.__name__}, got {text}") from None
         return text.encode()
 
