@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rqjax.cache.kv import KVCache
-from rqjax.core import Key, Quantizer, check_int, nbytes, pytree, random, static, unknown_name
+from rqjax.core import ELSEWHERE, Key, Quantizer, check_int, nbytes, pytree, random, static, unknown_name
 from rqjax.quantizers.affine import Affine, MinMax
 from rqjax.quantizers.balanced import Balanced
 from rqjax.quantizers.block_formats import FORMATS, Blocks
@@ -134,6 +134,7 @@ bits after a Hadamard rotation, one grid a token (SAW-INT4, arXiv:2604.19157); T
 names there (V2: affine groups of 64; V3: Lloyd-Max), and QJL with an orthogonal sketch in the place of the Gaussian
 one."""
 
+ELSEWHERE["is a strategy of caches: rqjax.strategy"] = STRATEGIES
 
 def _check_options(centered: bool = False, turned: bool = False, pre_rope: bool = False) -> None:
     if turned and (centered or pre_rope):

@@ -29,6 +29,7 @@ from rqjax.core.quantizer import (
 )
 from rqjax.core.random import Key as Key
 from rqjax.core.registry import (
+    ELSEWHERE as ELSEWHERE,
     Registry as Registry,
     UnknownName as UnknownName,
     nest as nest,

@@ -1,11 +1,14 @@
 """The decorator that makes a quantizer a pytree: arrays are leaves, hyper-parameters are static."""
 
+import ast
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import jax.export
 
 from rqjax.core.dispatch import operation
 
@@ -84,7 +87,30 @@ def pytree(cls: type[T]) -> type[T]:
         setattr(cls, name, operation(vars(cls)[name]))
     CLASSES[cls.__name__] = cls
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    exportable(cls, lambda values: values, lambda values: values)
     return cls
+
+
+def exportable(cls: type, values_of: Callable[[Any], Any], made: Callable[[Any], Any]) -> None:
+    """Lets `jax.export` write functions that take or return a registered pytree, whose static part is `made` again of
+    the Python literals `values_of` it. Of two classes of one name, as where a notebook's cell runs twice, the first."""
+
+    def written(part: Any) -> bytes:
+        text = repr(values_of(part))
+        try:
+            ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            raise ValueError(f"expected numbers and texts to export in a {cls.__name__}, got {text}") from None
+        return text.encode()
+
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    with contextlib.suppress(ValueError):
+        jax.export.register_pytree_node_serialization(
+            cls,
+            serialized_name=name,
+            serialize_auxdata=written,
+            deserialize_auxdata=lambda data: made(ast.literal_eval(data.decode())),
+        )
 
 
 def _getter(names: list[str]) -> Callable[[Any], tuple]:

@@ -2,8 +2,10 @@
 
 import dataclasses
 import difflib
+import heapq
 import inspect
-from collections.abc import Iterable
+import re
+from collections.abc import Collection
 from typing import Any
 
 
@@ -13,10 +15,27 @@ class UnknownName(KeyError):
     __str__ = Exception.__str__  # KeyError would show the message in quotes
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
-    """The error for a name that is not among `known`; it names the nearest ones."""
-    near = difflib.get_close_matches(name, known, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+ELSEWHERE: dict[str, Collection[str]] = {}
+"""Names of other kinds, by what is said of one of them that is used in the wrong place."""
+
+
+def unknown_name(kind: str, name: str, known: Collection[str]) -> UnknownName:
+    """The error for a name that is not among `known`: the nearest ones, or what it is elsewhere."""
+    base = re.sub(r"_\d+(\.\d+)?$", "", re.split(r"[+/]", str(name))[0])  # without the bits and options of a strategy
+    places = {other: said for said, names in reversed(ELSEWHERE.items()) for other in names} | dict.fromkeys(known, "")
+
+    def likeness(other: str) -> float:
+        return max(difflib.SequenceMatcher(None, other, text).ratio() for text in (str(name), base))
+
+    near = heapq.nlargest(3, places, key=likeness)
+    near = [other for other in near if likeness(other) >= (0.5 if other in known else 0.75)]
+    if near and near[0] not in known:
+        hint = f"{near[0]!r} {places[near[0]]}; "
+    elif near and near[0] == base != name:
+        hint = f"did you mean {base!r}, with its bits apart? "
+    else:
+        near = [other for other in near if other in known]
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return UnknownName(f"unknown {kind} {name!r}; {hint}known: {', '.join(sorted(known))}")
 
 

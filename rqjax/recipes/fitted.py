@@ -7,12 +7,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from rqjax.core import Key, Quantizer, Registry, as_array, platforms
+from rqjax.core import ELSEWHERE, Key, Quantizer, Registry, as_array, platforms
 
 FITTED = Registry("fitted method", {})
 """Recipes that learn from data: `FITTED[name](key, x, bits)`. One with a parameter `queries` may also be given what
 `Decoder.calibrate` sees of attention: to keys the second moment of their queries, (heads, d, d), to values that and, as
 `keys`, their keys (heads, n, d)."""
+ELSEWHERE["learns from data: Decoder.calibrate fits it for caches, rqjax.FITTED to vectors"] = FITTED
 USAGE = """
 Args:
   key: random key.

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rqjax.core import Key, Quantizer, Registry, check_int, random
+from rqjax.core import ELSEWHERE, Key, Quantizer, Registry, check_int, random
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled, Split
 from rqjax.quantizers.nested_e8 import NestedE8
@@ -17,6 +17,7 @@ from rqjax.rotations import Chain, Dense, Givens, Hadamard, MultivectorRotor, Qu
 Recipe = TypeVar("Recipe", bound=Callable[..., Quantizer])
 METHODS = Registry("method", {})
 """Data-oblivious recipes: `METHODS[name](key, dim, bits)` is a quantizer of `dim`-dimensional vectors."""
+ELSEWHERE["is a recipe of rqjax.METHODS"] = METHODS
 
 
 USAGE = """

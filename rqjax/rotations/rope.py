@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.arrays.planes import materialized
 from rqjax.core.checks import check_positive
-from rqjax.core.pytree import CLASSES
+from rqjax.core.pytree import CLASSES, exportable
 from rqjax.core.registry import unknown_name
 
 YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor")
@@ -242,6 +242,9 @@ class Rope:
         coefficients = np.linalg.lstsq(polynomials, slow.T, rcond=None)[0].T
         rows = np.concatenate([*(part[:fast] for part in table), polynomials.T])
         return rows.astype(np.float32), coefficients.astype(np.float32)
+
+
+exportable(Rope, dataclasses.astuple, lambda fields: Rope(*fields))
 
 
 def yarn_length(factor: float | int, mscale: float | int) -> float | int:
