@@ -114,7 +114,7 @@ def _same(quantizer: Quantizer) -> Strategy:
     return Strategy(quantizer, quantizer)
 
 
-STRATEGIES: dict[str, Callable[[Array, int], Strategy]] = {
+STRATEGIES: dict[str, Callable[[Key, int], Strategy]] = {
     "float32": lambda key, dim: _same(Exact(dim, "float32")),
     "bfloat16": lambda key, dim: _same(Exact(dim, "bfloat16")),
     "float8": lambda key, dim: _same(Exact(dim, "float8_e4m3fn")),
@@ -135,6 +135,7 @@ names there (V2: affine groups of 64; V3: Lloyd-Max), and QJL with an orthogonal
 one."""
 
 ELSEWHERE["is a strategy of caches: rqjax.strategy"] = STRATEGIES
+
 
 def _check_options(centered: bool = False, turned: bool = False, pre_rope: bool = False) -> None:
     if turned and (centered or pre_rope):
