@@ -79,7 +79,7 @@ class Strategy:
         return nbytes(jax.eval_shape(lambda: self.cache(batch, kv_heads, max_len, **options)))
 
 
-def _v2_rotated_qjl(key: Key, dim: int, sketch: Callable[[Array, int], Quantizer]) -> Strategy:
+def _v2_rotated_qjl(key: Key, dim: int, sketch: Callable[[Key, int], Quantizer]) -> Strategy:
     """QJL corrects scores; the values do without."""
     first, second = random.split(key)
     values = methods.affine_rotated(first, dim, 3)
@@ -111,7 +111,7 @@ def _same(quantizer: Quantizer) -> Strategy:
     return Strategy(quantizer, quantizer)
 
 
-STRATEGIES: dict[str, Callable[[Array, int], Strategy]] = {
+STRATEGIES: dict[str, Callable[[Key, int], Strategy]] = {
     "float32": lambda key, dim: _same(Exact(dim, "float32")),
     "bfloat16": lambda key, dim: _same(Exact(dim, "bfloat16")),
     "float8": lambda key, dim: _same(Exact(dim, "float8_e4m3fn")),

@@ -28,7 +28,7 @@ def as_key(key: Any) -> Array:
     """
     if type(key) is int:
         return jax.random.key(key)
-    dtype = getattr(key, "dtype", None)
+    dtype: Any = getattr(key, "dtype", None)
     typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not typed and not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(f"expected a random key, such as jax.random.key(0), or a seed, got {key!r}")
