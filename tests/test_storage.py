@@ -87,6 +87,25 @@ def test_a_file_without_an_array_is_refused(tmp_path):
         rqjax.load(path)
 
 
+def test_an_array_of_another_shape_is_noticed(tmp_path):
+    path = tmp_path / "q.safetensors"
+    rqjax.save((jnp.ones((2, 3)),), path)
+    metadata, arrays = treefile._read(path)
+    digest = treefile._checksum(metadata, arrays)
+    save_file({name: array.reshape(3, 2) for name, array in arrays.items()}, path, metadata | {"sha256": digest})
+    with pytest.raises(ValueError, match="is damaged: it does not have the checksum"):
+        rqjax.load(path)
+
+
+def test_what_is_mapped_stays_as_it_was_when_its_file_is_replaced(tmp_path):
+    path, numbers = tmp_path / "a.safetensors", np.arange(5000, dtype=np.float32)
+    treefile.save((numbers,), path)
+    (mapped,), _ = treefile.load(path, mapped=True)
+    treefile.save((numbers + 1,), path)
+    np.testing.assert_array_equal(mapped, numbers)
+    np.testing.assert_array_equal(treefile.load(path)[0][0], numbers + 1)
+
+
 def test_foreign_files_are_refused(tmp_path):
     save_file({"weights": np.ones(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"was not saved here: expected format 'rqjax-tree-2', got None"):

@@ -82,7 +82,7 @@ class Strategy:
         return nbytes(jax.eval_shape(lambda: self.cache(batch, kv_heads, max_len, **options)))
 
 
-def _v2_rotated_qjl(key: Key, dim: int, sketch: Callable[[Array, int], Quantizer]) -> Strategy:
+def _v2_rotated_qjl(key: Key, dim: int, sketch: Callable[[Key, int], Quantizer]) -> Strategy:
     """QJL corrects scores; the values do without."""
     first, second = random.split(key)
     values = methods.affine_rotated(first, dim, 3)

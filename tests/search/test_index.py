@@ -329,7 +329,7 @@ def test_rows_grow_by_an_eighth_at_least():
         (lambda i: i.search(vectors(2), 1, where=[3, -1]), "expected ids from 0 to 2\\^31 - 1, got -1 to 3"),
         (lambda i: i.search(vectors(2), 1, where=range(4, -3, -2)), "expected ids from 0 to 2\\^31 - 1, got -2 to 4"),
         (lambda i: i.search(vectors(2), 1, where=np.ones((2, 2), bool)), "where of shape \\(n,\\), got \\(2, 2\\)"),
-        (lambda i: i.search(vectors(2), 1, where="all"), "expected where to be booleans, .* got <U3"),
+        (lambda i: i.search(vectors(2), 1, where="all"), "expected an array of numbers, got one of <U3"),
         (lambda i: i.search(vectors(2), 1001, where=[3]), "expected k to be a whole number from 1 to 1000, got 1001"),
         (lambda i: i.shard(jax.sharding.Mesh(jax.devices()[:1], "x"), "y"), "expected an axis of the mesh \\(x\\)"),
     ],

@@ -1,0 +1,22 @@
+"""K-means: where it starts, and centroids that no vector is nearest to."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rqjax.arrays.kmeans import lloyd
+from rqjax.search import cells
+
+
+def test_centroids_without_vectors_move_to_the_farthest():
+    x = jnp.array([[0.0], [1.0], [2.0], [10.0], [11.0]])
+    np.testing.assert_allclose(lloyd(x, jnp.zeros((3, 1)), 1)[:, 0], [4.8, 11, 10])
+
+
+def test_each_of_clusters_far_apart_has_a_centroid():
+    """Of as many random vectors as there are clusters, a third would be in one that has another of them."""
+    rng = np.random.default_rng(0)
+    centers = 100 * rng.standard_normal((12, 16))
+    x = (centers[rng.integers(0, 12, 768)] + rng.standard_normal((768, 16))).astype(np.float32)
+    found, _ = cells.learned(jax.random.key(0), x, 12, 768, "ip")
+    np.testing.assert_array_less(np.linalg.norm(centers[:, None] - np.asarray(found), axis=2).min(axis=1), 5)
