@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32, pick, put
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
-from rqjax.core import check_int, check_ints, is_traced, operation
+from rqjax.core import as_array, check_int, check_ints, is_traced, operation
 from rqjax.scoring import rules
 from rqjax.scoring.tiles import PAGE
 
@@ -59,8 +59,8 @@ def append(
     """
     if (v is None) != cache.latent:
         raise ValueError("a latent cache takes no values: expected v=None" if cache.latent else "expected v, got None")
-    k = jnp.asarray(k)
-    v = k if v is None else jnp.asarray(v)
+    k = jnp.asarray(as_array(k))
+    v = k if v is None else jnp.asarray(as_array(v))
     slots = checked_slots(cache, slots)
     heads, _, dim = cache.exact_keys.shape[1:]
     batch = len(cache.lengths if slots is None else slots)
@@ -69,8 +69,8 @@ def append(
             raise ValueError(f"expected {name} of shape ({batch}, time, {heads}, {dim}), got {x.shape}")
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(f"expected {name} of a floating-point dtype, got {x.dtype}")
-    if k.shape != v.shape or k.dtype != v.dtype:
-        raise ValueError(f"expected k and v of one shape and dtype, got {k.shape} {k.dtype} and {v.shape} {v.dtype}")
+    if k.shape != v.shape:
+        raise ValueError(f"expected k and v of one shape, got {k.shape} and {v.shape}")
     time = k.shape[1]
     if time == 0:
         return cache

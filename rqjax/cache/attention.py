@@ -17,7 +17,7 @@ from rqjax.cache.append import append, checked_slots
 from rqjax.cache.coded import coded_sums, float_sums, padded
 from rqjax.cache.kv import KVCache, Tokens
 from rqjax.cache.sums import NEVER, Sums, merged, with_sinks
-from rqjax.core import Implementation, check_int, is_traced, operation
+from rqjax.core import Implementation, as_array, check_int, is_traced, operation
 from rqjax.scoring.integers import full_precision_einsum, weighted_sums
 
 Number: TypeAlias = float | int | Float[Array, ""]
@@ -74,7 +74,7 @@ def attend(
       >>> rqjax.attend(cache, jnp.ones((1, 1, 8, 64))).shape  # four query heads share a head of keys
       (1, 1, 8, 64)
     """
-    q = jnp.asarray(q)
+    q = jnp.asarray(as_array(q))
     cache = cache.of(checked_slots(cache, slots))
     batch, kv_heads, _, dim = cache.exact_keys.shape
     if q.ndim != 4 or (q.shape[0], q.shape[3]) != (batch, dim) or q.shape[2] % kv_heads or q.shape[2] == 0:
@@ -137,7 +137,7 @@ def dot_product_attention(
       ((1, 300, 2, 64), [300])
     """
     cache = append(cache, key, value, valid=valid, slots=slots)
-    return attend(cache, jnp.asarray(query), slots=slots, **options), cache
+    return attend(cache, query, slots=slots, **options), cache
 
 
 @operation

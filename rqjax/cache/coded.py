@@ -12,6 +12,7 @@ from rqjax.arrays.planes import materialized
 from rqjax.cache.kv import KVCache, over
 from rqjax.cache.scores import scorer
 from rqjax.cache.sums import NEVER, Sums, merged
+from rqjax.core import Codes, Quantizer
 from rqjax.scoring import integers, rules, tiles
 
 BLOCK_BYTES = 2**23
@@ -111,14 +112,22 @@ def decoded_page(
 ) -> tuple[Float[Array, "b h page d"], Float[Array, "b h page value_dim"]]:
     """Keys and values that the codes of a page stand for, `start` tokens behind the sinks."""
     batch, heads, _, dim = cache.exact_keys.shape
-    eye = lambda n: jnp.broadcast_to(jnp.eye(n), (batch, heads, n, n))  # noqa: E731
+    eye = jnp.broadcast_to(jnp.eye(dim), (batch, heads, dim, dim))
     read = functools.partial(over, lambda leaf: leaf.read(start, tiles.PAGE, cache.tables))
-    keys = scorer(cache, eye(dim))(read(cache.keys), cache.sinks + start)  # of unit vectors: the coordinates
+    keys = scorer(cache, eye)(read(cache.keys), cache.sinks + start)  # of unit vectors: the coordinates
     keys = jnp.swapaxes(keys, 2, 3)
     if cache.latent:
         return keys, keys[..., -cache.value_quantizer.dim :]
-    weights = rules.weigh(cache.value_quantizer, eye(tiles.PAGE), read(cache.values))
-    return keys, rules.restore(cache.value_quantizer, weights)
+    return keys, decoded(cache.value_quantizer, read(cache.values), True)
+
+
+def decoded(quantizer: Quantizer, codes: Codes, transposed: bool) -> Float[Array, "b h t d"]:
+    """Decodes a page of a cache's codes: keys by products with unit vectors, values by sums with them."""
+    batch, heads = jax.tree.leaves(codes)[0].shape[:2]
+    eye = lambda n: jnp.broadcast_to(jnp.eye(n), (batch, heads, n, n))  # noqa: E731
+    if transposed:
+        return rules.restore(quantizer, rules.weigh(quantizer, eye(tiles.PAGE), codes))
+    return jnp.swapaxes(rules.scores(quantizer, rules.prepare(quantizer, eye(quantizer.dim)), codes), 2, 3)
 
 
 def padded(x: Array, count: int, axis: int = 1) -> Array:

@@ -5,8 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
+from rqjax.cache.coded import decoded
 from rqjax.cache.kv import KVCache, over, together
 from rqjax.cache.strategies import Strategy
 from rqjax.core import Codes, Quantizer, operation
@@ -82,12 +83,3 @@ def _recoded(old: Quantizer, new: Quantizer, codes: Codes, transposed: bool) -> 
         return dataclasses.replace(x, bits=bits.reshape(shape))
 
     return over(joined, lax.map(of_room, jnp.arange(rooms)))
-
-
-def decoded(quantizer: Quantizer, codes: Codes, transposed: bool) -> Float[Array, "b h t d"]:
-    """What a page of codes of a cache stands for: keys by products of unit vectors, values by sums with them."""
-    batch, heads = jax.tree.leaves(codes)[0].shape[:2]
-    eye = lambda n: jnp.broadcast_to(jnp.eye(n), (batch, heads, n, n))  # noqa: E731
-    if transposed:
-        return rules.restore(quantizer, rules.weigh(quantizer, eye(tiles.PAGE), codes))
-    return jnp.swapaxes(rules.scores(quantizer, rules.prepare(quantizer, eye(quantizer.dim)), codes), 2, 3)

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from rqjax.cache.strategies import Strategy, checked, named, with_bits
-from rqjax.core import Quantizer
+from rqjax.core import Quantizer, random
 from rqjax.nn.attention import exact_attention
 from rqjax.quantizers.combinators import Split
 from rqjax.recipes.fitted import FITTED
@@ -33,7 +33,7 @@ def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str | Sequence[
         latent = decoder.config.kv_lora_rank
         each = _parts(samples, latent) if latent else [samples, samples]
         keys, values = (
-            _quantizer(part, side, jax.random.fold_in(key, layer), some, layer)
+            _quantizer(part, side, random.fold_in(key, layer), some, layer)
             for (part, side), some in zip(sides, each, strict=True)
         )
         found.append(Strategy(Split((keys, values)) if latent else keys, None if latent else values, mean, **options))
