@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rqjax.arrays.planes import materialized
 from rqjax.cache.kv import KVCache, over
-from rqjax.cache.scores import scorer
 from rqjax.cache.sums import NEVER, Sums, merged
 from rqjax.core import Codes, Quantizer
 from rqjax.scoring import integers, rules, tiles
@@ -18,6 +18,10 @@ from rqjax.scoring import integers, rules, tiles
 BLOCK_BYTES = 2**23
 """Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32. The rest of a
 history that does not fill half a block is taken in blocks of an eighth."""
+
+
+Scorer: TypeAlias = Callable[[Any, Int[Array, ""]], Float[Array, "b h r t"]]
+"""Scores by a block of codes, given the position of its first key."""
 
 
 def coded_sums(
@@ -105,6 +109,26 @@ def float_sums(
     none = jnp.zeros(y.shape[:3])
     sums = Sums(none + NEVER, none, jnp.zeros((*y.shape[:3], cache.value_quantizer.dim)))
     return lax.scan(add, sums, jnp.arange(0, cache.capacity, tiles.PAGE))[0]
+
+
+def scorer(cache: KVCache, y: Float[Array, "b h r d"]) -> Scorer:
+    """What scores blocks of codes for queries that have turned."""
+    quantizer, mean, rope = cache.key_quantizer, cache.key_mean, cache.rope
+    batch, heads, _, dim = y.shape
+    unit_vectors = jnp.broadcast_to(jnp.eye(dim), (batch, heads, dim, dim))
+    prepared = rules.prepare(quantizer, unit_vectors if cache.pre_rope else y)
+    constant = 0 if mean is None or rope is not None else jnp.einsum("bhrd,bhd->bhr", y, mean)[..., None]
+
+    def score(codes: Any, first: Array) -> Float[Array, "b h r t"]:
+        found = rules.scores(quantizer, prepared, codes, cache.latent)
+        if rope is None:
+            return found + constant
+        if cache.pre_rope:  # the products of unit vectors with codes are the keys, tokens last
+            keys = rope.turned_rows(found, first)
+            found = jnp.einsum("bhrd,bhdt->bhrt", y, keys, precision=lax.Precision.HIGHEST)
+        return found if mean is None else found + rope.inner(y, mean, first, found.shape[-1])
+
+    return score
 
 
 def decoded_page(

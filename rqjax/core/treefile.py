@@ -77,11 +77,8 @@ def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = Fa
 def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """Fields and arrays of a file as they would be written today.
 
-    Before 2026-11-22 a `TokenArray` was a `Timed` with `per` tokens an entry, and a sign sketch was a class of its own,
-    `Sign(sketch, gain, dtype)`, in the place of `Normalized(Rotated(sketch, Scalar))`. Before 2026-11-23 codes of
-    `Columns` and `TrellisColumns` were not streams, and caches knew no rope; until 2026-11-24 they knew no pages, and
-    units of keys had an axis of their own; before 2026-11-26 none was of latents; until that day indexes had no
-    center.
+    A `TokenArray` was a `Timed`, and keys' units had an axis; a sign sketch was a class, `Sign(sketch, gain, dtype)`;
+    codes of columns were no streams; caches knew no rope, pages and latents, indexes no center.
     """
     fields, arrays = dict(fields), dict(arrays)
     for name in [name for name, text in fields.items() if text == "Timed"]:

@@ -258,7 +258,7 @@ def test_what_has_no_kernel_says_why_and_takes_xla_by_itself(method, dim, dtype,
 
 def test_dtypes_devices_and_names_that_are_not_supported(monkeypatch):
     quantizer, x = recipe("rotorquant", 64, 3), vectors(3, 64)
-    with pytest.raises(KeyError, match="unknown implementation 'mosaic'; did you mean 'mosaic_tpu' or 'mosaic_gpu'"):
+    with pytest.raises(KeyError, match="unknown implementation 'mosaic'; did you mean 'mosaic_gpu' or 'mosaic_tpu'"):
         rqjax.encode(quantizer, x, implementation="mosaic")
     with pytest.raises(Unsupported, match="take float32, bfloat16, float16, not float64"):
         rqjax.decode(quantizer, quantizer.encode(x), dtype=jnp.float64, implementation="mosaic_gpu")
