@@ -41,8 +41,17 @@ def test_of_queries(kind):
     found, expected = jax.jit(jax.grad(loss))(q), jax.grad(expected_loss)(q)
     assert float(jnp.abs(expected).max()) > 0.01
     np.testing.assert_allclose(found, expected, atol=2e-4)
-    direction = jnp.ones_like(q)
-    np.testing.assert_allclose(jax.jvp(loss, (q,), (direction,))[1], (expected * direction).sum(), atol=5e-2)
+
+
+@pytest.mark.full
+def test_forward_mode_agrees():
+    cache, groups = of_kind("levels", 512)
+    q, k, v = TEXTS[0][:, :TIME].repeat(groups, axis=2), TEXTS[1][:, :TIME], TEXTS[2][:, :TIME]
+    cache, q = rqjax.append(cache, k, v), jnp.asarray(q[:, -5:])
+    loss, direction = lambda q: jnp.sin(3 * rqjax.attend(cache, q)).sum(), jnp.cos(q)
+    np.testing.assert_allclose(
+        jax.jvp(loss, (q,), (direction,))[1], (jax.grad(loss)(q) * direction).sum(), rtol=1e-3, atol=1e-3
+    )
 
 
 @pytest.mark.full

@@ -78,6 +78,7 @@ def test_a_mean_outlives_the_tokens_it_is_of():
     np.testing.assert_allclose(found, k[0, some_tokens, 0].mean(0), atol=1e-5)
 
 
+@pytest.mark.full
 def test_gradients_know_nothing_of_what_is_hidden():
     cache, q, k, v = spoiled_text("affine")
     mask = ~np.isin(np.arange(cache.max_len), BAD)

@@ -27,6 +27,7 @@ def calls():
     yield "search", lambda seed: index.search(x(seed, 3), 5, rerank=10)
 
 
+@pytest.mark.full
 def test_the_second_call_outside_jit_compiles_nothing(caplog):
     def compiled():
         return [record.message for record in caplog.records if "Finished XLA compilation" in record.message]

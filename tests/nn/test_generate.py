@@ -29,12 +29,14 @@ def made(decoder, prompt, count=4, **options):
     return [next(tokens)[0] for _ in range(count)]
 
 
+@pytest.mark.full
 def test_one_prompt_in_any_form(decoder):
     """The likeliest tokens by logits without caches; sampling with no nucleus to speak of takes them, too."""
     expected, text = [], [*PROMPT]
     for _ in range(4):
         expected.append(int(decoder(np.array([text + expected]))[0][0, -1].argmax()))
-    torch = pytest.importorskip("torch")
+    import torch
+
     forms = [PROMPT, PROMPT[None], PROMPT.tolist(), [PROMPT.tolist()], jnp.asarray(PROMPT[None]), range(3, 13)]
     for form in [*forms, torch.tensor(PROMPT), torch.tensor(PROMPT)[None], [*torch.tensor(PROMPT)]]:
         assert made(decoder, form) == expected
@@ -119,6 +121,7 @@ def test_what_decoders_refuse(decoder, tokens, options, message):
         decoder(tokens, **options)
 
 
+@pytest.mark.full
 def test_tokens_that_there_are_not(decoder):
     """Under jit and without caches logits of their texts are NaN, of others not; padding may be any number."""
     for call in (decoder, jax.jit(lambda tokens: decoder(tokens))):

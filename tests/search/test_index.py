@@ -185,6 +185,7 @@ def test_parts_of_vectors_are_encoded_to_the_rows_of_all(monkeypatch):
     np.testing.assert_allclose(built.rows.energies, np.sum(moved**2, axis=1), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_search_is_a_part_of_a_jitted_function(index):
     queries = vectors(6, seed=1)
     for function, arguments in ((lambda y: index.search(y, 3), (queries,)), (lambda: index.search(queries, 3), ())):
@@ -449,7 +450,7 @@ def test_a_search_takes_memory_for_one_block(name):
 
 
 @pytest.mark.parametrize(
-    ("metric", "stored"), some([(m, s) for m in ("ip", "l2", "cosine") for s in (False, True)], [("l2", True)])
+    ("metric", "stored"), some([(m, s) for m in ("ip", "l2", "cosine") for s in (False, True)], [])
 )
 def test_no_queries_find_nothing_and_no_vectors_change_nothing(metric, stored, tmp_path):
     """In each kind of index, with filters, reranked, from a file, on a mesh."""

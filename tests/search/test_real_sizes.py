@@ -36,7 +36,7 @@ def build(kind, quantizer, x, **options):
             for k in (10, 100)
             for offset in ((0, 100, 1000) if metric == "l2" else (0,))
         ],
-        [("Index", "ip", 96, 10, 0), ("Index", "l2", 96, 100, 1000), ("IVF", "l2", 384, 10, 100)],
+        [("Index", "l2", 96, 100, 1000)],
     ),
 )
 def test_vectors_as_they_are_are_found_as_by_float64(kind, metric, dim, k, offset):
@@ -54,9 +54,7 @@ def test_vectors_as_they_are_are_found_as_by_float64(kind, metric, dim, k, offse
 
 @pytest.mark.parametrize(
     ("kind", "offset"),
-    some(
-        [(k, o) for k in ("Centered", "IVF", "store") for o in (0, 10, 100, 1000)], [("Centered", 1000), ("IVF", 100)]
-    ),
+    some([(k, o) for k in ("Centered", "IVF", "store") for o in (0, 10, 100, 1000)], [("Centered", 1000)]),
 )
 def test_near_duplicates_far_from_the_origin(kind, offset):
     """Codes of 8 bits of what is left of a center, a centroid or, in a store, nothing: as good as near the origin."""
