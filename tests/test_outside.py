@@ -29,6 +29,7 @@ def untrained(monkeypatch):
     monkeypatch.setattr(learned, "fit", lambda quantizer, *_, **__: (quantizer, {}))
 
 
+@pytest.mark.full
 def test_bits_of_constant_channels():
     """At 3 bits a channel there are more bits than 16 channels can take."""
     x = norms.direction(padded(300))

@@ -244,6 +244,7 @@ def test_every_recipe_comes_back(name, tmp_path):
     assert storage.recipe(tmp_path / "q") == name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("metric", some(["ip", "l2", "cosine"], ["l2"]))
 def test_every_index_comes_back(metric, tmp_path):
     x = jax.random.normal(jax.random.key(1), (60, 16))
@@ -256,6 +257,7 @@ def test_every_index_comes_back(metric, tmp_path):
             assert_same(ivf, rqjax.IVF.load(tmp_path / "i"))
 
 
+@pytest.mark.full
 def test_a_calibration_and_a_training_come_back(tmp_path):
     x = jax.random.normal(jax.random.key(1), (2, 80, 16))
     fitted = rqjax.klt_trellis(jax.random.key(0), x, 2)

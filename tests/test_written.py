@@ -11,6 +11,8 @@ import rqjax
 from tests.tools.suites import SEEN, some
 from tests.written import make
 
+pytestmark = pytest.mark.full
+
 RESULTS = np.load(make.FOLDER / "results.npz")
 OTHERS = {*make.STRATEGIES, *make.METRICS, "training"}
 QUANTIZERS = sorted({name.rpartition("/")[0] for name in RESULTS.files} - OTHERS - SEEN)

@@ -57,6 +57,7 @@ KINDS = [*itertools.product([rqjax.Columns, rqjax.TrellisColumns], MANY)]
 KINDS += [(rqjax.TrellisColumns, (7.5, 2.5, 2.5, 2.5, 0.75))]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "bits"), some(KINDS, KINDS[1:2]))
 def test_products_with_coordinates_of_many_bits(kind, bits):
     """In a cache as with decoded vectors: bits that fill no byte, fine levels, coordinates without bits."""

@@ -255,6 +255,7 @@ def test_queries_of_a_truncated_cache_see_no_later_codes():
     assert error(found, expected) < TOLERANCE
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("interpreted")
 def test_says_why_there_is_no_kernel():
     def reason(name="identity_4", *, time=1, q_heads=3, mask=None, sliding_window=None, **options):

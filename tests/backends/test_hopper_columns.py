@@ -16,6 +16,8 @@ from rqjax.rotations import Dense, Hadamard
 from tests.backends.test_decode_attention import FAST, TOLERANCE, error
 from tests.tools.suites import some
 
+pytestmark = pytest.mark.full
+
 DIM, HEADS = 64, 2
 SPECTRUM = jnp.exp(-jnp.arange(DIM) / 24)
 MEAN = jnp.sin(jnp.arange(DIM)) * SPECTRUM

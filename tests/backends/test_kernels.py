@@ -256,6 +256,7 @@ def test_what_has_no_kernel_says_why_and_takes_xla_by_itself(method, dim, dtype,
     assert all((x == y).all() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+@pytest.mark.full
 def test_dtypes_devices_and_names_that_are_not_supported(monkeypatch):
     quantizer, x = recipe("rotorquant", 64, 3), vectors(3, 64)
     with pytest.raises(KeyError, match="unknown implementation 'mosaic'; did you mean 'mosaic_gpu' or 'mosaic_tpu'"):

@@ -236,6 +236,7 @@ def test_ragged_batches_are_their_sequences_one_by_one():
     assert not np.isnan(found).any()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("time", some([18, 40], [18]))
 def test_no_query_looks_ahead(time):
     """Queries of one token more than all see the same codes, and of tokens in codes; each place in a unit of 16."""
@@ -285,6 +286,7 @@ def test_no_tokens_at_all():
         assert run(cache, none.repeat(3, 2)).shape == (2, 0, 3, 32)
 
 
+@pytest.mark.full
 def test_a_cache_may_be_a_constant_of_a_jitted_function():
     cache = append(copied(EMPTY), KV, KV)
     more = jax.jit(lambda k: rqjax.append(cache, k, k))(KV)
@@ -360,6 +362,7 @@ def test_head_dimensions_and_dtypes(name, dim, dtype):
     assert error(found.astype(jnp.float32), expected) < 1e-4 + 2 * float(jnp.finfo(dtype).eps)
 
 
+@pytest.mark.full
 def test_full_precision_layers_are_exact():
     k, v, q = random(1, 1, 150, 2, 32), random(2, 1, 150, 2, 32), random(3, 1, 2, 4, 32)
     cache, plain = append(empty("float32", batch=1, heads=2), k, v), PlainCache(empty("float32", batch=1, heads=2))

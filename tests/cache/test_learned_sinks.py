@@ -41,6 +41,7 @@ def test_sinks_of_caches_with_pages(slots):
     assert error(found, attend(own, q, sink_logits=SINKS)[jnp.array(rows)]) < 1e-5
 
 
+@pytest.mark.full
 def test_gradients_of_sinks():
     """Through exact attention and through a cache without codes, whose blocks are a loop without a transpose."""
     k, v, q = random(1, 1, 12, 2, 32), random(2, 1, 12, 2, 32), random(3, 1, 12, 4, 32)

@@ -64,6 +64,7 @@ def test_a_token_that_is_not_finite_spoils_no_other():
     assert error(rqjax.attend(found, Q, mask=mask), rqjax.attend(expected, Q, mask=mask)) < 1e-6
 
 
+@pytest.mark.full
 def test_a_book_goes_on_with_other_quantizers(tmp_path):
     """There are more pages, of the codes of `rqjax.requantize`; prefixes are still found; the folder is left."""
     less, strategy = (rqjax.strategy(name, jax.random.key(i), 32) for i, name in enumerate(("eden_2", "eden_4")))

@@ -122,6 +122,7 @@ def test_a_mean_that_turns_is_subtracted_before_it_does(name):
     assert loss(f"{name}+turned") < 0.4 * min(loss(name), loss(f"{name}+centered"))
 
 
+@pytest.mark.full
 def test_a_cache_in_full_precision_takes_a_rope():
     q, k, v = tokens()
     full = rqjax.Exact(DIM, "float32")
@@ -131,6 +132,7 @@ def test_a_cache_in_full_precision_takes_a_rope():
     assert error(out, exact(q, k, v, count=50)) < 1e-5
 
 
+@pytest.mark.full
 def test_saved_and_loaded(tmp_path):
     """A saved prefix goes on at its own positions."""
     q, k, v = tokens()

@@ -63,6 +63,7 @@ def test_a_float32_cache_is_float32_throughout():
     assert dtypes == {"float32": "float32", "eden": "bfloat16"}
 
 
+@pytest.mark.full
 def test_gradients_go_straight_through():
     x, weights = jax.random.normal(KEY, (20, 64)), jax.random.normal(jax.random.key(1), (20, 64))
     q = rqjax.eden(KEY, 64, 4)
@@ -72,6 +73,7 @@ def test_gradients_go_straight_through():
     assert rqjax.straight_through(q, x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(distinct(METHODS), ["eden", "rotorquant", "rotorquant_trellis"]))
 def test_whole_quantizers_have_gradients(name):
     """Without `allow_int`, though they hold whole numbers; what is put together again decodes to the same."""
@@ -86,6 +88,7 @@ def test_whole_quantizers_have_gradients(name):
     assert any(np.any(gradient != 0) for gradient in gradients)
 
 
+@pytest.mark.full
 def test_a_layer_with_rounded_weights_trains():
     """To within 3 % of the loss in float, at 4 bits; of twelve rotations 2.0 to 2.5."""
     x, true = jax.random.normal(KEY, (512, 64)), jax.random.normal(jax.random.key(1), (64, 16)) / 8

@@ -248,6 +248,7 @@ for metric in ("ip", "l2", "cosine"):
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "JAX_ENABLE_X64": "1"})
 
 
+@pytest.mark.full
 def test_blocks_overlap_when_rows_do_not_come_out_even():
     quantizer = rqjax.hadamard(jax.random.key(0), 1024, 2)
     x = jax.random.normal(jax.random.key(1), (5, 500, 1024))

@@ -37,6 +37,7 @@ def test_data_of_a_recipes_key_has_the_error_of_other_data(name):
         assert relative_error(quantizer, jax.random.normal(derived(key), (N, D))) == pytest.approx(other, rel=0.1), of
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(rqjax.FITTED, ["pq"]))
 def test_data_of_a_fits_key_has_the_error_of_other_data(name):
     key, x = jax.random.key(0), jax.random.normal(jax.random.key(1), (2 * N, 16))

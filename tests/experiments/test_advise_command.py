@@ -9,6 +9,8 @@ from rqjax.nn import load_decoder, save_calibration
 from rqjax.nn.advise import Sensitivities, rates
 from tests.nn.test_calibration import CHECKPOINTS, KEY, checkpoint
 
+pytestmark = pytest.mark.full
+
 
 def made_up(dim):
     """Of two layers, the second a hundredth as sensitive."""

@@ -100,6 +100,7 @@ def test_words_are_real_vectors(monkeypatch):
     assert "false" in near
 
 
+@pytest.mark.full
 def test_nothing_is_trained_on_what_is_held_out(monkeypatch):
     """Of `train_rotor`: a quarter of the rows is measured, on the point's parametrization and both references."""
     made, measured, make = [], [], train_rotor._make
@@ -124,6 +125,7 @@ def test_nothing_is_trained_on_what_is_held_out(monkeypatch):
             assert rows == {tuple(row) for row in sample[seed]}  # so none is on both sides
 
 
+@pytest.mark.full
 def test_structured_data_are_what_they_say():
     key = jax.random.key(0)
     spectrum = samples.DATA["decaying_spectrum"](key, 20_000, 16)
@@ -153,6 +155,7 @@ def test_the_published_cache_of_969_mb():
     assert all(row["compression"] > row["published_compression"] for row in ours.values())
 
 
+@pytest.mark.full
 def test_needles_are_found():
     point = {"dim": 64, "context": 256, "needles": 8, "seeds": 2, "similarity": 1.0, "method": "rotorquant", "bits": 2}
     assert needle.run(point) == {"found": 1.0, "found_sd": 0.0}

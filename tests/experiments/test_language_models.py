@@ -195,6 +195,7 @@ def test_vectors_of_a_language_model():
         samples.sample("kv", 1, 100, 32)
 
 
+@pytest.mark.full
 def test_no_window_of_text_is_on_both_sides_of_a_split(monkeypatch):
     """Keys and values of the training windows say nothing of those that are held out."""
 

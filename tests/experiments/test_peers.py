@@ -12,6 +12,8 @@ from experiments.harness import published
 from experiments.search import recall, search
 from tests.tools.suites import some
 
+pytestmark = pytest.mark.full
+
 
 def test_published_figures():
     """RotorQuant's Table 5; QET's section 4.2, whose multiples of RTN are of the matrices that its figures are of."""

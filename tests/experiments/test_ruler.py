@@ -14,6 +14,8 @@ from experiments.language import needle_model, reading, ruler
 from rqjax.nn import Decoder, DecoderConfig, save_decoder
 from tests.nn.test_decoder import fields
 
+pytestmark = pytest.mark.full
+
 PAIRS = text.make_tokenizer(["The secret number of bafuru is 1234567.\n"], 280)
 ENCODERS: dict[str, Any] = {"bytes": str.encode, "byte pairs": lambda part: PAIRS.encode(part).ids, "words": str.split}
 POINT = {"corpus": "", "tasks": (), "examples": 1, "seeds": 2, "chunk": 16, "keep": "0+0"}

@@ -57,6 +57,7 @@ def counted(monkeypatch):
     return ran
 
 
+@pytest.mark.full
 def test_smoke_by_flags(tmp_path, command, capsys):
     flags = ["--config=configs/smoke.py", "--config.grid.bits=(1, 3)", f"--workdir={tmp_path}"]
     command(*flags)

@@ -35,6 +35,7 @@ def index(folder):
     return folder / "new" / "i.safetensors"
 
 
+@pytest.mark.full
 def test_what_is_found_is_what_the_library_finds(folder, index, capsys):
     command("query", index=index, queries=f"{folder}/q.npz#queries", k=4, rerank=40, out=folder / "out" / "found.npz")
     found = np.load(folder / "out" / "found.npz")

@@ -109,6 +109,7 @@ def test_principal_axes_with_a_trellis():
     assert max(errors) < 0.25 * measure(dense, x)
 
 
+@pytest.mark.full
 def test_principal_axes_are_chosen_on_held_out_vectors():
     """Of few vectors without structure: on those that the axes are made of, a transform code seems the best."""
     assert isinstance(rqjax.klt_trellis(KEY, vectors("sphere", 48), 2).inner.inner, rqjax.Trellis)
@@ -134,6 +135,7 @@ def test_recipes_fit_each_head():
     assert max(errors) < 0.116  # Lloyd-Max's at 2 bits
 
 
+@pytest.mark.full
 def test_codes_held_fixed_give_the_gradient_of_the_least_error():
     """The envelope theorem: differences of the error itself, encoding anew, have the gradient of decoding alone."""
     x, quantizer = outliers()[:1000], start()

@@ -15,6 +15,8 @@ from rqjax.recipes.allocation import least_loss
 from tests.nn.test_calibration import KEY, checkpoint
 from tests.tools.suites import some
 
+pytestmark = pytest.mark.full
+
 BOTH = "eden_3/eden_2+pre_rope"
 """Of different codes, of keys before they turn."""
 

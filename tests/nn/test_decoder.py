@@ -46,7 +46,7 @@ def test_logits_are_those_of_transformers(family):
     np.testing.assert_allclose(FORWARD(model, tokens), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", some(CACHED, CORE))
+@pytest.mark.parametrize("family", some(CACHED, CORE[:1]))
 def test_logits_through_the_float_cache(family):
     model, tokens, expected = checkpoint(family)
     logits = through_caches(model, tokens, "float32", range(18, 48), window=4, sinks=1)
@@ -125,6 +125,7 @@ def test_narrow_weights_are_widened_one_at_a_time():
     assert compiled.memory_analysis().temp_size_in_bytes < 20e6
 
 
+@pytest.mark.full
 def test_a_sequence_of_nan_spoils_itself_alone():
     """NaN at the first coordinate of the first sequence, in a decoder on narrow weights."""
     model = Decoder(DecoderConfig.parse(fields()), rngs=nnx.Rngs(0), dtype=jnp.bfloat16)

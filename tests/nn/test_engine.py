@@ -117,6 +117,7 @@ def test_what_cannot_degrade_is_refused(decoder, names, message):
         Engine(decoder, "eden_4", KEY, pages=4, slots=1, chunk=128, degrade=names, **OPTIONS)
 
 
+@pytest.mark.full
 def test_stops_and_cancels(decoder):
     engine = Engine(decoder, "float32", KEY, pages=4, slots=2, chunk=128, **OPTIONS)
     expected = alone(decoder, "float32", text(0, 20), 12)
@@ -221,6 +222,7 @@ def fails(monkeypatch, wrong):
     monkeypatch.setattr(engines, "next_tokens", called)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_failure_loses_nothing(decoder, monkeypatch, when):
     """Every third call fails, when the caches have been donated or not; all answers are those of each alone."""
@@ -270,6 +272,7 @@ def changed(decoder, seed, size=0.5, step=1):
     return decoder
 
 
+@pytest.mark.full
 def test_new_weights_answer_for_themselves():
     """Prefixes of the old ones are forgotten; a text that runs goes on as if the new ones had read all of it."""
     model, prompt = load_decoder(CHECKPOINTS / "llama"), text(0, 300)

@@ -12,6 +12,8 @@ from rqjax.nn.experts import Experts
 from tests.nn.test_decoder import fields
 from tests.tools.suites import some
 
+pytestmark = pytest.mark.full
+
 OPTIONS = {"num_local_experts": 6, "num_experts_per_tok": 2, "hidden_act": "relu"}
 
 

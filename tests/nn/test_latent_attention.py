@@ -45,6 +45,7 @@ def checkpoint(family):
     return load_decoder(CHECKPOINTS / family)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [None, 24])
 def test_is_attention_of_heads_of_their_own(rank):
     decoder = Decoder(DecoderConfig.parse({**FIELDS, "q_lora_rank": rank}), rngs=nnx.Rngs(0))

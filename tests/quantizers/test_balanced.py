@@ -9,6 +9,8 @@ import rqjax
 from tests.tools.plain import PlainCache, error
 from tests.tools.suites import some
 
+pytestmark = pytest.mark.full
+
 DIM, TILE = 64, 128
 
 

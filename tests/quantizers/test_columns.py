@@ -99,6 +99,7 @@ def heads():
     return rqjax.PerHead(jax.jit(jax.vmap(lambda key: rqjax.rotorquant(key, 32, 3)))(keys))
 
 
+@pytest.mark.full
 def test_per_head_is_each_head_by_itself(heads):
     x = jax.random.normal(jax.random.key(4), (2, 3, 40, 32))
     codes = jax.jit(lambda q, x: q.encode(x))(heads, x)

@@ -9,6 +9,8 @@ import rqjax
 from rqjax.quantizers.nested_e8 import OFFSET, SCALES
 from tests.tools.suites import some
 
+pytestmark = pytest.mark.full
+
 ROOTS = np.array(
     [
         a * np.eye(8)[i] + b * np.eye(8)[j]

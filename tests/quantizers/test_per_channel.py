@@ -8,6 +8,8 @@ import pytest
 import rqjax
 from tests.tools.plain import PlainCache, error
 
+pytestmark = pytest.mark.full
+
 DIM = 64
 
 

@@ -71,6 +71,7 @@ def around(stream, bits, state_bits):
     return np.stack(states[-stream.shape[1] :], axis=1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bits", some([1, 2, 3, 4], [3]))
 def test_rings_are_within_one_percent_of_the_best(bits):
     y, trellis = jax.random.normal(jax.random.key(1), (128, 64)), trellis_coded(1, bits)
@@ -115,6 +116,7 @@ def test_a_window_over_the_stream_is_the_state(dim, bits, state_bits):
     np.testing.assert_array_equal(trellis.decode(codes), trellis.values[expected])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("bits", "dim"), [(2.5, 40), (0.75, 37), (3.125, 13)])
 def test_fractional_codes_take_turns_on_one_ring(bits, dim):
     """Bit by bit: the stream holds the codes of coordinates, whose numbers of bits are as even as whole ones can be."""
@@ -275,6 +277,7 @@ def test_one_ring_through_coordinates_of_many_bits():
     assert trellis < 0.75 * columns
 
 
+@pytest.mark.full
 def test_a_path_through_segments_is_the_best_of_all():
     """All streams of a free path through codes of 3 bits, 2 and 0 bits in turns, and 1 bit, with weights."""
     y, weights = jax.random.normal(jax.random.key(1), (5, 5)), jnp.array([4.0, 3.0, 2.0, 5.0, 1.0])

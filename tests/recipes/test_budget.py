@@ -75,6 +75,7 @@ def test_kmeans_finds_clusters_and_its_error_never_rises():
     assert errors[-1] < 0.8 * errors[0]
 
 
+@pytest.mark.full
 def test_the_nearest_centroid_is_that_of_a_full_search_in_blocks_too():
     x, centroids = jax.random.normal(KEY, (1100, 3)), jax.random.normal(jax.random.key(1), (1000, 3))
     squares = ((np.asarray(x)[:, None].astype(np.float64) - np.asarray(centroids)) ** 2).sum(-1)
@@ -84,6 +85,7 @@ def test_the_nearest_centroid_is_that_of_a_full_search_in_blocks_too():
     assert nearest(jnp.zeros((1, 2)), jnp.array([[1.0, 0], [0, 1], [-1, 0]]))[0] == 0  # ties: the first
 
 
+@pytest.mark.full
 def test_kmeans_with_as_many_centroids_as_vectors_and_with_equal_vectors():
     x = jax.random.normal(KEY, (1, 20, 2))
     all_of_them = kmeans(KEY, x, 20)[0]

@@ -11,6 +11,8 @@ import rqjax
 from rqjax.nn import exact_attention, load_decoder
 from tests.tools.suites import some
 
+pytestmark = pytest.mark.full
+
 KEY = jax.random.key(0)
 LLAMA = Path(__file__).parents[1] / "checkpoints" / "llama"
 FIT = jax.jit(rqjax.oscar, static_argnums=2)

@@ -114,6 +114,7 @@ def test_rotor_matrices_have_determinant_one_and_no_singularity():
     assert jnp.isfinite(jax.jit(jax.jacobian(rotation_matrices))(jnp.zeros((1, 3)))).all()
 
 
+@pytest.mark.full
 def test_random_rotors_are_haar():
     """Moments of Haar on SO(3): E R_ij^2 = 1/3, E R_ij^4 = 1/5, E tr R = 0, E (tr R)^2 = 1."""
     matrices = np.asarray(rotation_matrices(Rotor.random(jax.random.key(0), 3 * 60_000).bivectors))
@@ -155,6 +156,7 @@ def test_hadamard_mixes_every_coordinate_with_every_other(dim):
         np.testing.assert_allclose(entries, 1, atol=1e-5)
 
 
+@pytest.mark.full
 def test_rotor_equals_the_band_form_for_bfloat16():
     rotor = Rotor.random(jax.random.key(0), 128)
     x = jax.random.normal(jax.random.key(1), (10, 128)).astype(jnp.bfloat16)

@@ -60,6 +60,7 @@ def test_a_cache_and_an_index_have_the_products_of_decoded_vectors(name):
         assert error(scores, np.take_along_axis(y @ decoded.T, np.asarray(ids), axis=1)) < least
 
 
+@pytest.mark.full
 def test_a_new_leaf_takes_one_rule(tmp_path):
     """It is laid out in tiles, multiplied in integers in a cache and an index, saved, loaded and trained."""
     steps = Steps(jnp.float32(1 / 8), DIM)

@@ -80,6 +80,7 @@ def test_scores_are_those_of_the_decoded_vectors(name, metric):
     np.testing.assert_allclose(np.asarray(found), best, atol=2e-3)
 
 
+@pytest.mark.full
 def test_many_blocks_of_codes_and_queries_find_the_same(monkeypatch):
     x, queries = vectors(), vectors(37, seed=1)
     expected = Index.build(quantizer(), x).search(queries, 7)
@@ -90,6 +91,7 @@ def test_many_blocks_of_codes_and_queries_find_the_same(monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [5000, 8191])
 def test_the_best_of_groups_are_the_best(monkeypatch, count):
     """Many scores, most of them equal to others, in three blocks, the last of which overlaps the second."""
@@ -118,6 +120,7 @@ def test_counted_products_are_nearly_those_of_the_levels(bits, dim):
     assert np.std(found - expected) < 0.05 * np.std(expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(("eden_unbiased", "turboquant_mixed", "turboquant_prod"), ["turboquant_mixed"]))
 def test_few_queries_find_what_many_find(name):
     """All but 3 of 1,000: rows are chosen by scores that are nearly right, and scored exactly."""
@@ -151,6 +154,7 @@ def test_biased_scales_keep_the_order_of_distances():
     assert recall(half) > 0.8
 
 
+@pytest.mark.full
 def test_reranking_finds_what_the_store_finds(index):
     x, queries = vectors(), vectors(100, seed=1)
     exact = brute_force(x, queries, "ip", 10)[1]
@@ -354,6 +358,7 @@ def test_an_index_comes_back_from_disk(index, tmp_path):
     assert len(again.add(vectors(3))) == 1003
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("metric", some(("ip", "l2", "cosine"), ["l2"]))
 def test_rows_may_stay_in_the_file(metric, tmp_path, monkeypatch):
     """In parts, the last of which overlaps the one before; with a store a part has candidates of its own."""

@@ -96,6 +96,7 @@ def test_scores_are_those_of_the_decoded_vectors(name):
         np.testing.assert_allclose(scores, np.sum(z**2, axis=1, keepdims=True) + product, atol=2e-3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("residual", some([True, False], [True]))
 def test_counted_lists_hold_what_is_best_of_them(residual, monkeypatch):
     """Lists that are longer than what is counted together; rows are chosen by scores that are nearly right."""
@@ -122,6 +123,7 @@ def test_residuals_have_less_error_than_vectors():
     assert of[0].nbytes == of[1].nbytes == Index.build(code, x).nbytes + 4 * (50 * DIM + 51)
 
 
+@pytest.mark.full
 def test_of_few_that_pass_all_are_scored_of_many_those_in_the_lists(ivf):
     x, queries = vectors(), vectors(5, seed=1)
     few, many = np.arange(0, 600, 40), np.arange(600) % 3 > 0
@@ -146,6 +148,7 @@ def test_search_is_a_part_of_a_jitted_function(ivf):
         np.testing.assert_allclose(scores.reshape(6, 3), expected[0], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_vectors_are_added_and_removed(ivf):
     x, queries = vectors(), vectors(5, seed=1)
     without = ivf.remove(np.arange(0, 600, 2))

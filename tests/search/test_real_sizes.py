@@ -80,6 +80,7 @@ def test_near_duplicates_far_from_the_origin(kind, offset):
     np.testing.assert_allclose(scores, np.take_along_axis(distances, ids, axis=1), **tolerance)
 
 
+@pytest.mark.full
 def test_the_center_belongs_to_the_index(tmp_path):
     """It stays with what is added later, on disk, in a mapped file, and on a mesh; some codes have none."""
     dim = 96
