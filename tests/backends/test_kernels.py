@@ -80,6 +80,7 @@ CASES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "dim", "bits", "dtype", "n"),
     some(CASES, [("turboquant", 256, 3, "bfloat16", 3)]),

@@ -53,7 +53,7 @@ def run(dim, rows, keys, values, stop, *, start=None, softcap=None, paged=False,
     return found, attention(k, v, y, seen, softcap, shift)[0]
 
 
-@pytest.mark.parametrize("case", some(CASES, list(CASES)[:2]))
+@pytest.mark.parametrize("case", some(CASES, list(CASES)[1:2]))
 def test_matches_attention_to_decoded_vectors(case):
     *arguments, options = CASES[case]
     found, expected = run(*arguments, **options)
@@ -131,7 +131,7 @@ QUANTIZERS = {
 VECTORS = [(name, ("float32", "bfloat16")[i % 2]) for i, name in enumerate(QUANTIZERS)]
 
 
-@pytest.mark.parametrize(("name", "dtype"), some(VECTORS, [VECTORS[1], VECTORS[5]]))
+@pytest.mark.parametrize(("name", "dtype"), some(VECTORS, [VECTORS[1]]))
 @pytest.mark.usefixtures("interpreted")
 def test_vectors(name, dtype):
     """Codes differ near boundaries alone, where rounding decides: one in a thousand at most."""

@@ -278,6 +278,7 @@ def test_sums_of_many_tokens_stay_within_their_integers():
     np.testing.assert_allclose(found, recoded(cache.value_quantizer, value[:, :1]), atol=1e-3)
 
 
+@pytest.mark.full
 def test_no_tokens_at_all():
     cache, none = append(copied(EMPTY), KV, KV), KV[:, :0]
     assert rqjax.append(cache, none, none).lengths.tolist() == [3, 3]
@@ -306,6 +307,7 @@ OPTIONS = [
 """Query heads of a KV head, and options of `attend`."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", some(range(4), [1]))
 def test_attention_is_that_on_decoded_tokens(options):
     """Causal prefill of more queries than one block, grouped; then one token."""

@@ -23,6 +23,7 @@ def plain_attention(keys, values, q, *, softcap=None, sliding_window=None, mask=
     return jnp.einsum("ths,sd->thd", jax.nn.softmax(jnp.where(seen[:, None], scores, -jnp.inf)), values)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", some([kind for kind in KINDS if kind != "latent"], ["levels"]))
 def test_of_queries(kind):
     cache, groups = of_kind(kind, 512)

@@ -44,6 +44,7 @@ LEAVES = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(LEAVES, LEAVES[1:2]))
 def test_both_products_are_with_the_same_codes(name):
     cache = append(made(name, rope=None, window=0, sinks=0), KEYS[:, :192])

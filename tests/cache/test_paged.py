@@ -606,6 +606,7 @@ def filled(folder, name="eden_3+centered"):
     return paged, rqjax.PagedCache(cache(SLOTS, PAGES, name), chunk=CHUNK, folder=folder)
 
 
+@pytest.mark.full
 def test_prefixes_come_back_from_files(tmp_path):
     first, second = filled(tmp_path, "eden_3+turned")
     assert second.admit(TEXTS[0, :400]) == (0, 258)

@@ -60,6 +60,7 @@ ROPES = {
 EXACT = ("eden_8+turned", "eden_8+pre_rope", "eden_8+pre_rope+centered")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "rope"),
     some(

@@ -39,7 +39,8 @@ def bivectors(quantizer):
 
 @functools.cache
 def outliers():
-    return vectors("outlier_channels", 1200)
+    with jax.ensure_compile_time_eval():  # whoever asks first, under jit too
+        return vectors("outlier_channels", 1200)
 
 
 def fit(quantizer, x=None, **options):

@@ -185,6 +185,7 @@ def test_wrong_requests(decoder, arguments, message):
     assert (engine.step(), engine.waiting) == ([], 0)
 
 
+@pytest.mark.full
 def test_prompts_as_tokenizers_give_them(decoder):
     """`input_ids` of one text, in arrays or lists; seeds to their ends, of which None is any."""
     engine = Engine(decoder, "float32", KEY, pages=4, slots=2, chunk=128, **OPTIONS)
@@ -299,6 +300,7 @@ def test_new_weights_answer_for_themselves():
         engine.step()
 
 
+@pytest.mark.full
 def test_files_of_prefixes_are_of_all_weights(decoder, tmp_path):
     """One number of one weight tells decoders apart; the same weights find what another engine saved."""
     prompt = text(0, 300)

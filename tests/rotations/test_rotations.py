@@ -188,6 +188,7 @@ def test_closed_form_rotations():
     np.testing.assert_allclose(Dense.procrustes(x, turn(x)).matrix, turn.matrix, atol=1e-4)
 
 
+@pytest.mark.full
 def test_loud_channels_share_groups_with_quiet_ones():
     energy = jnp.asarray(np.random.default_rng(0).permutation(np.arange(1.0, 129)))
     groups = Rotor.random(jax.random.key(0), 128).groups

@@ -39,6 +39,7 @@ def made(name):
     return METHODS[name](KEY, DIM, 3) if name in METHODS else FITTED[name](KEY, jnp.asarray(LOUD * vectors(0, 600)), 3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(distinct([*METHODS, *FITTED]), ["turboquant_prod"]))
 def test_a_cache_and_an_index_have_the_products_of_decoded_vectors(name):
     """With codes of 64 of 80 tokens and of 300 vectors; to 1e-4 of all products, the 15 bits of a query. Where scales

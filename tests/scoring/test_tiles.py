@@ -87,6 +87,7 @@ def test_small_weights_beside_a_large_one_are_kept():
     assert error(sums, w @ np.asarray(decoded, np.float64)) < 1e-4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["rtn", "rotorquant"])
 def test_a_loud_coordinate_of_a_query_costs_less_than_the_codes(name):
     """One coordinate of 1,000 times the others takes 10 of 15 bits from them. The error is 2e-5 of the norms, and a

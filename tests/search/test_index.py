@@ -274,6 +274,7 @@ def test_the_bytes_are_those_of_the_codes_and_four_an_id():
     assert Index.build(code, vectors(), metric="l2").nbytes == built.nbytes + 4000
 
 
+@pytest.mark.full
 def test_vectors_are_added_and_removed():
     x, queries = vectors(), vectors(20, seed=1)
     whole = Index.build(quantizer(), x)
