@@ -139,6 +139,7 @@ def test_only_the_likeliest_tokens_are_sampled():
     found = np.bincount(sampled(logits, ones, 0.7 * ones, keys), minlength=4) / 4000
     np.testing.assert_allclose(found, [0.625, 0.375, 0, 0], atol=0.03)  # three deviations
     assert (sampled(logits, 0 * ones, ones, keys) == 0).all()
+    assert (sampled(logits, ones, 0.5 * ones, keys) == 0).all()
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,6 @@ def test_centring_is_free_of_the_mean():
     np.testing.assert_allclose(products, y @ decoded.T, rtol=1e-3, atol=1e-2)
 
 
-@pytest.mark.full
 def test_scaled_is_never_worse_than_normalized():
     x = jax.random.normal(jax.random.key(0), (300, DIM))
     inner = rqjax.Rotated(Hadamard.random(jax.random.key(1), DIM), rqjax.lloyd_max(DIM, 2))

@@ -225,7 +225,7 @@ FILTERS = {
     ("name", "metric"),
     some(
         zip(FILTERS, itertools.cycle(["cosine", "ip", "l2"]), strict=False),
-        [("few ids", "cosine"), ("a range", "l2")],
+        [("a short mask", "ip"), ("a range", "l2")],
     ),
 )
 def test_a_filter_finds_what_brute_force_finds_of_what_passes(name, metric):
