@@ -166,6 +166,7 @@ def test_the_gaussian_error_in_closed_form():
         np.testing.assert_allclose(closed, true, rtol=0.02)
 
 
+@pytest.mark.full
 def test_soft_codes_become_hard():
     quantizer = rqjax.Scaled(rqjax.Rotated(Rotor.random(KEY, DIM), rqjax.lloyd_max(DIM, BITS)))
     columns = rqjax.Columns.gaussian(jnp.zeros(DIM), jnp.ones(DIM), (4,) * 8 + (3,) * 16 + (0,) * 8)

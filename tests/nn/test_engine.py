@@ -248,6 +248,7 @@ def test_a_failure_loses_nothing(decoder, monkeypatch, when):
     checked(engine.paged)
 
 
+@pytest.mark.full
 def test_a_prompt_that_always_fails_is_dropped(decoder, monkeypatch):
     engine = Engine(decoder, "float32", KEY, pages=4, slots=2, chunk=128, **OPTIONS)
     good, wrong, later = (engine.submit([first, 5, 6], max_tokens=4) for first in (7, 9, 8))

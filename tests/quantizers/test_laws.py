@@ -87,7 +87,7 @@ OTHERS += (norms_of_eight_bits, scales_of_eight_bits)
 
 RECIPES = {name: METHODS[name] for name in distinct(METHODS)} | {make.__name__: make for make in OTHERS}
 CORE = (
-    "rotorquant_paper",  # Normalized, Rotated, MultivectorRotor, Split, Scalar
+    "rotorquant",  # Normalized, Rotated, Rotor, Scalar
     "rotorquant_trellis",  # Scaled, Chain, Rotor, Hadamard, Trellis
     "turboquant_prod",  # Dense, Residual, Sign
     "affine",

@@ -58,6 +58,7 @@ def assert_same(found, expected):
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("metric", "residual", "probes"),
     some(
