@@ -80,7 +80,7 @@ def test_isometry_with_inverse(name, dim):
     again, inverse = np.split(
         np.asarray(invert(rotation, np.concatenate([y[1], np.eye(len(m), dtype=np.float32)]))), [dim]
     )
-    np.testing.assert_allclose(again, x[1], atol=5e-6)
+    np.testing.assert_allclose(again, x[1], atol=max(5e-6, 1.2e-8 * dim))  # what sums of so many terms round to
     np.testing.assert_allclose(inverse, m, atol=1e-6)  # the inverse is the transpose
 
 
