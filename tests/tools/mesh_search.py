@@ -22,6 +22,18 @@ x, queries = (jax.random.normal(jax.random.key(i), (n, 64)) for i, n in enumerat
 x, queries = np.asarray(x), np.asarray(queries)
 ids = np.random.default_rng(0).permutation(5000)[: len(x)]
 parts = np.split(np.arange(len(x)), [600] if processes == 2 else [])
+
+
+def ordered(ids, scores):
+    """Ids, of scores that are the same but for rounding the least first."""
+    ids, scores = np.array(ids), np.asarray(scores)
+    for row, keys in zip(ids.reshape(-1, ids.shape[-1]), scores.reshape(-1, ids.shape[-1]), strict=True):
+        with np.errstate(invalid="ignore"):
+            begins = np.cumsum(np.append(True, np.abs(np.diff(keys)) > 3e-6 * np.abs(keys[1:])))
+        row[:] = row[np.lexsort((row, begins))]
+    return ids
+
+
 quantizer = rqjax.Centered(jax.numpy.asarray(x.mean(axis=0)), rqjax.turboquant_trellis(jax.random.key(2), 64, 3))
 for metric in METRICS:
     options = {"metric": metric, "store": rqjax.Exact(64, "float16")}
@@ -45,8 +57,9 @@ for metric in METRICS:
         options = {"rerank": rerank, "where": where}
         # rows are scored in groups or one by one, as there are many or few: sums are rounded in another order
         (scores, found), (expected, nearest) = (i.search(queries, k, **options) for i in (shards, whole))
-        np.testing.assert_allclose(np.asarray(scores), np.asarray(expected), rtol=1e-6)
-        np.testing.assert_array_equal(np.asarray(found), np.asarray(nearest))
+        np.testing.assert_allclose(np.asarray(scores), np.asarray(expected), rtol=1e-6, atol=1e-6)
+        found, nearest = ordered(found, scores), ordered(nearest, expected)
+        np.testing.assert_array_equal(found, nearest)
 residuals = rqjax.turboquant_trellis(jax.random.key(2), 64, 3)
 for metric in METRICS:
     options = {"metric": metric, "store": rqjax.Exact(64, "float16"), "key": jax.random.key(3)}
@@ -62,5 +75,6 @@ for metric in METRICS:
         for expected, found in zip(
             whole.search(queries, k, **options), shards.search(queries, k, **options), strict=True
         ):
-            np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-6)
+            # products near 0 are differences of terms of size 10
+            np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-6, atol=1e-6)
 print("the same")
