@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rqjax
-from tests.cache.test_cache import BIAS, KINDS, TEXTS, attend_anew, of_kind
+from tests.cache.test_cache import BIAS, KINDS, TEXTS, attend_anew, of_kind, tolerance
 from tests.tools.plain import PlainCache
 from tests.tools.suites import some
 
@@ -41,7 +41,7 @@ def test_of_queries(kind):
 
     found, expected = jax.jit(jax.grad(loss))(q), jax.grad(expected_loss)(q)
     assert float(jnp.abs(expected).max()) > 0.01
-    np.testing.assert_allclose(found, expected, atol=2e-4)
+    np.testing.assert_allclose(found, expected, atol=2 * tolerance(kind))
 
 
 @pytest.mark.full

@@ -54,7 +54,10 @@ def test_tokens_that_are_not_finite(kind):
     expected = plain.attend(q)
     assert error(out[1], expected[1]) < close
     assert error(out[0, : BAD[0]], expected[0, : BAD[0]]) < close
-    assert not np.isfinite(out[0, -1]).all() or cache.unit > tiles.UNIT  # tiles that share scales count it as zeros
+    if (
+        cache.unit == tiles.UNIT and kind != "blocks"
+    ):  # tiles that share scales count it as zeros, formats have no such code
+        assert not np.isfinite(out[0, -1]).all()
     mask = ~np.isin(np.arange(cache.max_len), BAD)
     q = q[:, -3:]
     for hidden in (cache, with_junk(cache)):
