@@ -63,10 +63,7 @@ def coded_sums(
         def weigh(w):
             return rules.weigh(cache.value_quantizer, w, read(cache.value_codes, w))
 
-        t = start + jnp.arange(size)
-        seen = (t >= jnp.maximum(first, at)) & (t < stop)
-        if allowed is not None:
-            seen &= lax.dynamic_slice_in_dim(allowed, cache.sinks + start, size, 3)
+        seen = _seen(jnp.maximum(first, at), stop, allowed, start, size, cache.sinks)
         return part(score(read(cache.keys, before), cache.sinks + start), seen, weigh)
 
     shapes = jax.eval_shape(lambda: block(0, small, jnp.zeros((1, 1, 1))))
@@ -98,10 +95,7 @@ def float_sums(
     @jax.checkpoint
     def add(sums: Sums, start: Array) -> tuple[Sums, None]:
         keys, values = (jnp.where(jnp.isfinite(x), x, 0) for x in decoded_page(cache, start))
-        t = start + jnp.arange(tiles.PAGE)
-        seen = (t >= first) & (t < stop)
-        if allowed is not None:
-            seen &= lax.dynamic_slice_in_dim(allowed, cache.sinks + start, tiles.PAGE, 3)
+        seen = _seen(first, stop, allowed, start, tiles.PAGE, cache.sinks)
         scores = jnp.einsum("bhrd,bhtd->bhrt", y, keys, precision=lax.Precision.HIGHEST)
         weigh = functools.partial(jnp.einsum, "bhtd,bhrt->bhrd", values, precision=lax.Precision.HIGHEST)
         return merged(sums, part(scores, seen, weigh)), None
@@ -109,6 +103,20 @@ def float_sums(
     none = jnp.zeros(y.shape[:3])
     sums = Sums(none + NEVER, none, jnp.zeros((*y.shape[:3], cache.value_quantizer.dim)))
     return lax.scan(add, sums, jnp.arange(0, cache.capacity, tiles.PAGE))[0]
+
+
+def _seen(
+    first: Int[Array, "b 1 r 1"],
+    stop: Int[Array, "b 1 r 1"],
+    allowed: Bool[Array, "#b #h #r t"] | None,
+    start: Int[Array, ""],
+    size: int,
+    sinks: int,
+) -> Bool[Array, "#b #h #r size"]:
+    """Tokens of a block of codes that each query sees: those in its range that `allowed`, by token, has."""
+    t = start + jnp.arange(size)
+    seen = (t >= first) & (t < stop)
+    return seen if allowed is None else seen & lax.dynamic_slice_in_dim(allowed, sinks + start, size, 3)
 
 
 def scorer(cache: KVCache, y: Float[Array, "b h r d"]) -> Scorer:
