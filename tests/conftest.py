@@ -52,20 +52,17 @@ elif hopper.folder().exists():
 
 
 MOST_MAPPINGS = 30_000
-"""Of memory, after a test file. The programs of the laws alone leave 20,000; Linux grants a process 65,530
+"""Of memory, after a test. The programs of the laws alone leave 20,000; Linux grants a process 65,530
 (`vm.max_map_count`), past which LLVM dies of a segmentation fault while it compiles."""
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item, nextitem):
+def pytest_runtest_teardown():
     """Drops all programs where there are many."""
     maps = Path("/proc/self/maps")
-    if nextitem is not None and nextitem.path != item.path and maps.exists():
-        with maps.open() as lines:
-            count = sum(1 for _ in lines)
-        if count > MOST_MAPPINGS:
-            sys.modules["jax"].clear_caches()
-            gc.collect()
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 SLOWEST = 25

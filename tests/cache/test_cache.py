@@ -157,8 +157,6 @@ def test_many_schedules(kind, examples, tmp_path):
         derandomize=True,
     )
     run_state_machine_as_test(Schedule, settings=options)
-    if examples > 3:  # programs of twelve kinds are more mappings of memory than a process may have
-        jax.clear_caches()
 
 
 @pytest.mark.parametrize(
