@@ -1,7 +1,6 @@
 """A plain cache: what the compressed one must agree with, token by token in NumPy."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -9,6 +8,10 @@ import numpy as np
 def recoded(quantizer, x):
     """Decodes the codes of vectors (batch, heads, unit, dim)."""
     return quantizer.decode(quantizer.encode(x))
+
+
+UNITS = 8
+"""That one call recodes."""
 
 
 class PlainCache:
@@ -57,26 +60,32 @@ class PlainCache:
             if mean is not None:
                 np.testing.assert_allclose(self.means[b], mean, atol=1e-4)
                 self.means[b] = mean
-        for start in range(cache.sinks + self.coded[b], cache.sinks + end, cache.unit):
-            unit = slice(start, start + cache.unit)
-            positions = np.arange(start, start + cache.unit)
-            x, mean = keys[unit], 0 if self.means[b] is None else self.means[b]
+        if end > self.coded[b]:
+            passed = slice(cache.sinks + self.coded[b], cache.sinks + end)
+            positions = np.arange(passed.start, passed.stop)
+            x, mean = keys[passed], 0 if self.means[b] is None else self.means[b]
             if cache.pre_rope:
-                x, back = self._turned(x, -positions), lambda x, positions=positions: self._turned(x, positions)
+                coded = self._turned(
+                    self._recoded(cache.key_quantizer, self._turned(x, -positions) - mean) + mean, positions
+                )
             else:
-                back = lambda x: x  # noqa: E731
                 if cache.rope is not None and self.means[b] is not None:
                     mean = self._turned(np.broadcast_to(mean, x.shape), positions)
-            keys[unit] = back(self._recoded(cache.key_quantizer, x - mean) + mean)
+                coded = self._recoded(cache.key_quantizer, x - mean) + mean
+            keys[passed] = coded
             if cache.latent:
-                values[unit] = keys[unit][..., -self.value_dim :]
+                values[passed] = coded[..., -self.value_dim :]
             else:
-                values[unit] = self._recoded(cache.value_quantizer, values[unit])
+                values[passed] = self._recoded(cache.value_quantizer, values[passed])
         self.coded[b] = max(self.coded[b], end)
 
-    @staticmethod
-    def _recoded(quantizer, x):
-        return np.asarray(recoded(quantizer, jnp.asarray(x.swapaxes(0, 1)[None], jnp.float32)))[0].swapaxes(0, 1)
+    def _recoded(self, quantizer, x):
+        """Tokens (time, heads, dim), whole units of them, as a number of units that needs few programs."""
+        units = x.reshape(-1, self.cache.unit, *x.shape[1:]).swapaxes(1, 2)
+        padding = np.zeros((-len(units) % UNITS, *units.shape[1:]), np.float32)
+        pieces = np.concatenate([units, padding]).reshape(-1, UNITS, *units.shape[1:])
+        found = np.concatenate([recoded(quantizer, np.float32(piece)) for piece in pieces])[: len(units)]
+        return found.swapaxes(1, 2).reshape(x.shape)
 
     def _mean_of(self, keys):
         """The mean of those that are finite, without a rope only if it has three quarters of the energy."""
