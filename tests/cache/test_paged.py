@@ -740,13 +740,13 @@ def test_pages_of_all_kinds_of_codes_come_back_from_files(name, tmp_path):
 
 @pytest.mark.full
 def test_a_killed_writer_leaves_no_half_of_a_file(tmp_path):
-    """Killed two hundred times, at moments that are spread over a write."""
+    """Killed sixty times, at moments that are spread over a write."""
     tree, path = [np.arange(200_000), np.ones(5)], tmp_path / "tree"
     fork = multiprocessing.get_context("fork")
-    for i in range(200):
+    for i in range(60):
         writer = fork.Process(target=lambda: [treefile.save(tree, path, packed=True) for _ in range(99)])
         writer.start()
-        writer.join(0.0005 * (i % 40))  # so the kill comes at another moment of a write each time
+        writer.join(0.001 * (i % 20))  # so the kill comes at another moment of a write each time
         writer.kill()
         writer.join()
         if path.exists():
