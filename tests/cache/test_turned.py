@@ -25,8 +25,8 @@ def tokens():
     return q.repeat(2, axis=2), k, v
 
 
-def made(name, rope=ROPE, *, batch=BATCH, window=16, sinks=2, **options):
-    strategy = rqjax.strategy(name, jax.random.key(0), DIM)
+def made(name, rope=ROPE, *, seed=0, batch=BATCH, window=16, sinks=2, **options):
+    strategy = rqjax.strategy(name, jax.random.key(seed), DIM)
     return strategy.cache(batch, HEADS, 256, rope=rope, window=window, sinks=sinks, dtype=jnp.float32, **options)
 
 
@@ -112,13 +112,14 @@ def test_chunks_and_padding_give_the_same_codes(name):
 @pytest.mark.parametrize("name", some(("eden_2/float32", "eden_3/float32"), []))
 def test_a_mean_that_turns_is_subtracted_before_it_does(name):
     """A 37th of the energy of keys is left, a sixth of the error, of which softmax makes a third. The mean of the keys
-    after they turned does not help."""
+    after they turned does not help. Of one rotation the ratio is 0.1 to 0.45, so four are taken."""
     q, k, v = tokens()
 
     def loss(name):
-        cache, positions = made(name), np.arange(TIME)[None, :, None]
-        queries, keys = (x if cache.rope else ROPE(x, positions) for x in (q, k))
-        return error(attend(append(cache, keys, v), queries[:, -1:]), exact(q, k, v))
+        caches, positions = [made(name, seed=seed) for seed in range(4)], np.arange(TIME)[None, :, None]
+        queries, keys = (x if caches[0].rope else ROPE(x, positions) for x in (q, k))
+        found = [attend(append(cache, keys, v), queries[:, -1:]) for cache in caches]
+        return np.mean([error(each, exact(q, k, v)) for each in found])
 
     assert loss(f"{name}+turned") < 0.4 * min(loss(name), loss(f"{name}+centered"))
 

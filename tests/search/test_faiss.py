@@ -54,7 +54,8 @@ def test_product_quantizers_agree_with_faiss():
 @pytest.mark.parametrize("bits", [2, 4])
 def test_search_finds_what_faiss_finds(bits):
     """With one rotation for both: the same recall. FAISS's levels are those of a normal law, not of a coordinate of a
-    unit vector: at 4 bits and d = 64 a twentieth of the codes differ, and an eighth of what is found."""
+    unit vector: at 4 bits and d = 64 a twentieth of the codes differ, and an eighth of what is found. Of the 2,000 ids
+    about 280 differ, of which either finds more by chance: three deviations are 0.02 of recall."""
     x = np.array(samples.sphere(jax.random.key(0), 5200, 64))
     x, queries = x[200:], x[:200]
     quantizer = rqjax.turboquant(jax.random.key(1), 64, bits)
@@ -67,7 +68,7 @@ def test_search_finds_what_faiss_finds(bits):
     index.add(rotated)
     theirs = index.search(turned, 10)[1]
     true = np.argsort(-queries @ x.T, axis=1)[:, :10]
-    assert rqjax.metrics.recall(ids, true) == pytest.approx(rqjax.metrics.recall(theirs, true), abs=0.006)
+    assert rqjax.metrics.recall(ids, true) == pytest.approx(rqjax.metrics.recall(theirs, true), abs=0.02)
     assert rqjax.metrics.recall(ids, theirs) > 0.85
 
 

@@ -68,7 +68,7 @@ class Counted:
 def loaded(folder: Path, mesh: Mesh) -> Decoder:
     """A decoder of which each process has read its own part."""
     files, Counted.read = checkpoint._files, 0
-    checkpoint._files = lambda folder: {name: Counted(file) for name, file in files(folder).items()}
+    checkpoint._files = lambda *of: {name: Counted(file) for name, file in files(*of).items()}
     decoder = load_decoder(folder, mesh=mesh)
     checkpoint._files = files
     shared, parted = 0, 0
