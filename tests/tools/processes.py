@@ -12,7 +12,7 @@ def on_devices(script: str, processes: int, *arguments: Any, timeout: int = 300)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    flags = f"--xla_force_host_platform_device_count={8 // processes} --xla_backend_optimization_level=0"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={8 // processes}"
     runs = [
         subprocess.Popen(
             [sys.executable, script, *map(str, (*arguments, processes, rank, port))],
