@@ -1,9 +1,10 @@
 """How the tests run: the compiler's effort, which files are collected, and what the tests cost.
 
-The tests compile more than they compute, so LLVM does not optimize, and fusions become its code without MLIR, which
-takes a third of the time. What XLA fuses, stores and divides by is decided before and stays the same, figures of memory
-included. This is set before anything imports jax; processes that tests start inherit it. Files on kernels are collected
-only where jax can express them; jax-mps has those of MLX from 0.10 on.
+The tests compile more than they compute, so LLVM does not optimize: what XLA fuses, stores and divides by is decided
+before and stays the same, figures of memory included. The core is of the kernels that users run; in the full suite
+fusions become LLVM's code without MLIR, which takes half of the time. This is set before jax has a client; processes
+that tests start inherit it. Files on kernels are collected only where jax can express them; jax-mps has those of MLX
+from 0.10 on.
 """
 
 import collections
@@ -28,11 +29,22 @@ if WORKER and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {cores[int(WORKER.removeprefix("gw")) % len(cores)]})
     os.environ["NPROC"] = "4"
 
-EFFORT = ["--xla_backend_optimization_level=0"]
-if importlib.metadata.version("jaxlib").startswith("0.10."):  # others may not know it, and end
-    EFFORT.append("--xla_cpu_use_fusion_emitters=false")
-FLAGS = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = " ".join([FLAGS, *(flag for flag in EFFORT if flag.partition("=")[0] not in FLAGS)]).strip()
+
+def add_flag(flag: str) -> None:
+    """Sets an option of XLA, unless it is set."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flag.partition("=")[0] not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
+
+
+add_flag("--xla_backend_optimization_level=0")
+
+
+def pytest_configure(config):
+    known = importlib.metadata.version("jaxlib").startswith("0.10.")  # others end where they do not know it
+    if known and config.getoption("markexpr") != "not full":
+        add_flag("--xla_cpu_use_fusion_emitters=false")
+
 
 collect_ignore: list[str] = []
 if not hopper.has_kernels():
