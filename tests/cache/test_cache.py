@@ -126,8 +126,11 @@ def of_kind(kind, max_len):
 
 
 def tolerance(kind):
-    """Where keys turn, the last bits of angles differ, so that an index may be another one."""
-    return 5e-3 if KINDS[kind][0].endswith(("turned", "pre_rope")) or kind == "latent" else 1e-4
+    """Where keys turn, the last bits of angles differ, so that an index may be another one. Where scales of coordinates
+    are multiplied into a query, its 15 bits are those of the largest product."""
+    if KINDS[kind][0].endswith(("turned", "pre_rope")) or kind == "latent":
+        return 5e-3
+    return 2e-4 if kind == "transform" else 1e-4
 
 
 def schedules(kind, empty, texts, path, *, sizes=SIZES, examples=10):

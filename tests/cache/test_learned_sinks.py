@@ -25,7 +25,7 @@ def test_attention_with_sinks(options):
         found = attend(cache, part, sink_logits=SINKS, **options)
         assert error(found, plain.attend(part, sink_logits=SINKS, **options)) < 1e-4
     none = attend(cache, q, sink_logits=jnp.full(4, -jnp.inf), **options)
-    np.testing.assert_array_equal(none, attend(cache, q, **options))
+    np.testing.assert_allclose(none, attend(cache, q, **options), atol=2e-7)  # another program may fuse otherwise
 
 
 @pytest.mark.parametrize("slots", some([None, [1]], []))

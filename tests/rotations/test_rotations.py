@@ -160,7 +160,8 @@ def test_hadamard_mixes_every_coordinate_with_every_other(dim):
 def test_rotor_equals_the_band_form_for_bfloat16():
     rotor = Rotor.random(jax.random.key(0), 128)
     x = jax.random.normal(jax.random.key(1), (10, 128)).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(apply(rotor, x), apply(rotor, x.astype(jnp.float32)))
+    widened = apply(rotor, x.astype(jnp.float32))
+    np.testing.assert_allclose(apply(rotor, x), widened, atol=5e-7)  # either may add by fused multiplications
 
 
 def test_strided_rotor_is_the_clifford_sandwich():

@@ -29,6 +29,9 @@ SCALED = {
 }
 """Recipes with scales of each coordinate's own."""
 
+SLOW = {"rotorquant_allocated", "rotorquant_learned"}
+"""Recipes that train, of the parts of others here."""
+
 
 def vectors(seed, *shape):
     return np.random.default_rng(seed).standard_normal((*shape, DIM)).astype(np.float32)
@@ -40,7 +43,9 @@ def made(name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", some(distinct([*METHODS, *FITTED]), ["turboquant_prod"]))
+@pytest.mark.parametrize(
+    "name", some([name for name in distinct([*METHODS, *FITTED]) if name not in SLOW], ["turboquant_prod"])
+)
 def test_a_cache_and_an_index_have_the_products_of_decoded_vectors(name):
     """With codes of 64 of 80 tokens and of 300 vectors; to 1e-4 of all products, the 15 bits of a query. Where scales
     of coordinates are multiplied into it, the 15 bits are those of the largest product, others have fewer: 2e-4."""

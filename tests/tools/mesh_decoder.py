@@ -170,12 +170,12 @@ def main(folder: Path, processes: int) -> None:
         check_logits(one, many, "float32")
     one, many = load_decoder(folder / "qwen3"), loaded(folder / "qwen3", mesh)
     check_logits(one, many, "turboquant_trellis_3")
-    expected, prefixes = answers(engine(one)), folder / "prefixes"
+    prefixes = folder / "prefixes"
     if processes > 1:
         with pytest.raises(ValueError, match="expected caches on devices of one process to keep prefixes in"):
             engine(many, folder=prefixes)
-        assert answers(engine(many)) == expected
         return
+    expected = answers(engine(one))
     assert written(one) == written(many)
     check_program(many, "eden_4")
     check_program(many, "turboquant_trellis_3", pages=16)
