@@ -99,8 +99,8 @@ test-newest: ## the kernels lower on the newest jax
 		$(VENV)-newest/bin/python -m pytest -q -o addopts= tests/backends/test_lowering.py; \
 	fi
 
-# On jax 0.5, the last that jax-metal runs with, and what goes with it: the core of what calls jax. Experiments, documents
-# and kernels say nothing more of it.
+# On jax 0.5, the last that jax-metal runs with, and what goes with it: the core of caches, quantizers and rotations, of a
+# decoder and of an index. The rest calls what these call, or says nothing more of it.
 test-metal: ## a part of the core on jax 0.5.0, the last for jax-metal
 	$(PYTHON) -m venv $(VENV)-metal
 	$(VENV)-metal/bin/python $(INSTALL) --upgrade pip
