@@ -24,9 +24,8 @@ from tokenizers import Tokenizer
 import experiments
 import rqjax
 from experiments.language import chat, models
-from rqjax.core import check_int
+from rqjax.core import PAGE, check_int
 from rqjax.nn import Engine, generate
-from rqjax.scoring.tiles import PAGE
 
 MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
 STRATEGY = flags.DEFINE_string(

@@ -12,8 +12,8 @@ FLOORS = (
     ("core",),
     ("arrays",),
     ("codebooks", "rotations"),
-    ("quantizers",),
     ("scoring",),
+    ("quantizers",),
     ("learning",),
     ("recipes",),
     ("cache", "search"),
@@ -92,7 +92,7 @@ def test_the_root_and_the_files_are_small():
     assert len(list((ROOT / "rqjax").glob("*.py"))) <= 6
     folders = ("rqjax", "experiments", "configs", "pallas_kernels")
     lines = {path: len(path.read_text().splitlines()) for name in folders for path in (ROOT / name).rglob("*.py")}
-    assert {str(path): count for path, count in lines.items() if count > 300} == {}
+    assert {str(path): count for path, count in lines.items() if count > 400} == {}
 
 
 SCRIPT = """

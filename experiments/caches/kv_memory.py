@@ -8,8 +8,7 @@ import rqjax
 from experiments.harness import published
 from experiments.harness.table import Table
 from rqjax.cache.kv import GROWTH
-from rqjax.core import unknown_name
-from rqjax.scoring import tiles
+from rqjax.core import TokenArray, unknown_name
 
 MODELS = {
     "Llama 3.2 3B": (28, 8, 128),
@@ -54,7 +53,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     if point["strategy"] == "float16":
         return {"mb": float16 / 1e6, "compression": 1.0, **result}
     cache = jax.eval_shape(lambda: rqjax.strategy(point["strategy"], jax.random.key(0), dim).cache(1, heads, tokens))
-    arrays = jax.tree.leaves((cache.keys, cache.values), is_leaf=tiles.is_token_array)
+    arrays = jax.tree.leaves((cache.keys, cache.values), is_leaf=TokenArray.is_one)
     parts = {
         "codes": [leaf for leaf in arrays if leaf.dtype == "uint8"],
         "scales": [leaf for leaf in arrays if leaf.dtype != "uint8"],

@@ -13,7 +13,7 @@ from experiments.caches import fitted
 from experiments.harness.table import Table
 from experiments.harness.timing import turns
 from rqjax.cache.kv import GROWTH
-from rqjax.scoring.tiles import PAGE
+from rqjax.core import PAGE
 
 TABLES = (
     Table(

@@ -88,7 +88,7 @@ def improved(code: TrellisColumns, x: Float[Array, "n d"], rate: float | Float[A
     half the steps.
     """
     states, found = code.states(code.encode(x)), []
-    for table, part in code.parts:
+    for table, part in code.by_table:
         levels = table(jnp.arange(2**table.state_bits)) * table.step
         total = levels.at[states[:, part]].add(x[:, part])
         count = jnp.ones_like(levels).at[states[:, part]].add(1)
@@ -134,7 +134,7 @@ def _search(bits: float | int, dim: int, n: int, hops: int) -> Tables:
         pairs = zip(levels, steps, strict=True)
         code = _code(bits, dim, [trellis_tables.Table(part.astype(jnp.float32), step) for part, step in pairs])
         found = code.decode(code.encode(x))
-        scales = [(x * found)[:, part].sum() / (found**2)[:, part].sum() for _, part in code.parts]
+        scales = [(x * found)[:, part].sum() / (found**2)[:, part].sum() for _, part in code.by_table]
         return jnp.mean((x - found) ** 2), [step * scale for step, scale in zip(steps, scales, strict=True)]
 
     def scored(tables: Tables, rounds: int) -> tuple[float, Tables]:

@@ -22,8 +22,7 @@ from experiments.devices import gpu_suite
 from experiments.harness.table import Table
 from experiments.harness.timing import medians
 from rqjax.backends import tpu
-from rqjax.core import nbytes, platforms
-from rqjax.scoring.tiles import PAGE
+from rqjax.core import PAGE, nbytes, platforms
 
 TABLES = (
     Table("Tests on the device", ("alone",), (), ("result",), having="alone"),

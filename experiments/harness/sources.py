@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("experiments", "rqjax", "pallas_kernels")
-REGISTERING = {"rqjax.core.dispatch": "rqjax.backends", "rqjax.scoring.rules": "rqjax.scoring"}
+REGISTERING = {"rqjax.core.dispatch": "rqjax.backends"}
 """Packages whose modules take part wherever a module does, though it does not import them."""
 PRESENTING = ("experiments.harness.plot", "experiments.harness.table")
 """Modules that show rows and make none."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from rqjax.arrays.planes import as_float32, materialized
+from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, platforms
 
 BLOCK_COORDINATES = 2**20
@@ -43,18 +43,3 @@ def in_blocks(function: Callable[..., Codes], *arrays: Shaped[Array, "..."], row
 def inner(y: Shaped[Array, "*m d"], x: Float[Array, "*n d"]) -> Float[Array, "*mn"]:
     """Inner products of all queries with all vectors."""
     return jnp.tensordot(as_float32(y), x, axes=(-1, -1), precision=lax.Precision.HIGHEST)
-
-
-def inner_in_blocks(
-    y: Shaped[Array, "*m d"], decode: Callable[[Array], Array], codes: Shaped[Array, "*n size"]
-) -> Float[Array, "*mn"]:
-    """`inner(y, decode(codes))`, a block of vectors decoded at a time, and only once: a product may decode each
-    coordinate as often as it reads it."""
-    queries = y.reshape(math.prod(y.shape[:-1]), y.shape[-1])
-
-    def block(codes: Array) -> Array:
-        x = decode(codes)
-        return inner(materialized(x), queries)
-
-    products = in_blocks(block, codes, rows=max(1, BLOCK_COORDINATES // y.shape[-1]))
-    return jnp.moveaxis(products, -1, 0).reshape(*y.shape[:-1], *codes.shape[:-1])

@@ -9,6 +9,8 @@ from rqjax.core import platforms
 
 TINY, HUGE = 1e-15, 1e19
 """Norms between these have squares, and sums of squares, that float32 holds with full precision."""
+LEAST = 1e-20
+"""What is added to squares that are divided by."""
 PER_OCTAVE = 8
 """Norms of eight bits an octave: 9 % apart, so that what is left of a norm's spread is 2.5 %; 256 are 32 octaves."""
 LOGARITHMIC = "uint8"

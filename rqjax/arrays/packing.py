@@ -99,7 +99,7 @@ def unpack_octets(words: UInt32[Array, "*n words"], bits: int) -> UInt8[Array, "
 
     A CPU unpacks four bytes in the time that `unpack` takes for a word.
     """
-    octets = lax.bitcast_convert_type(words, jnp.uint8).reshape(*words.shape[:-1], -1)
+    octets = lax.bitcast_convert_type(words, jnp.uint8).reshape(*words.shape[:-1], 4 * words.shape[-1])
     return jnp.concatenate([(octets >> bits * k) & (2**bits - 1) for k in range(8 // bits)], axis=-1)
 
 
@@ -128,11 +128,6 @@ def unpack_stream(words: UInt32[Array, "*n words"], bits: int, dim: int) -> UInt
     bit = bit.reshape(*words.shape[:-1], 32 * words.shape[-1])[..., : dim * bits]
     bit = bit.reshape(*words.shape[:-1], dim, bits)
     return (bit << jnp.arange(bits, dtype=jnp.uint32)).sum(-1, dtype=jnp.uint32)
-
-
-def bit_counts(bits: Sequence[int]) -> list[int]:
-    """How many indices, the first ones, have a lowest bit, a second one and so on; `bits` of each, descending."""
-    return [sum(b > bit for b in bits) for bit in range(bits[0])]
 
 
 def pack_bytes(indices: Integer[Array, "*n d"], counts: Sequence[int]) -> UInt8[Array, "*n bytes"]:

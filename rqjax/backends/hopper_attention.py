@@ -21,7 +21,6 @@ from rqjax.quantizers.per_head import PerHead
 from rqjax.quantizers.scalar import Scalar
 from rqjax.quantizers.trellis import Trellis
 from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
-from rqjax.scoring import rules
 
 GROUP_MULTIPLE = 64
 """What group sizes are multiples of, that the kernel takes."""
@@ -66,7 +65,7 @@ def _unsupported_codes(quantizer: Quantizer, codes: Codes, rows: int) -> str | N
             return f"{leaf.bits} bits, more than {nests.MAX_BITS}"
         if found.norms is None:
             return "a Trellis without a norm"
-        return None if leaf.companded else "the levels of the Trellis are in a table"
+        return None if leaf.in_integers else "the levels of the Trellis are in a table"
     reason = nests.reason_of_leaf(found, isinstance(quantizer, PerHead), "Scalar or Trellis")
     if reason or not isinstance(leaf, Affine):
         return reason
@@ -78,7 +77,7 @@ def _unsupported_codes(quantizer: Quantizer, codes: Codes, rows: int) -> str | N
 
 def _unsupported_transform(leaf: TrellisColumns | Columns, per_head: bool) -> str | None:
     name = type(leaf).__name__
-    if not rules.in_integers(leaf):
+    if not leaf.in_integers:
         return f"the levels of the {name} are not whole numbers, or not of a stream of bits"
     if sum(leaf.bits) >= (nests.MAX_BITS + 1) * leaf.dim:
         return f"{sum(leaf.bits) // leaf.dim} bits, more than {nests.MAX_BITS}"
@@ -148,6 +147,6 @@ def _packed(quantizer: Quantizer, codes: Codes) -> Packed:
         assert isinstance(leaf.table, Companded)
         table = leaf.table
         levels = kernel("streams").Companded(table.multiplier, table.bends, table.offset, table.fold)
-    sections = tuple(section.bits for section in found.codes)
+    sections = (found.codes.array.bits,)
     scales = jnp.ones_like(sections[0][:, :, 0], jnp.bfloat16) if found.norms is None else nests.numbers(found.norms)
     return Packed(sections, scales[:, :, None], None, levels)

@@ -14,7 +14,7 @@ from rqjax.arrays.blocks import inner
 from rqjax.backends.hopper_stages import kernel
 from rqjax.quantizers.per_coordinate import Columns
 from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
-from rqjax.scoring.streams import mean_of, parts_of, placed, scaled
+from rqjax.scoring.ring_codes import placed, scaled
 
 TransformCode: TypeAlias = TrellisColumns | Columns
 COLUMNS, BYTES = 64, 128
@@ -25,7 +25,7 @@ def lookup(code: Any, *, per_head: bool) -> Any:
     """The kernel's `Lookup` of a transform code, whose arrays have the heads first if it is `per_head`."""
     first = jax.tree.map(lambda x: x[0], code) if per_head else code
     columns, at = [], 0
-    for part in parts_of(first):
+    for part in first.parts:
         for table in part.tables:
             count, size = table.shape
             width = size.bit_length() - 1
@@ -39,16 +39,16 @@ def lookup(code: Any, *, per_head: bool) -> Any:
 
 def queries(code: TransformCode, y: Float[Array, "b h r d"]) -> Float[Array, "b h r columns"]:
     """Queries as the kernel takes them."""
-    return jnp.concatenate([_padded(scaled(parts_of(code), y), COLUMNS), inner(y, mean_of(code))[..., None]], axis=-1)
+    return jnp.concatenate([_padded(scaled(code.parts, y), COLUMNS), inner(y, code.center)[..., None]], axis=-1)
 
 
 def restored(code: TransformCode, sums: Float[Array, "b h r columns"]) -> Float[Array, "b h r d"]:
     """What the kernel's sums stand for."""
-    return placed(parts_of(code), sums[..., :-1], code.dim) + sums[..., -1:] * mean_of(code)
+    return placed(code.parts, sums[..., :-1], code.dim) + sums[..., -1:] * code.center
 
 
 def _levels(code: TransformCode) -> Array:
-    return jnp.concatenate([table.reshape(-1) for part in parts_of(code) for table in part.tables])
+    return jnp.concatenate([table.reshape(-1) for part in code.parts for table in part.tables])
 
 
 def _padded(x: Any, multiple: int) -> Any:

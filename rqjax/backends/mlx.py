@@ -21,7 +21,6 @@ from rqjax.cache.kv import KVCache
 from rqjax.core import Codes, Quantizer, Refusal, nest, platforms, register
 from rqjax.quantizers.affine import MLX_BITS, MLX_GROUPS, Affine
 from rqjax.quantizers.combinators import Rotated
-from rqjax.scoring import rules
 from rqjax.search.index import Index, search_with
 
 OFFSET = 128
@@ -74,7 +73,7 @@ def attender(cache: KVCache, *arguments: Any, **options: Any) -> Callable[..., A
     if cache.latent:
         return Refusal("no mps kernel for this attention: values are a part of the keys")
     for name, quantizer in (("keys", cache.key_quantizer), ("values", cache.value_quantizer)):
-        if not rules.in_integers(quantizer):
+        if not quantizer.in_integers:
             return Refusal(f"no mps kernel for this attention: {name}: no levels in int8 in {nest(quantizer)}")
     return functools.partial(attention.attend_with, weigh_exact=_attention)
 
@@ -84,7 +83,7 @@ def searcher(index: Index, *arguments: Any, **options: Any) -> Callable[..., Any
     """A search whose products are all taken by kernels."""
     if refusal := refusal_of_device():
         return refusal
-    if not rules.in_integers(index.quantizer):
+    if not index.quantizer.in_integers:
         return Refusal(f"no mps kernel for this search: no levels in int8 in {nest(index.quantizer)}")
     return search_with
 
@@ -108,19 +107,13 @@ def _roundtrip(quantizer: Any, x: Array) -> Array:
     return _decode(quantizer, _encode(quantizer, x), dtype=x.dtype)
 
 
-def _dot(quantizer: Affine, y: Float[Array, "*m d"], codes: Codes) -> Float[Array, "*mn"]:
-    flat = [part.reshape(1, 1, -1, part.shape[-1]) for part in codes]
-    found = _products(quantizer, as_float32(y).reshape(1, 1, -1, y.shape[-1]), flat, transpose=True)
-    return found.reshape(*y.shape[:-1], *codes[0].shape[:-1])
-
-
 def _products(quantizer: Affine, y: Float[Array, "*b r n"], codes: Codes, *, transpose: bool) -> Array:
     """y times the decoded vectors (*b, t, d), or times their transposes, of codes in MLX's layout."""
     options = {"transpose": transpose, "group_size": quantizer.group_size, "bits": quantizer.bits}
     return _operations().quantized_matmul(y, *_wide(codes), **options)
 
 
-def _scores(quantizer: Affine, y: Float[Array, "*b r n"], codes: Codes, transposed: bool = False) -> Array:
+def _scores(quantizer: Affine, y: Float[Array, "*b r n"], codes: Codes) -> Array:
     return _products(quantizer, y, codes, transpose=True)  # in MLX's layout keys lie as values do
 
 
@@ -149,7 +142,6 @@ def _found(run: Callable[..., Any]) -> Callable[..., Any]:
 
 for _operation, _run in {"encode": _encode, "decode": _decode, "roundtrip": _roundtrip}.items():
     register("mps", _operation, Affine, Rotated, rows=True)(_found(_run))
-register("mps", "dot", Affine)(_found(_dot))
 register("mps", "prepare", Affine, rows=True)(_found(lambda quantizer, y: y))
 register("mps", "scores", Affine, rows=True)(_found(_scores))
 register("mps", "weigh", Affine, rows=True)(_found(functools.partial(_products, transpose=False)))

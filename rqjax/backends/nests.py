@@ -11,14 +11,12 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.packed import Packed
 from rqjax.arrays import norms
 from rqjax.cache.kv import KVCache
-from rqjax.core import Codes, Quantizer
+from rqjax.core import Codes, Quantizer, TokenArray
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.combinators import Normalized, Rotated, Scaled, Split
 from rqjax.quantizers.gain import Gain
 from rqjax.quantizers.per_head import PerHead, over_heads
 from rqjax.quantizers.scalar import Scalar
-from rqjax.scoring import rules
-from rqjax.scoring.tiles import TokenArray
 
 DIMS, MAX_ROWS, MAX_BITS = (64, 128, 256), 16, 4
 """Head dimensions, queries of a key-value head, and bits that attention kernels take."""
@@ -101,7 +99,7 @@ def reason_of_leaf(found: RotatedScalar, per_head: bool, normed_leaves: str = "S
         return None if leaf.dtype in ("bfloat16", "float16", "float32") else f"scales in {leaf.dtype}"
     if not normed:
         return "a Scalar without a norm"
-    if not (rules.in_integers(leaf) and leaf.symmetric):
+    if not (leaf.in_integers and leaf.symmetric):
         return "the levels of the Scalar are not in int8, or not marked as symmetric"
     return "a Scalar of each head" if per_head else None
 
@@ -150,8 +148,7 @@ def step(leaf: Scalar | Affine) -> Any:
 def packed(found: RotatedScalar) -> Packed:
     """Codes of a `Scalar` in a norm, or of an `Affine`, as attention kernels take them."""
     if isinstance(found.leaf, Affine):
-        sections, scales, biases = found.codes
-        return Packed(tuple(section.bits for section in sections), numbers(scales), numbers(biases), None)
-    return Packed(
-        tuple(section.bits for section in found.codes), numbers(found.norms)[:, :, None], None, found.leaf.levels
-    )
+        tile, scales, biases = found.codes
+        return Packed(tuple(section.bits for section in tile.sections), numbers(scales), numbers(biases), None)
+    sections = tuple(section.bits for section in found.codes.sections)
+    return Packed(sections, numbers(found.norms)[:, :, None], None, found.leaf.levels)

@@ -12,9 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32, pick, put
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
-from rqjax.core import as_array, check_int, check_ints, is_traced, operation
-from rqjax.scoring import rules
-from rqjax.scoring.tiles import PAGE
+from rqjax.core import PAGE, as_array, check_int, check_ints, is_traced, operation
 
 DOMINANT = 0.75
 """Share of the energy of a head's first keys that their mean must have to be subtracted from all keys.
@@ -155,10 +153,10 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
         start = before + i * past.unit
         key, value = tokens(past.sinks + start, past.unit)
         key = _of_codes(past, as_float32(key), mean, past.sinks + start)
-        of_keys = rules.lay_out(past.key_quantizer, past.key_quantizer.encode(key), past.latent)
+        of_keys = past.key_quantizer.laid_out(past.key_quantizer.encode(key), past.latent)
         of_values = past.values
         if not past.latent:
-            of_values = rules.lay_out(past.value_quantizer, past.value_quantizer.encode(as_float32(value)), True)
+            of_values = past.value_quantizer.laid_out(past.value_quantizer.encode(as_float32(value)), True)
         units = of_keys, of_values
         return over(lambda old, new: old.write(new, start, start < after, past.tables), stored, units)
 

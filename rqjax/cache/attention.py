@@ -18,7 +18,7 @@ from rqjax.cache.coded import coded_sums, float_sums, padded
 from rqjax.cache.kv import KVCache, Tokens
 from rqjax.cache.sums import NEVER, Sums, merged, with_sinks
 from rqjax.core import Implementation, as_array, check_int, is_traced, operation
-from rqjax.scoring.integers import full_precision_einsum, weighted_sums
+from rqjax.core.products import full_precision_einsum, weighted_sums
 
 Number: TypeAlias = float | int | Float[Array, ""]
 QUERY_ROWS = 128

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 from rqjax.arrays.planes import materialized
 from rqjax.cache.kv import KVCache, over
 from rqjax.cache.sums import NEVER, Sums, merged
-from rqjax.core import Codes, Quantizer
-from rqjax.scoring import integers, rules, tiles
+from rqjax.core import PAGE, Codes, Quantizer
+from rqjax.scoring import integers
 
 BLOCK_BYTES = 2**23
 """Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32. The rest of a
@@ -43,11 +43,11 @@ def coded_sums(
     """
     batch, kv_heads, _, dim = cache.exact_keys.shape
     score, count = scorer(cache, y), y.shape[2]
-    widest = max(4 * cache.pre_rope, *map(rules.width, (cache.key_quantizer, cache.value_quantizer)))
-    large = max(BLOCK_BYTES // (batch * kv_heads * max(widest * dim, 4 * count)), tiles.PAGE)
+    widest = max(4 * cache.pre_rope, *(q.width for q in (cache.key_quantizer, cache.value_quantizer)))
+    large = max(BLOCK_BYTES // (batch * kv_heads * max(widest * dim, 4 * count)), PAGE)
     large = min(large, integers.TOKENS)
     large = min(cache.capacity, 1 << large.bit_length() - 1)
-    small = min(large, max(large // 8 // tiles.PAGE, 1) * tiles.PAGE)
+    small = min(large, max(large // 8 // PAGE, 1) * PAGE)
     allowed = mask if mask is None else padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
 
     def block(at, size, before):
@@ -61,7 +61,7 @@ def coded_sums(
             return jax.tree.map(lambda x: x if whole and x.dtype != jnp.uint8 else materialized(x, after), arrays)
 
         def weigh(w):
-            return rules.weigh(cache.value_quantizer, w, read(cache.value_codes, w))
+            return cache.value_quantizer.weigh(w, read(cache.value_codes, w))
 
         seen = _seen(jnp.maximum(first, at), stop, allowed, start, size, cache.sinks)
         return part(score(read(cache.keys, before), cache.sinks + start), seen, weigh)
@@ -69,13 +69,13 @@ def coded_sums(
     shapes = jax.eval_shape(lambda: block(0, small, jnp.zeros((1, 1, 1))))
     sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     sums = sums._replace(largest=jnp.full(shapes.largest.shape, NEVER))
-    at, last = first.min() // tiles.PAGE * tiles.PAGE, stop.max()
+    at, last = first.min() // PAGE * PAGE, stop.max()
     for size in dict.fromkeys((large, small)):  # as many large ones as are at least half full
         blocks = jnp.maximum(last - at + (size // 2 if size > small else size - 1), 0) // size
         add = lambda i, sums, at=at, size=size: merged(sums, block(at + i * size, size, sums.total))  # noqa: E731
         sums = lax.fori_loop(0, blocks, add, sums)
         at = at + blocks * size
-    values = rules.restore(cache.value_quantizer, sums.values)
+    values = cache.value_quantizer.restore(sums.values)
     if cache.latent and cache.key_mean is not None:  # which the codes are less
         values += sums.total[..., None] * cache.key_mean[:, :, None, -values.shape[-1] :]
     return sums._replace(values=values)
@@ -95,14 +95,14 @@ def float_sums(
     @jax.checkpoint
     def add(sums: Sums, start: Array) -> tuple[Sums, None]:
         keys, values = (jnp.where(jnp.isfinite(x), x, 0) for x in decoded_page(cache, start))
-        seen = _seen(first, stop, allowed, start, tiles.PAGE, cache.sinks)
+        seen = _seen(first, stop, allowed, start, PAGE, cache.sinks)
         scores = jnp.einsum("bhrd,bhtd->bhrt", y, keys, precision=lax.Precision.HIGHEST)
         weigh = functools.partial(jnp.einsum, "bhtd,bhrt->bhrd", values, precision=lax.Precision.HIGHEST)
         return merged(sums, part(scores, seen, weigh)), None
 
     none = jnp.zeros(y.shape[:3])
     sums = Sums(none + NEVER, none, jnp.zeros((*y.shape[:3], cache.value_quantizer.dim)))
-    return lax.scan(add, sums, jnp.arange(0, cache.capacity, tiles.PAGE))[0]
+    return lax.scan(add, sums, jnp.arange(0, cache.capacity, PAGE))[0]
 
 
 def _seen(
@@ -124,11 +124,11 @@ def scorer(cache: KVCache, y: Float[Array, "b h r d"]) -> Scorer:
     quantizer, mean, rope = cache.key_quantizer, cache.key_mean, cache.rope
     batch, heads, _, dim = y.shape
     unit_vectors = jnp.broadcast_to(jnp.eye(dim), (batch, heads, dim, dim))
-    prepared = rules.prepare(quantizer, unit_vectors if cache.pre_rope else y)
+    prepared = quantizer.prepare(unit_vectors if cache.pre_rope else y)
     constant = 0 if mean is None or rope is not None else jnp.einsum("bhrd,bhd->bhr", y, mean)[..., None]
 
     def score(codes: Any, first: Array) -> Float[Array, "b h r t"]:
-        found = rules.scores(quantizer, prepared, codes, cache.latent)
+        found = quantizer.scores(prepared, codes)
         if rope is None:
             return found + constant
         if cache.pre_rope:  # the products of unit vectors with codes are the keys, tokens last
@@ -145,7 +145,7 @@ def decoded_page(
     """Keys and values that the codes of a page stand for, `start` tokens behind the sinks."""
     batch, heads, _, dim = cache.exact_keys.shape
     eye = jnp.broadcast_to(jnp.eye(dim), (batch, heads, dim, dim))
-    read = functools.partial(over, lambda leaf: leaf.read(start, tiles.PAGE, cache.tables))
+    read = functools.partial(over, lambda leaf: leaf.read(start, PAGE, cache.tables))
     keys = scorer(cache, eye)(read(cache.keys), cache.sinks + start)  # of unit vectors: the coordinates
     keys = jnp.swapaxes(keys, 2, 3)
     if cache.latent:
@@ -158,8 +158,8 @@ def decoded(quantizer: Quantizer, codes: Codes, transposed: bool) -> Float[Array
     batch, heads = jax.tree.leaves(codes)[0].shape[:2]
     eye = lambda n: jnp.broadcast_to(jnp.eye(n), (batch, heads, n, n))  # noqa: E731
     if transposed:
-        return rules.restore(quantizer, rules.weigh(quantizer, eye(tiles.PAGE), codes))
-    return jnp.swapaxes(rules.scores(quantizer, rules.prepare(quantizer, eye(quantizer.dim)), codes), 2, 3)
+        return quantizer.restore(quantizer.weigh(eye(PAGE), codes))
+    return jnp.swapaxes(quantizer.scores(quantizer.prepare(eye(quantizer.dim)), codes), 2, 3)
 
 
 def padded(x: Array, count: int, axis: int = 1) -> Array:

@@ -12,10 +12,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import pick, put
-from rqjax.core import Codes, Quantizer, check_int, nbytes, pytree, static
+from rqjax.core import PAGE, Codes, Quantizer, TokenArray, check_int, nbytes, pytree, static
 from rqjax.quantizers.combinators import Split
 from rqjax.rotations import Rope
-from rqjax.scoring import rules, tiles
+from rqjax.scoring.tiles import UNIT
 
 GROWTH = 256
 """Tokens by which `grow` rounds up (TurboQuant MLX, "Pre-allocation")."""
@@ -57,7 +57,7 @@ class KVCache:
     overflow: Bool[Array, "batch"]
     """Sequences that an `append` under jit would have taken past `max_len`; it left them as they were."""
     tables: Int[Array, "batch pages"] | None
-    """The pages in which the codes of each sequence (a slot) lie, `tiles.PAGE` tokens in each; -1 where there is none.
+    """The pages in which the codes of each sequence (a slot) lie, `PAGE` tokens in each; -1 where there is none.
     None: each sequence has room of its own."""
     rope: Rope | None
     """How keys and queries turn with their positions, if they come before they do."""
@@ -140,12 +140,12 @@ class KVCache:
         unit = together(key_quantizer, value_quantizer or key_quantizer)
         tokens, rooms, tables = capacity(max_len, window, sinks, unit), batch, None
         if pages is not None:
-            tables = jnp.full((batch, tokens // tiles.PAGE), -1, jnp.int32)
-            tokens, rooms = tiles.PAGE, check_int("pages", pages, 1, 2**30)
+            tables = jnp.full((batch, tokens // PAGE), -1, jnp.int32)
+            tokens, rooms = PAGE, check_int("pages", pages, 1, 2**30)
 
         def empty(quantizer, transposed):
             some = jax.ShapeDtypeStruct((rooms, kv_heads, unit, dim), jnp.float32)
-            encode = lambda x: rules.lay_out(quantizer, quantizer.encode(x), transposed)  # noqa: E731
+            encode = lambda x: quantizer.laid_out(quantizer.encode(x), transposed)  # noqa: E731
             return over(lambda leaf: leaf.empty(tokens), jax.eval_shape(encode, some))
 
         exact = jnp.zeros((batch, kv_heads, sinks + window + unit, dim), dtype)
@@ -258,18 +258,18 @@ class KVCache:
 
 def together(keys: Quantizer, values: Quantizer) -> int:
     """Tokens that a cache encodes together: whole tiles of its own layout, and of both quantizers."""
-    unit = math.lcm(tiles.UNIT, keys.tile, values.tile)
-    if tiles.PAGE % unit:
-        raise ValueError(f"expected tiles that divide {tiles.PAGE} tokens, got {keys.tile} and {values.tile}")
+    unit = math.lcm(UNIT, keys.tile, values.tile)
+    if PAGE % unit:
+        raise ValueError(f"expected tiles that divide {PAGE} tokens, got {keys.tile} and {values.tile}")
     return unit
 
 
 def capacity(max_len: int, window: int, sinks: int, unit: int) -> int:
-    """Tokens that there is room for in codes: a multiple of `tiles.PAGE`."""
+    """Tokens that there is room for in codes: a multiple of `PAGE`."""
     coded = max(0, max_len - sinks - window) // unit * unit
-    return -(-coded // tiles.PAGE) * tiles.PAGE
+    return -(-coded // PAGE) * PAGE
 
 
 def over(function: Callable[..., Any], *codes: Codes) -> Codes:
     """A function of token arrays, over the nest of codes."""
-    return jax.tree.map(function, *codes, is_leaf=tiles.is_token_array)
+    return jax.tree.map(function, *codes, is_leaf=TokenArray.is_one)

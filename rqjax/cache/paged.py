@@ -14,8 +14,7 @@ from rqjax.cache.kv import KVCache
 from rqjax.cache.pages import CHUNK, Layers, NoRoom, Pool, Slot, as_text, copied_slot, cut_slot, pages_of
 from rqjax.cache.prefixes import Block, Prefixes
 from rqjax.cache.strategies import Strategy
-from rqjax.core import check_int
-from rqjax.scoring.tiles import PAGE
+from rqjax.core import PAGE, check_int
 
 
 class PagedCache:

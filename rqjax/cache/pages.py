@@ -15,9 +15,8 @@ from rqjax.cache.kv import KVCache, over
 from rqjax.cache.requantize import requantize
 from rqjax.cache.strategies import Strategy
 from rqjax.cache.truncate import truncate
-from rqjax.core import check_int, check_text, treefile
+from rqjax.core import PAGE, check_int, check_text, treefile
 from rqjax.core.mesh import fetched
-from rqjax.scoring.tiles import PAGE
 
 CHUNK = 256
 """Tokens of a piece of text that may be shared."""

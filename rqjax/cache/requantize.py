@@ -10,8 +10,7 @@ from jaxtyping import Array
 from rqjax.cache.coded import decoded
 from rqjax.cache.kv import KVCache, over, together
 from rqjax.cache.strategies import Strategy
-from rqjax.core import Codes, Quantizer, operation
-from rqjax.scoring import rules, tiles
+from rqjax.core import PAGE, Codes, Quantizer, TokenArray, operation
 
 
 def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) -> KVCache:
@@ -59,7 +58,7 @@ def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) 
 
 
 def _padded(codes: Codes, rooms: int) -> Codes:
-    def leaf(x: tiles.TokenArray) -> tiles.TokenArray:
+    def leaf(x: TokenArray) -> TokenArray:
         return dataclasses.replace(x, bits=jnp.pad(x.bits, [(0, rooms), *[(0, 0)] * (x.bits.ndim - 1)]))
 
     return over(leaf, codes)
@@ -67,17 +66,17 @@ def _padded(codes: Codes, rooms: int) -> Codes:
 
 @operation
 def _recoded(old: Quantizer, new: Quantizer, codes: Codes, transposed: bool) -> Codes:
-    first = jax.tree.leaves(codes, is_leaf=tiles.is_token_array)[0]
+    first = jax.tree.leaves(codes, is_leaf=TokenArray.is_one)[0]
     rooms, tokens = first.bits.shape[0], first.bits.shape[first.axis] * first.tokens_per_entry
 
     def page(room: Array, start: Array) -> Codes:
-        read = lambda x: dataclasses.replace(x, bits=lax.dynamic_slice_in_dim(x.bits, room, 1)).read(start, tiles.PAGE)  # noqa: E731
-        return rules.lay_out(new, new.encode(decoded(old, over(read, codes), transposed)), transposed)
+        read = lambda x: dataclasses.replace(x, bits=lax.dynamic_slice_in_dim(x.bits, room, 1)).read(start, PAGE)  # noqa: E731
+        return new.laid_out(new.encode(decoded(old, over(read, codes), transposed)), transposed)
 
     def of_room(room: Array) -> Codes:
-        return lax.map(lambda start: page(room, start), tiles.PAGE * jnp.arange(tokens // tiles.PAGE))
+        return lax.map(lambda start: page(room, start), PAGE * jnp.arange(tokens // PAGE))
 
-    def joined(x: tiles.TokenArray) -> tiles.TokenArray:  # (rooms, pages, 1, ...) as (rooms, ...)
+    def joined(x: TokenArray) -> TokenArray:  # (rooms, pages, 1, ...) as (rooms, ...)
         bits = jnp.moveaxis(x.bits[:, :, 0], 1, x.axis)
         shape = [*bits.shape[: x.axis], -1, *bits.shape[x.axis + 2 :]]
         return dataclasses.replace(x, bits=bits.reshape(shape))

@@ -12,8 +12,7 @@ from rqjax.arrays.planes import put
 from rqjax.cache.append import checked_slots
 from rqjax.cache.coded import decoded_page
 from rqjax.cache.kv import KVCache, over
-from rqjax.core import check_ints, operation
-from rqjax.scoring import tiles
+from rqjax.core import PAGE, check_ints, operation
 
 
 def truncate(
@@ -73,7 +72,7 @@ def _units(cache: KVCache, start: Int[Array, "batch"]) -> tuple[Float[Array, "ba
     """Keys and values that the codes of a unit decode to, from token `start` of each sequence on."""
 
     def of_sequence(b: Array) -> tuple[Array, ...]:
-        one, first = cache.of(b[None]), start[b] // tiles.PAGE * tiles.PAGE
+        one, first = cache.of(b[None]), start[b] // PAGE * PAGE
         if one.tables is None:
             own = lambda x: dataclasses.replace(x, bits=lax.dynamic_slice_in_dim(x.bits, b, 1))  # noqa: E731
             one = dataclasses.replace(one, keys=over(own, one.keys), values=over(own, one.values))

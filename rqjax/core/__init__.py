@@ -35,3 +35,4 @@ from rqjax.core.registry import (
     nest as nest,
     unknown_name as unknown_name,
 )
+from rqjax.core.token_array import PAGE as PAGE, TokenArray as TokenArray

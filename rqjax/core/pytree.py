@@ -10,12 +10,7 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 import jax.export
 
-from rqjax.core.dispatch import operation
-
 T = TypeVar("T")
-
-OPERATIONS = {"encode", "decode", "dot"}
-"""Methods of quantizers that are operations (`dispatch.operation`)."""
 CLASSES: dict[str, type] = {}
 """All pytrees by name, for files that name them."""
 
@@ -46,8 +41,7 @@ def described(tree: Any) -> str:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
 def pytree(cls: type[T]) -> type[T]:
-    """Makes `cls` a frozen dataclass and registers it as a pytree. Its `encode`, `decode` and `dot` become operations:
-    called outside jit they are compiled once for each shape, and backends may have kernels for them.
+    """Makes `cls` a frozen dataclass and registers it as a pytree.
 
     `jax.tree_util.register_dataclass` calls `__init__` to unflatten. That rejects the placeholders which `vmap`,
     `eval_shape` and tree transposition put in the leaves as soon as `__init__` checks its arguments, so the object is
@@ -83,8 +77,6 @@ def pytree(cls: type[T]) -> type[T]:
             object.__setattr__(tree, name, value)
         return tree
 
-    for name in OPERATIONS & vars(cls).keys():
-        setattr(cls, name, operation(vars(cls)[name]))
     CLASSES[cls.__name__] = cls
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     exportable(cls, lambda values: values, lambda values: values)

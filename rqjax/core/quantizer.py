@@ -2,9 +2,12 @@
 
 Laws, tested for every entry of `METHODS`: `dot(y, c) == y @ decode(c).T`; `nbytes(encode(x)) * 8` is
 `bits_per_vector` times the number of vectors; `encode` is the same under `jit`, `vmap` and in a loop.
+
+Shapes: queries y (batch, heads, rows, d), weights w (batch, heads, rows, tokens), codes of (batch, heads, tokens).
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -15,6 +18,9 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 from rqjax.core.checks import check_vectors
 from rqjax.core.dispatch import operation
+from rqjax.core.products import all_in_floats, full_precision_einsum, weighted_sums
+from rqjax.core.registry import nest
+from rqjax.core.token_array import TokenArray
 
 Codes: TypeAlias = Any
 """What `encode` returns: a pytree of arrays, each with the leading axes of the vectors."""
@@ -25,12 +31,16 @@ Vectors: TypeAlias = Shaped[Array | np.ndarray, "*n d"]
 Queries: TypeAlias = Shaped[Array | np.ndarray, "*m d"]
 """As `Vectors`, with leading axes of their own."""
 
+OPERATIONS = {"encode", "decode", "dot", "prepare", "scores", "weigh"}
+"""Methods of quantizers that are operations (`dispatch.operation`)."""
+
 
 class Quantizer:
     """A pytree that turns vectors into codes and back. Big quantizers are small ones nested.
 
     A new one is a `pytree` that inherits this class and has `dim`, `encode` and `decode`; the size of codes follows
-    from `encode`, products from `decode`.
+    from `encode`, products from `decode`. Products that decode nothing are the methods `prepare` and `scores`, sums
+    `weigh` and `restore`: `scores(prepare(y), c) == y @ decode(c).T` and `restore(weigh(w, c)) == w @ decode(c)`.
     """
 
     dim: int
@@ -38,6 +48,10 @@ class Quantizer:
     tile = 1
     """Vectors that share numbers: `encode` takes a multiple of them along the axis before the last, and arrays of codes
     have an entry for each tile in the place of each vector."""
+
+    def __init_subclass__(cls) -> None:
+        for name in OPERATIONS & vars(cls).keys():
+            setattr(cls, name, operation(vars(cls)[name]))
 
     def encode(self, x: Vectors) -> Codes:
         """Codes of the vectors `x` (*n, d).
@@ -53,12 +67,63 @@ class Quantizer:
         raise NotImplementedError
 
     @operation
-    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        """Inner products (*m, *n) of queries `y` (*m, d) and the vectors behind `codes`: `y @ decode(codes).T`.
+    def prepare(self, y: Float[Array, "b h r d"]) -> Any:
+        """What `scores` needs of the queries."""
+        return y
 
-        Here they are decoded. Others transform the queries once, and never the vectors back.
+    @operation
+    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        """Inner products of prepared queries with the vectors behind codes (b, h, t), as they are or `laid_out`."""
+        return full_precision_einsum("bhrd,bhtd->bhrt", prepared, self.decode(codes))
+
+    @operation
+    def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
+        """Sums of the vectors behind codes with weights w, not yet `restore`d; such sums may be added. A vector whose
+        weight is 0 adds nothing, not-a-number neither."""
+        return weighted_sums(w, self.decode(codes))
+
+    def restore(self, sums: Any) -> Float[Array, "b h r d"]:
+        """What `weigh` sums, as vectors."""
+        return sums
+
+    def laid_out(self, codes: Codes, transposed: bool) -> Codes:
+        """Codes (b, h, t) as a cache stores them, keys or, `transposed`, values: each array as a `TokenArray`."""
+        return jax.tree.map(lambda leaf: TokenArray.of(leaf, axis=2, tokens_per_entry=self.tile), codes)
+
+    @property
+    def in_integers(self) -> bool:
+        """Whether products are taken with levels in int8 and nothing is decoded."""
+        return False
+
+    @property
+    def width(self) -> int:
+        """Bytes that a coordinate takes while it is multiplied: blocks of codes are made by it."""
+        return 4
+
+    def relaxed(self, x: Float[Array, "*n d"], leaf: Callable[..., Array]) -> Float[Array, "*n d"]:
+        """`decode(encode(x))` with derivatives, where `leaf(x, levels)` is in the place of the nearest levels.
+
+        Raises:
+          TypeError: the quantizer is not a nest of norms, gains, means and rotations around levels.
         """
-        return jnp.tensordot(check_vectors(y, self.dim), self.decode(codes), (-1, -1), precision="highest")
+        raise TypeError(
+            "expected norms, gains, means and rotations around a Scalar or Columns for a loss without hard codes, got "
+            f"{nest(self)}"
+        )
+
+    @operation
+    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
+        """Inner products (*m, *n) of queries `y` (*m, d) and the vectors behind `codes`: `y @ decode(codes).T`."""
+        y = check_vectors(y, self.dim)
+        lead = jax.eval_shape(self.decode, codes).shape[:-1]
+
+        def flat(a: Array) -> Array:
+            return a.reshape(1, 1, math.prod(a.shape[: len(lead)]), *a.shape[len(lead) :])
+
+        rows = y.reshape(1, 1, math.prod(y.shape[:-1]), self.dim).astype(jnp.promote_types(y.dtype, jnp.float32))
+        with all_in_floats():
+            found = self.scores(self.prepare(rows), jax.tree.map(flat, codes))
+        return found.reshape(*y.shape[:-1], *lead)
 
     @property
     def bits_per_vector(self) -> float | int:
@@ -69,7 +134,7 @@ class Quantizer:
 
 
 class Wrapper(Quantizer):
-    """A quantizer of the vectors that its `inner` is of."""
+    """A quantizer whose codes are those of its `inner` and stand for the same vectors, but for what it overrides."""
 
     inner: Quantizer
 
@@ -80,6 +145,29 @@ class Wrapper(Quantizer):
     @property
     def tile(self) -> int:
         return self.inner.tile
+
+    def prepare(self, y: Float[Array, "b h r d"]) -> Any:
+        return self.inner.prepare(y)
+
+    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        return self.inner.scores(prepared, codes)
+
+    def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
+        return self.inner.weigh(w, codes)
+
+    def restore(self, sums: Any) -> Float[Array, "b h r d"]:
+        return self.inner.restore(sums)
+
+    def laid_out(self, codes: Codes, transposed: bool) -> Codes:
+        return self.inner.laid_out(codes, transposed)
+
+    @property
+    def in_integers(self) -> bool:
+        return self.inner.in_integers
+
+    @property
+    def width(self) -> int:
+        return self.inner.width
 
 
 @operation

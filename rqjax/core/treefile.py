@@ -24,7 +24,8 @@ from rqjax.core.checks import as_array
 from rqjax.core.pytree import CLASSES
 from rqjax.core.registry import unknown_name
 
-FORMAT = "rqjax-tree-2"
+FORMAT = "rqjax-tree-3"
+"""Of files; one whose parts have other fields has another number."""
 NAMES = {"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """Of dtypes in safetensors that are no kind and number of bits, as F32 and U8 are; of others their bits are written."""
 KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
@@ -59,8 +60,7 @@ def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = Fa
     """What was saved, which must have the fields of `like` if it is given, and the texts beside it. Raises as
     `rqjax.load`. If `mapped`, arrays are NumPy's and stay in the file, which is read once for its checksum."""
     metadata, arrays = _read(path, mapped)
-    fields, arrays = as_today(json.loads(metadata.get("fields", "{}")), arrays)
-    fields, arrays = _Parts(path, fields), _Parts(path, arrays)
+    fields, arrays = _Parts(path, json.loads(metadata.get("fields", "{}"))), _Parts(path, arrays)
     if like is None:
         return _build("", fields, arrays, np.asanyarray if mapped else jnp.asarray), metadata
     expected = _fields(like)
@@ -72,46 +72,6 @@ def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = Fa
     places, structure = jax.tree_util.tree_flatten_with_path(like)
     tree = jax.tree.unflatten(structure, [leaves.get(jax.tree_util.keystr(place), leaf) for place, leaf in places])
     return tree, metadata
-
-
-def as_today(fields: dict[str, str], arrays: dict[str, np.ndarray]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Fields and arrays of a file as they would be written today.
-
-    A `TokenArray` was a `Timed`, and keys' units had an axis; a sign sketch was a class, `Sign(sketch, gain, dtype)`;
-    codes of columns were no streams; caches knew no rope, pages and latents, indexes no center.
-    """
-    fields, arrays = dict(fields), dict(arrays)
-    for name in [name for name, text in fields.items() if text == "Timed"]:
-        fields[name], fields[f"{name}.tokens_per_entry"] = "TokenArray", fields.pop(f"{name}.per")
-    for name in [name for name, text in fields.items() if text == "TokenArray"]:
-        bits, per = arrays[f"{name}.bits"], f"{name}.tokens_per_entry"
-        if bits.ndim == 5 and bits.dtype == np.uint8 and fields[per] == "16":
-            fields[per] = str(16 // bits.shape[3])
-            arrays[f"{name}.bits"] = bits.reshape(*bits.shape[:2], -1, bits.shape[4])
-    for name in [name for name, text in fields.items() if text in ("Columns", "TrellisColumns")]:
-        fields.setdefault(f"{name}.streamed", "False")
-    for name in [name for name, text in fields.items() if text == "KVCache"]:
-        centered = str(fields.get(f"{name}.key_mean") != "None")
-        of_then = {"rope": "None", "centered": centered, "pre_rope": "False", "tables": "None", "latent": "False"}
-        fields = {**{f"{name}.{field}": text for field, text in of_then.items()}, **fields}
-        if f"{name}.held" not in fields:
-            fields[f"{name}.held"] = fields[f"{name}.lengths"]
-            arrays[f"{name}.held"] = np.zeros_like(arrays[f"{name}.lengths"])
-    for name in [name for name, text in fields.items() if text in ("Index", "IVF")]:
-        fields.setdefault(f"{name}.center", "None")
-    for name in [name for name, text in fields.items() if text == "Sign"]:
-        sketch, rotated, scalar = f"{name}.sketch", f"{name}.inner", f"{name}.inner.inner"
-        tables: list[Any] = [fields, arrays]
-        for table in tables:
-            for old in [old for old in table if old == sketch or old.startswith((f"{sketch}.", f"{sketch}["))]:
-                table[f"{rotated}.rotation{old.removeprefix(sketch)}"] = table.pop(old)
-        matrix = next(a for part, a in arrays.items() if part.startswith(f"{rotated}.rotation"))
-        gain = np.float32(fields.pop(f"{name}.gain"))
-        arrays |= {f"{scalar}.levels": np.array([-1, 1], np.int8), f"{scalar}.step": np.array(gain)}
-        fields |= {name: "Normalized", rotated: "Rotated", scalar: "Scalar"}
-        fields |= {f"{scalar}.levels": "int8 (2,)", f"{scalar}.step": "float32 ()"}
-        fields |= {f"{scalar}.dim": str(matrix.shape[-1]), f"{scalar}.symmetric": "False"}
-    return fields, arrays
 
 
 @contextlib.contextmanager
@@ -146,7 +106,8 @@ def _read(path: str | os.PathLike[str], mapped: bool = False) -> tuple[dict[str,
     except (SafetensorError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
     if metadata.get("format") != FORMAT:
-        raise ValueError(f"{path} was not saved here: expected format {FORMAT!r}, got {metadata.get('format')!r}")
+        found = metadata.get("format")
+        raise ValueError(f"{path} was not saved by this version of rqjax: expected format {FORMAT!r}, got {found!r}")
     if metadata.pop("sha256", None) != _checksum(metadata, arrays):
         raise ValueError(f"{path} is damaged: it does not have the checksum that was saved with it")
     return metadata, arrays

@@ -6,8 +6,7 @@ derivative of min over codes of |x - decode(codes)|^2 is that of decoding alone.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +16,9 @@ from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
-from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Quantizer, nest, pytree, static
+from rqjax.core import Quantizer, pytree, static
 from rqjax.core.quantizer import straight_through
-from rqjax.quantizers.combinators import Centered, Normalized, Rotated, Scaled
-from rqjax.quantizers.gain import Gain, gain_of, nearest_gains
-from rqjax.quantizers.per_coordinate import Columns
-from rqjax.quantizers.scalar import Scalar
 
 TINY = 1e-20
 
@@ -60,7 +54,8 @@ class Soft:
 
     def __call__(self, quantizer: Quantizer, batch: PyTree, progress: ArrayLike = 1.0) -> Float[Array, ""]:
         temperature = self.start * (self.stop / self.start) ** progress
-        return self.loss.error(batch, _soft(quantizer, as_float32(_vectors(batch)), temperature))
+        soft = functools.partial(_soft_levels, temperature=temperature)
+        return self.loss.error(batch, quantizer.relaxed(as_float32(_vectors(batch)), soft))
 
 
 @pytree
@@ -69,10 +64,9 @@ class GaussianDistortion:
     form: smooth, and blind to everything but second moments."""
 
     def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: ArrayLike = 1.0) -> Float[Array, ""]:
-        y, levels = rotated(quantizer, x)
-        mean, variance = y.mean(axis=0), y.var(axis=0)
-        errors = _by_levels(_gaussian_error, levels, mean, variance)
-        return sum(map(jnp.sum, errors)) / jnp.sum(mean**2 + variance)
+        parts = [(y.mean(axis=0), y.var(axis=0), levels) for y, levels in reached(quantizer, x)]
+        energy = sum(jnp.sum(mean**2 + variance) for mean, variance, _ in parts)
+        return sum((jnp.sum(_gaussian_error(*part)) for part in parts), jnp.zeros(())) / energy
 
 
 @pytree
@@ -81,8 +75,7 @@ class CodingGain:
     needed, the error is proportional to it (transform coding gain: Jayant & Noll, 1984)."""
 
     def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: ArrayLike = 1.0) -> Float[Array, ""]:
-        y, _ = rotated(quantizer, x)
-        variance = y.var(axis=0) + TINY
+        variance = jnp.concatenate([y.var(axis=0) for y, _ in reached(quantizer, x)]) + TINY
         return jnp.exp(jnp.log(variance).mean() - jnp.log(variance.mean()))
 
 
@@ -146,80 +139,23 @@ def _vectors(batch: PyTree) -> Float[Array, "n d"]:
     return jax.tree.leaves(batch)[0]
 
 
-class Step(NamedTuple):
-    """What a combinator does around its `inner`, as far as derivatives go."""
-
-    x: Float[Array, "*n d"]
-    """What reaches `inner`."""
-    back: Callable[[Float[Array, "*n d"]], Float[Array, "*n d"]]
-    """What becomes of the vectors that `inner` decodes."""
-
-
-def _gained(quantizer: Gain, x: Float[Array, "*n d"]) -> Step:
-    gain = gain_of(nearest_gains(lax.stop_gradient(x), quantizer.weights))[..., None]
-    return Step(x / gain, lambda decoded: gain * decoded)
-
-
-def _scaled(quantizer: Scaled, x: Float[Array, "*n d"]) -> Step:
-    def back(decoded: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
-        product, square = (jnp.sum(a * decoded, axis=-1, keepdims=True) for a in (x, decoded))
-        mse = quantizer.mode == "mse"
-        return (product / (square + TINY) if mse else norms.norm(x) ** 2 / (product + TINY)) * decoded
-
-    return Step(norms.direction(x), back)
-
-
-STEPS: dict[type, Callable[[Any, Array], Step]] = {
-    Normalized: lambda q, x: Step(norms.direction(x), lambda decoded: norms.norm(x) * decoded),
-    Scaled: _scaled,
-    Gain: _gained,
-    Rotated: lambda q, x: Step(q.rotation(x), q.rotation.inverse),
-    Centered: lambda q, x: Step(x - q.mean, lambda decoded: decoded + q.mean),
-}
-"""By class of the combinator."""
-LEVELS: dict[type, Callable[[Any], Sequence[Array]]] = {
-    Scalar: lambda q: [q.values[:, None]],
-    Columns: lambda q: q.tables,
-}
-"""By class of the leaf: the levels (k, size) of consecutive coordinates, (k, 1) if all have the same."""
-
-
-def rotated(quantizer: Quantizer, x: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Sequence[Array]]:
-    """What reaches the levels, as far as derivatives of rotations go, and the levels as in `LEVELS`.
+def reached(
+    quantizer: Quantizer, x: Float[Array, "n d"]
+) -> list[tuple[Float[Array, "n size"], Float[Array, "k #size"]]]:
+    """What reaches levels, as far as derivatives of rotations go, and the levels: of consecutive coordinates that have
+    as many.
 
     Raises:
-      TypeError: `quantizer` is not a nest of norms, gains and rotations around a Scalar or Columns.
+      TypeError: `quantizer` is not a nest of norms, gains, means and rotations around a Scalar or Columns.
     """
-    x = as_float32(x)
-    while type(quantizer) in STEPS:
-        x, quantizer = STEPS[type(quantizer)](quantizer, x).x, quantizer.inner  # pyright: ignore
-    return x, _levels(quantizer)
+    found: list[Any] = []
 
+    def leaf(x: Array, levels: Array) -> Array:
+        found.append((x, levels))
+        return x
 
-def _levels(leaf: Quantizer) -> Sequence[Array]:
-    if type(leaf) not in LEVELS:
-        raise TypeError(
-            "expected norms, gains, means and rotations around a Scalar or Columns for a loss without hard codes, got "
-            f"{nest(leaf)}"
-        )
-    return LEVELS[type(leaf)](leaf)
-
-
-def _by_levels(
-    function: Callable[..., Array], levels: Sequence[Array], *arrays: Float[Array, "*n d"]
-) -> Iterator[Float[Array, "*n size"]]:
-    """`function(*arrays, levels)` of the coordinates that each of the levels belongs to."""
-    ends = np.cumsum([part.shape[1] for part in levels])[:-1]
-    return map(function, *(jnp.split(x, ends, axis=-1) for x in arrays), levels)
-
-
-def _soft(quantizer: Quantizer, x: Float[Array, "*n d"], temperature: ArrayLike) -> Float[Array, "*n d"]:
-    """`straight_through` with soft codes."""
-    if type(quantizer) in STEPS:
-        step = STEPS[type(quantizer)](quantizer, x)
-        return step.back(_soft(quantizer.inner, step.x, temperature))  # pyright: ignore
-    soft = functools.partial(_soft_levels, temperature=temperature)
-    return jnp.concatenate(list(_by_levels(soft, _levels(quantizer), x)), axis=-1)
+    quantizer.relaxed(as_float32(x), leaf)
+    return found
 
 
 def _soft_levels(

@@ -1,19 +1,23 @@
 """Round-to-nearest on an affine grid per group, in MLX's exact layout."""
 
+from typing import Any
+
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt32
+from jax import lax
+from jaxtyping import Array, Float, Int8, Integer, UInt32
 
 from rqjax.arrays import packing
 from rqjax.arrays.levels import divide
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Queries, Vectors, check_int, check_vectors, platforms, pytree, static
+from rqjax.core import Codes, Quantizer, Vectors, check_int, check_vectors, platforms, pytree, static
+from rqjax.scoring.levels import GroupedLevels
 
 MLX_BITS, MLX_GROUPS = (4, 8), (32, 64, 128)
 """That jax-mps 0.11 and MLX take."""
 
 
 @pytree
-class Affine(Quantizer):
+class Affine(GroupedLevels):
     """Groups of consecutive coordinates as scale * index + bias. Plain round-to-nearest is one group.
 
     Codes: (words uint32 (*n, d bits / 32), scales (*n, groups), biases (*n, groups)), bit for bit those of
@@ -60,15 +64,27 @@ class Affine(Quantizer):
         groups = self._grouped(codes) * as_float32(codes[1])[..., None] + as_float32(codes[2])[..., None]
         return groups.reshape(*groups.shape[:-2], self.dim)
 
-    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        """Scales and biases are folded into the products and sums of the groups."""
-        y = as_float32(check_vectors(y, self.dim))
-        lead, index = codes[1].shape[:-1], self._grouped(codes)
-        groups = y.reshape(-1, *index.shape[-2:])
-        index, scale, bias = (a.reshape(-1, *a.shape[len(lead) :]) for a in (index, *map(as_float32, codes[1:])))
-        products = jnp.einsum("mgk,ngk,ng->mn", groups, index, scale, precision="highest")
-        shifts = jnp.einsum("mg,ng->mn", groups.sum(-1), bias, precision="highest")
-        return (products + shifts).reshape(*y.shape[:-1], *lead)
+    @property
+    def groups(self) -> int:
+        return self.dim // self.group_size
+
+    def whole(self, indices: Integer[Array, "..."]) -> Int8[Array, "..."]:
+        """Centered, so that 8 bits fit and scale and bias do not cancel."""
+        return lax.bitcast_convert_type(indices - jnp.uint8(2 ** (self.bits - 1)), jnp.int8)
+
+    def grid(self, *numbers: Array) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
+        scale, bias = map(as_float32, numbers)
+        return scale, bias + 2 ** (self.bits - 1) * scale
+
+    def laid_out(self, codes: Codes, transposed: bool) -> Codes:
+        return (Quantizer if self.keeps_words else GroupedLevels).laid_out(self, codes, transposed)
+
+    def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
+        return (Quantizer if self.keeps_words else GroupedLevels).weigh(self, w, codes)
+
+    @property
+    def width(self) -> int:
+        return 4 if self.keeps_words else 1
 
     def _grid(self, low: Float[Array, "*n"], high: Float[Array, "*n"], steps: int) -> tuple[Array, Array]:
         """Scale and bias of groups."""

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Shaped, UInt8, UInt32
+from jaxtyping import Array, Float, Int8, Integer, Shaped, UInt8, UInt32
 
 from rqjax.arrays import packing
-from rqjax.arrays.levels import divide
+from rqjax.arrays.levels import divide, look_up
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Vectors, check_vectors, pytree, static, unknown_name
+from rqjax.core import Codes, Vectors, check_vectors, pytree, static, unknown_name
+from rqjax.scoring.levels import GroupedLevels
 
 E4M3 = jnp.float8_e4m3fn
 
@@ -97,7 +98,7 @@ FORMATS = {
 
 
 @pytree
-class Blocks(Quantizer):
+class Blocks(GroupedLevels):
     """Blocks of consecutive coordinates in one of `FORMATS`. Codes: (words (*n, d bits / 32), scales (*n, blocks)).
 
     They decode to what llama.cpp, the specification of MXFP4 and MLX's NVFP4 decode theirs to. A tensor has no scale
@@ -142,11 +143,17 @@ class Blocks(Quantizer):
         """The index of each coordinate's level."""
         return packing.unpack_stream(codes[0], self.bits, self.dim)
 
-    def scales(self, stored: Shaped[Array, "*n"]) -> Float[Array, "*n"]:
-        """What levels are multiplied by."""
+    @property
+    def groups(self) -> int:
+        return self.dim // self.size
+
+    def whole(self, indices: Integer[Array, "..."]) -> Int8[Array, "..."]:
+        return look_up(indices, jnp.asarray(FORMATS[self.format].levels))
+
+    def grid(self, *numbers: Array) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
         form = FORMATS[self.format]
-        return form.scale(stored) * form.unit
+        return form.scale(numbers[0]) * form.unit, None
 
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         levels = jnp.asarray(FORMATS[self.format].levels)[self.indices(codes)].astype(jnp.float32)
-        return levels * jnp.repeat(self.scales(codes[1]), self.size, axis=-1)
+        return levels * jnp.repeat(self.grid(codes[1])[0], self.size, axis=-1)

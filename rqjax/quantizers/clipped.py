@@ -5,7 +5,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_vectors, pytree, static
+from rqjax.core import Codes, Quantizer, Vectors, Wrapper, check_vectors, pytree, static
 
 
 @pytree
@@ -37,6 +37,3 @@ class Clipped(Wrapper):
 
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         return self.inner.decode(codes)
-
-    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        return self.inner.dot(y, codes)

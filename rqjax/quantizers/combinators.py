@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays import norms
-from rqjax.arrays.blocks import in_blocks
+from rqjax.arrays.blocks import in_blocks, inner
 from rqjax.arrays.planes import as_float32, materialized
-from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_vectors, pytree, static
+from rqjax.core import Codes, Quantizer, TokenArray, Vectors, Wrapper, check_vectors, pytree, static
+from rqjax.core.products import times
 from rqjax.quantizers.scalar import Scalar
 from rqjax.rotations import Chain, Dense, Hadamard, Rotation
 
@@ -22,8 +23,28 @@ LONGEST = 3**0.5
 be. The squared error is thus at most 4; nothing changes where the cosine is above 0.58."""
 
 
+class Multiplied(Wrapper):
+    """A number times a vector of `inner`. Codes: (numbers (*n,), inner codes)."""
+
+    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
+        number, inner = codes
+        return norms.restored(number)[..., None] * self.inner.decode(inner)
+
+    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        number, inner = codes
+        return self.inner.scores(prepared, inner) * norms.restored(number)[:, :, None]
+
+    def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
+        number, inner = codes
+        return self.inner.weigh(times(w, norms.restored(number)[:, :, None]), inner)
+
+    def laid_out(self, codes: Codes, transposed: bool) -> Codes:
+        number, inner = codes
+        return TokenArray.of(number, axis=2), self.inner.laid_out(inner, transposed)
+
+
 @pytree
-class Normalized(Wrapper):
+class Normalized(Multiplied):
     """Stores the norm and quantizes the direction. Codes: (norms (*n,), inner codes).
 
     The direction is taken relative to the norm as stored, so that rounding the norm costs nothing.
@@ -43,17 +64,12 @@ class Normalized(Wrapper):
         norm = norms.stored(norms.norm(x), self.dtype)
         return norm[..., 0], encode_direction(self.inner, x, norms.restored(norm))
 
-    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
-        norm, inner = codes
-        return norms.restored(norm)[..., None] * self.inner.decode(inner)
-
-    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        norm, inner = codes
-        return self.inner.dot(y, inner) * norms.restored(norm)
+    def relaxed(self, x: Float[Array, "*n d"], leaf: Callable[..., Array]) -> Float[Array, "*n d"]:
+        return norms.norm(x) * self.inner.relaxed(norms.direction(x), leaf)
 
 
 @pytree
-class Scaled(Wrapper):
+class Scaled(Multiplied):
     """As `Normalized`, but the one number stored is the norm times the best scale of the decoded direction x~.
 
     With u = x / |x| the scale is <u, x~> / |x~|^2 in mode "mse", which minimizes the squared error, and 1 / <u, x~> in
@@ -74,8 +90,6 @@ class Scaled(Wrapper):
         if self.mode not in ("mse", "unbiased"):
             raise ValueError(f"expected mode 'mse' or 'unbiased', got {self.mode!r}")
 
-    decode, dot = Normalized.decode, Normalized.dot
-
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)
         norm = norms.norm(x)
@@ -85,10 +99,16 @@ class Scaled(Wrapper):
         scale = norm[..., 0] * jnp.where(product <= 0, 0, scale)  # of zero vectors too
         return norms.stored(jnp.minimum(scale, norms.largest(self.dtype)), self.dtype), inner
 
+    def relaxed(self, x: Float[Array, "*n d"], leaf: Callable[..., Array]) -> Float[Array, "*n d"]:
+        decoded = self.inner.relaxed(norms.direction(x), leaf)
+        product, square = (jnp.sum(a * decoded, axis=-1, keepdims=True) for a in (x, decoded))
+        mse = self.mode == "mse"
+        return (product / (square + norms.LEAST) if mse else norms.norm(x) ** 2 / (product + norms.LEAST)) * decoded
+
 
 @pytree
 class Rotated(Wrapper):
-    """Quantizes R x. Codes: those of `inner`. `dot` rotates the queries once, never the vectors.
+    """Quantizes R x. Codes: those of `inner`. Queries are rotated once and sums rotated back once, vectors never.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -109,8 +129,14 @@ class Rotated(Wrapper):
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         return self.rotation.inverse(self.inner.decode(codes))
 
-    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        return self.inner.dot(self.rotation(check_vectors(y, self.dim)), codes)
+    def prepare(self, y: Float[Array, "b h r d"]) -> Any:
+        return self.inner.prepare(self.rotation(y))  # <y, R^T x> = <R y, x>
+
+    def restore(self, sums: Any) -> Float[Array, "b h r d"]:
+        return self.rotation.inverse(self.inner.restore(sums))
+
+    def relaxed(self, x: Float[Array, "*n d"], leaf: Callable[..., Array]) -> Float[Array, "*n d"]:
+        return self.rotation.inverse(self.inner.relaxed(self.rotation(x), leaf))
 
 
 @pytree
@@ -139,9 +165,28 @@ class Residual(Quantizer):
         first, second = codes
         return self.first.decode(first) + self.second.decode(second)
 
-    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        first, second = codes
-        return self.first.dot(y, first) + self.second.dot(y, second)
+    def prepare(self, y: Float[Array, "b h r d"]) -> Any:
+        return self.first.prepare(y), self.second.prepare(y)
+
+    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        return self.first.scores(prepared[0], codes[0]) + self.second.scores(prepared[1], codes[1])
+
+    def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
+        return self.first.weigh(w, codes[0]), self.second.weigh(w, codes[1])
+
+    def restore(self, sums: Any) -> Float[Array, "b h r d"]:
+        return self.first.restore(sums[0]) + self.second.restore(sums[1])
+
+    def laid_out(self, codes: Codes, transposed: bool) -> Codes:
+        return self.first.laid_out(codes[0], transposed), self.second.laid_out(codes[1], transposed)
+
+    @property
+    def in_integers(self) -> bool:
+        return self.first.in_integers and self.second.in_integers
+
+    @property
+    def width(self) -> int:
+        return max(self.first.width, self.second.width)
 
 
 @pytree
@@ -176,9 +221,28 @@ class Split(Quantizer):
         blocks = [part.decode(code) for part, code in zip(self.parts, codes, strict=True)]
         return jnp.concatenate(blocks, axis=-1)
 
-    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        blocks = self.split(check_vectors(y, self.dim))
-        return functools.reduce(operator.add, map(lambda p, b, c: p.dot(b, c), self.parts, blocks, codes))
+    def prepare(self, y: Float[Array, "b h r d"]) -> Any:
+        return tuple(part.prepare(block) for part, block in zip(self.parts, self.split(y), strict=True))
+
+    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        return functools.reduce(operator.add, map(lambda part, y, c: part.scores(y, c), self.parts, prepared, codes))
+
+    def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
+        return tuple(part.weigh(w, code) for part, code in zip(self.parts, codes, strict=True))
+
+    def restore(self, sums: Any) -> Float[Array, "b h r d"]:
+        return jnp.concatenate([part.restore(some) for part, some in zip(self.parts, sums, strict=True)], axis=-1)
+
+    def laid_out(self, codes: Codes, transposed: bool) -> Codes:
+        return tuple(part.laid_out(code, transposed) for part, code in zip(self.parts, codes, strict=True))
+
+    @property
+    def in_integers(self) -> bool:
+        return all(part.in_integers for part in self.parts)
+
+    @property
+    def width(self) -> int:
+        return max(part.width for part in self.parts)
 
     def split(self, x: Array) -> list[Array]:
         ends = [sum(part.dim for part in self.parts[: i + 1]) for i in range(len(self.parts) - 1)]
@@ -204,11 +268,20 @@ class Centered(Wrapper):
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         return self.inner.decode(codes) + self.mean
 
-    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        y = check_vectors(y, self.dim)
-        products = self.inner.dot(y, codes)
-        shift = as_float32(y) @ self.mean
-        return products + shift.reshape(shift.shape + (1,) * (products.ndim - shift.ndim))
+    def prepare(self, y: Float[Array, "b h r d"]) -> Any:
+        return inner(y, self.mean)[..., None], self.inner.prepare(y)
+
+    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        return prepared[0] + self.inner.scores(prepared[1], codes)
+
+    def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
+        return w.sum(-1, keepdims=True), self.inner.weigh(w, codes)
+
+    def restore(self, sums: Any) -> Float[Array, "b h r d"]:
+        return self.inner.restore(sums[1]) + sums[0] * self.mean
+
+    def relaxed(self, x: Float[Array, "*n d"], leaf: Callable[..., Array]) -> Float[Array, "*n d"]:
+        return self.inner.relaxed(x - self.mean, leaf) + self.mean
 
 
 def encode_direction(inner: Quantizer, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
@@ -241,7 +314,3 @@ def _with_products(
     decoded = materialized(inner.decode(codes))  # or decoded once more
     product = jnp.sum(norms.direction(x, norm) * decoded, axis=-1)
     return codes, product, jnp.sum(decoded**2, axis=-1)
-
-
-def _bits(dtype: str) -> int:
-    return 8 * jnp.dtype(dtype).itemsize

@@ -1,10 +1,13 @@
 """The quantizer that does not quantize: full-precision layers, and the yardstick of every table."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Quantizer, Vectors, check_vectors, pytree, static
+from rqjax.core import Codes, Quantizer, Vectors, check_vectors, pytree, static
+from rqjax.core.products import full_precision_einsum, weighted_sums
 
 
 @pytree
@@ -29,3 +32,15 @@ class Exact(Quantizer):
 
     def decode(self, codes: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
         return as_float32(codes)
+
+    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        return full_precision_einsum("bhrd,bhtd->bhrt", prepared, codes)
+
+    def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
+        return weighted_sums(w, codes)
+
+    @property
+    def width(self) -> int:
+        """float32 is multiplied where it lies, in one block if that holds the scores; the bits of bfloat16 become
+        bfloat16 by a copy, which is to stay in the processor's cache."""
+        return 0 if self.dtype == "float32" else 8

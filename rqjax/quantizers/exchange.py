@@ -8,17 +8,17 @@ from jaxtyping import Array, Bool, Float
 
 from rqjax.arrays import packing
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Vectors, Wrapper, check_int, check_vectors, pytree, static
+from rqjax.core import Codes, Quantizer, Vectors, check_int, check_vectors, pytree, static
 
 
 @pytree
-class Exchange(Wrapper):
+class Exchange(Quantizer):
     """Sends the smaller of two neighbors to the first half and the larger to the second, `levels` times over, each
     half on its own. Codes: (maps uint8 (*n, bytes), inner codes).
 
     The 2**levels leaves have a smaller spread than x: one level multiplies a Gaussian's variance by 1 - 1 / pi within
     leaves (QET, Theorem 2). A map has one bit for each pair, whether left < right. Every vector is ordered in its own
-    way, so `dot` decodes.
+    way, so products decode.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -36,6 +36,10 @@ class Exchange(Wrapper):
                 f"expected a dimension that 2^{self.levels} = {2**self.levels} divides for {self.levels} levels of "
                 f"exchange, got {self.inner.dim}"
             )
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
 
     def encode(self, x: Vectors) -> Codes:
         y, maps = exchange(as_float32(check_vectors(x, self.dim)), self.levels)

@@ -1,16 +1,19 @@
 """Gain-shape quantization with a weighted norm as the gain, in eight bits."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, UInt8
 
 from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Vectors, Wrapper, check_vectors, pytree
-from rqjax.quantizers.combinators import Normalized
+from rqjax.core import Codes, Quantizer, Vectors, check_vectors, pytree
+from rqjax.quantizers.combinators import Multiplied
 
 
 @pytree
-class Gain(Wrapper):
+class Gain(Multiplied):
     """Divides vectors by a gain, the root of sum_i weights[i] x[i]^2 on a scale of eighths of octaves around 1.
 
     With the weights 1 / (d variance[i]) the loud coordinates of a spectrum do not rule the gain, which is 1 for a
@@ -27,8 +30,6 @@ class Gain(Wrapper):
     weights: Float[Array, "d"]
     inner: Quantizer
 
-    decode, dot = Normalized.decode, Normalized.dot
-
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))
         gains = nearest_gains(x, self.weights)
@@ -37,6 +38,10 @@ class Gain(Wrapper):
         product, square = jnp.sum(x * decoded, axis=-1), jnp.sum(decoded**2, axis=-1)
         best = _nearest((jnp.maximum(product, 0) / jnp.where(square > 0, square, 1)) ** 2)
         return jnp.where(gains > best.astype(jnp.int32) + norms.PER_OCTAVE, best, gains), codes
+
+    def relaxed(self, x: Float[Array, "*n d"], leaf: Callable[..., Array]) -> Float[Array, "*n d"]:
+        gain = gain_of(nearest_gains(lax.stop_gradient(x), self.weights))[..., None]
+        return gain * self.inner.relaxed(x / gain, leaf)
 
 
 def nearest_gains(x: Float[Array, "*n d"], weights: Float[Array, "d"]) -> UInt8[Array, "*n"]:

@@ -15,7 +15,8 @@ from rqjax.arrays import blocks, streams
 from rqjax.arrays.gosset import residues, total
 from rqjax.arrays.levels import look_up
 from rqjax.arrays.planes import as_float32, materialized, pad_to
-from rqjax.core import Quantizer, Vectors, check_int, check_vectors, platforms, pytree, static
+from rqjax.core import Vectors, check_int, check_vectors, platforms, pytree, static
+from rqjax.scoring.ring_codes import Part, RingCodes
 
 SCALES = np.array([3, 4, 5, 7], np.int8)
 """Of eight coordinates, two bits: near the best ratios for Gaussian ones. Points times these are whole numbers."""
@@ -28,7 +29,7 @@ ROWS = 1024
 
 
 @pytree
-class NestedE8(Quantizer):
+class NestedE8(RingCodes):
     """The nearest point of a nested lattice to each eight coordinates. Codes: streams of bits, uint8 (*n, bytes).
 
     The coordinates i, i + d / 8, i + 2 d / 8, ... are a point, of b bits each, and share a scale of two bits: b + 0.25
@@ -80,6 +81,21 @@ class NestedE8(Quantizer):
         points = self._points([(code >> (8 - self.bits)).astype(dtype) for code in codes], keep=materialized)
         scales = look_up(scales >> 6, jnp.asarray(SCALES)).astype(dtype) * self._filling
         return jnp.concatenate([x * scales for x in points], axis=-2)[..., : self.dim, :]
+
+    @property
+    def in_integers(self) -> bool:
+        return True
+
+    @property
+    def width(self) -> int:
+        return 4  # with what the points of a block are made of
+
+    @property
+    def parts(self) -> list[Part]:
+        return [Part(slice(0, self.dim), self.ends, jnp.broadcast_to(self.unit, self.dim), self.levels, self.fine)]
+
+    def stream(self, codes: UInt8[Array, "b h t bytes"]) -> UInt8[Array, "b h rows t"]:
+        return jnp.swapaxes(codes, 2, 3)
 
     @classmethod
     def gaussian(cls, dim: int, bits: int, variance: float | int = 1) -> "NestedE8":

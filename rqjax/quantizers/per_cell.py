@@ -1,16 +1,19 @@
 """A quantizer of its own for each cell of a coarse one (LOPQ)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
+from rqjax.arrays.blocks import inner
 from rqjax.arrays.kmeans import nearest
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_vectors, pytree
+from rqjax.core import Codes, Quantizer, Vectors, check_vectors, pytree
 
 
 @pytree
-class Local(Wrapper):
+class Local(Quantizer):
     """What is left of the nearest of a few centers goes to the quantizer of that center. Codes: (cells uint8 (*n,),
     inner codes).
 
@@ -27,6 +30,10 @@ class Local(Wrapper):
     centers: Float[Array, "cells d"]
     inner: Quantizer
 
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))
         cell = nearest(x.reshape(-1, self.dim), as_float32(self.centers)).reshape(x.shape[:-1]).astype(jnp.uint8)
@@ -38,14 +45,15 @@ class Local(Wrapper):
         decoded = jax.vmap(lambda quantizer: quantizer.decode(inner))(self.inner)
         return _chosen(decoded, cell) + self.centers[cell]
 
-    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        cell, inner = codes
-        y = check_vectors(y, self.dim)
-        products = jax.vmap(lambda q, center: q.dot(y, inner) + (as_float32(y) @ center)[(..., *[None] * cell.ndim)])
-        return _chosen(products(self.inner, self.centers), cell, y.ndim - 1)
+    def prepare(self, y: Float[Array, "b h r d"]) -> Any:
+        return jax.vmap(lambda quantizer: quantizer.prepare(y))(self.inner), inner(self.centers, y)
+
+    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        found = jax.vmap(lambda quantizer, y: quantizer.scores(y, codes[1]))(self.inner, prepared[0])
+        return _chosen(found + prepared[1][..., None], codes[0][:, :, None])
 
 
-def _chosen(a: Array, cell: UInt8[Array, "*n"], skip: int = 0) -> Array:
-    """Of arrays (cells, *skipped, *n, ...) those of each vector's cell."""
-    index = cell.reshape(1, *[1] * skip, *cell.shape, *[1] * (a.ndim - 1 - skip - cell.ndim))
+def _chosen(a: Array, cell: UInt8[Array, "*n"]) -> Array:
+    """Of arrays (cells, *n, ...) those of each vector's cell."""
+    index = cell.reshape(1, *cell.shape, *[1] * (a.ndim - 1 - cell.ndim))
     return jnp.take_along_axis(a, index.astype(jnp.int32), axis=0)[0]

@@ -1,16 +1,23 @@
 """A scalar quantizer with levels, and bits, of each coordinate's own: what a transform code needs."""
 
+import functools
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Integer, Shaped, UInt8, UInt32
 
 from rqjax import codebooks
-from rqjax.arrays import packing, streams
-from rqjax.arrays.levels import nearest
+from rqjax.arrays import streams
+from rqjax.arrays.levels import look_up, nearest
 from rqjax.arrays.planes import as_float32, pad_to
-from rqjax.core import Quantizer, Vectors, check_vectors, pytree, static
+from rqjax.core import Vectors, check_vectors, pytree
+from rqjax.scoring.ring_codes import Part, RingCodes
 
+SELECTED = 64
+"""Levels of a coordinate up to which the one is selected, not loaded."""
 PRIOR = 8.0
 """Pseudo-count of the prior: an initial level weighs as much as eight samples."""
 
@@ -43,7 +50,7 @@ class Whole:
 
 
 @pytree
-class Columns(Quantizer):
+class Columns(RingCodes):
     """Nearest level of each coordinate. Codes: packed indices, uint8 (*n, bytes).
 
     Coordinates come in classes of equal bits, most bits first: class c has `levels[c]` (2**bits, size), ascending in
@@ -58,8 +65,6 @@ class Columns(Quantizer):
     """
 
     levels: tuple[Float[Array | np.ndarray, "_ _"] | Whole, ...]
-    streamed: bool = static(default=True)
-    """False in files from before 2026-11-23, whose indices are packed by `packing.pack_bytes`."""
 
     def __post_init__(self):
         bits = [_bits(levels) for levels in self.levels]
@@ -82,15 +87,8 @@ class Columns(Quantizer):
         """Bits of the coordinates that have any."""
         return [b for b in self.bits if b]
 
-    @property
-    def counts(self) -> list[int]:
-        """How many coordinates, the first ones, have a lowest bit, a second one and so on."""
-        return packing.bit_counts(self.bits)
-
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         indices = self.nearest(as_float32(check_vectors(x, self.dim)))
-        if not self.streamed:
-            return packing.pack_bytes(indices, self.counts)
         return streams.pack_vectors(indices, self.active)
 
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
@@ -98,8 +96,6 @@ class Columns(Quantizer):
 
     def indices(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n d"]:
         """The level of each coordinate."""
-        if not self.streamed:
-            return packing.unpack_bytes(codes, self.counts, self.dim)
         active = streams.unpack_vectors(codes, self.active)
         return pad_to(active.astype(jnp.uint32), self.dim)
 
@@ -119,6 +115,33 @@ class Columns(Quantizer):
     def tables(self) -> list[Float[Array, "_ _"]]:
         """The levels of each class in the units of the vectors."""
         return [levels.values if isinstance(levels, Whole) else jnp.asarray(levels) for levels in self.levels]
+
+    @property
+    def in_integers(self) -> bool:
+        return bool(self.bits[0]) and all(isinstance(levels, Whole) for levels in self.levels)
+
+    @property
+    def parts(self) -> list[Part]:
+        found, start, ends = [], 0, np.cumsum(self.active)
+        for levels in self.levels:
+            assert isinstance(levels, Whole)
+            size, bits = levels.shape[1], _bits(levels)
+            some = slice(start, start + size)
+            if bits:
+                of = functools.partial(_of_rows, bits, levels.levels)
+                found.append(Part(some, ends[some], levels.step, of, levels.levels.dtype == jnp.int16, bits))
+            start = some.stop
+        return found
+
+    @property
+    def center(self) -> Float[Array, "d"]:
+        return jnp.concatenate([levels.center for levels in self.levels if isinstance(levels, Whole)])
+
+    def stream(self, codes: UInt8[Array, "b h t bytes"]) -> UInt8[Array, "b h rows t"]:
+        return jnp.swapaxes(codes, 2, 3)
+
+    def relaxed(self, x: Float[Array, "*n d"], leaf: Callable[..., Array]) -> Float[Array, "*n d"]:
+        return jnp.concatenate(list(map(leaf, self.split(x), self.tables)), axis=-1)
 
     def rounded(self) -> "Columns":
         """With levels in whole numbers."""
@@ -159,6 +182,15 @@ class Columns(Quantizer):
             return cls(tuple(map(one, prior.split(x), learned.levels, prior.levels)))
 
         return lax.fori_loop(0, iterations, step, prior)
+
+
+def _of_rows(
+    bits: int, levels: Shaped[Array | np.ndarray, "k n"], windows: UInt8[Array, "b h n t"]
+) -> Shaped[Array, "b h n t"]:
+    indices = windows >> (8 - bits)
+    if len(levels) <= SELECTED:
+        return look_up(indices, jnp.asarray(levels)[..., None])
+    return jax.vmap(lambda row, index: row[index], (1, 2), 2)(jnp.asarray(levels), indices)
 
 
 def _bits(levels: Float[Array | np.ndarray, "*heads k m"] | Whole) -> int:

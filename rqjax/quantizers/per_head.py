@@ -1,6 +1,7 @@
 """A quantizer of its own for each head."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,21 @@ class PerHead(Wrapper):
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         axis = self._axis(codes)
         return jax.vmap(lambda q, codes: q.decode(codes), (0, axis), axis)(self.inner, codes)
+
+    def prepare(self, y: Float[Array, "b h r d"]) -> Any:
+        return over_heads(lambda q, y: q.prepare(y))(self, y)
+
+    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        return over_heads(lambda q, y, codes: q.scores(y, codes))(self, prepared, codes)
+
+    def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
+        return over_heads(lambda q, w, codes: q.weigh(w, codes))(self, w, codes)
+
+    def restore(self, sums: Any) -> Float[Array, "b h r d"]:
+        return over_heads(lambda q, sums: q.restore(sums))(self, sums)
+
+    def laid_out(self, codes: Codes, transposed: bool) -> Codes:
+        return over_heads(lambda q, codes: q.laid_out(codes, transposed))(self, codes)
 
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         axis = self._axis(codes)

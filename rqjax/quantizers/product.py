@@ -1,5 +1,8 @@
 """Product quantization: groups of coordinates, each as the index of a centroid of its own codebook."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt8
@@ -7,7 +10,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from rqjax.arrays import packing
 from rqjax.arrays.kmeans import kmeans, nearest
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Key, Quantizer, Queries, Vectors, check_vectors, pytree, static
+from rqjax.core import Codes, Key, Quantizer, Vectors, check_vectors, pytree, static
 from rqjax.quantizers.uniform import Uniform
 
 
@@ -34,7 +37,7 @@ class Rounded:
 class Product(Quantizer):
     """The nearest centroid of each group of consecutive coordinates. Codes: packed indices, uint8 (*n, bytes).
 
-    An index of k centroids takes ceil(log2 k) bits. `dot` looks products up: those of a query's groups with all
+    An index of k centroids takes ceil(log2 k) bits. `scores` looks products up: those of a query's groups with all
     centroids are computed once. Source: Jégou, Douze & Schmid, 2011.
 
     Example:
@@ -71,10 +74,11 @@ class Product(Quantizer):
         decoded = self.centroids[jnp.arange(self._groups), self.indices(codes)]
         return decoded.reshape(*codes.shape[:-1], self.dim)
 
-    def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
-        y = check_vectors(y, self.dim)
-        products = self.looked_up(self.tables(y.reshape(-1, self.dim)), codes.reshape(-1, codes.shape[-1]))
-        return products.reshape(*y.shape[:-1], *codes.shape[:-1])
+    def prepare(self, y: Float[Array, "b h r d"]) -> Any:
+        return jax.vmap(jax.vmap(self.tables))(y)
+
+    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        return jax.vmap(jax.vmap(self.looked_up))(prepared, codes)
 
     def tables(self, y: Float[Array, "m d"]) -> Float[Array, "groups m k"]:
         """Products of the groups of queries with all centroids."""

@@ -1,18 +1,23 @@
 """The scalar quantizer: the nearest level of one codebook, coordinate by coordinate."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped, UInt32
+from jaxtyping import Array, Float, Int8, Integer, Shaped, UInt32
 
 from rqjax import codebooks
 from rqjax.arrays import packing
-from rqjax.arrays.levels import nearest
+from rqjax.arrays.levels import look_up, nearest
 from rqjax.arrays.planes import planes
-from rqjax.core import Quantizer, Vectors, check_int, check_vectors, pytree, static
+from rqjax.core import Codes, Vectors, check_int, check_vectors, pytree, static
+from rqjax.scoring import integers
+from rqjax.scoring.levels import Levels
+from rqjax.scoring.tiles import KeyTile, ValueTile
 
 
 @pytree
-class Scalar(Quantizer):
+class Scalar(Levels):
     """Nearest level per coordinate. Codes: packed indices, uint32 (*n, words).
 
     The levels are `step * levels`. Lloyd-Max codebooks of up to 4 bits hold whole numbers in int8, so that products
@@ -59,6 +64,31 @@ class Scalar(Quantizer):
 
     def decode(self, codes: UInt32[Array, "*n words"]) -> Float[Array, "*n d"]:
         return self.values[self.indices(codes)]
+
+    @property
+    def in_integers(self) -> bool:
+        return self.levels.dtype == jnp.int8 and self.bits <= 4
+
+    @property
+    def factor(self) -> Float[Array | np.ndarray, ""]:
+        return self.step
+
+    def whole(self, indices: Integer[Array, "..."]) -> Int8[Array, "..."]:
+        return look_up(indices, jnp.asarray(self.levels), symmetric=self.symmetric)
+
+    def products(self, y: integers.Limbs, codes: Codes) -> Float[Array, "b h r t"]:
+        """Whole words are unpacked in the order in which indices lie in their bytes, if bytes hold whole indices; else
+        a look-up of 32 bits is as fast as selections."""
+        if isinstance(codes, KeyTile | ValueTile):
+            return super().products(y, codes)
+        order = packing.octet_order(self.dim, self.bits)
+        if order is None:
+            return integers.products(y, jnp.asarray(self.levels)[self.indices(codes)])
+        y = (y[0][..., order], y[1]) if isinstance(y, tuple) else y[..., order]
+        return integers.products(y, self.whole(packing.unpack_octets(codes, self.bits)))
+
+    def relaxed(self, x: Float[Array, "*n d"], leaf: Callable[..., Array]) -> Float[Array, "*n d"]:
+        return leaf(x, self.values[:, None])
 
 
 def lloyd_max(dim: int, bits: int, sphere_dim: int | None = None) -> Scalar:

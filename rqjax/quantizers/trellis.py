@@ -9,17 +9,20 @@ import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer, Shaped, UInt32
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Integer, Shaped, UInt8, UInt32
 
 from rqjax.arrays import blocks, packing, viterbi
 from rqjax.arrays.planes import as_float32, pad_to
 from rqjax.arrays.viterbi import Segment
 from rqjax.codebooks.trellis_tables import Companded, Table
-from rqjax.core import Quantizer, Queries, Vectors, check_int, check_vectors, platforms, pytree, static
+from rqjax.core import Vectors, check_int, check_vectors, platforms, pytree, static
+from rqjax.scoring.ring_codes import Part, RingCodes
 
 
 @pytree
-class Trellis(Quantizer):
+class Trellis(RingCodes):
     """The path through the trellis that is nearest to a vector. Codes: packed indices, uint32 (*n, words).
 
     Time runs through the fields of `packing`'s lanes: the coordinate in plane k and lane j is at time 8 j + k. Where 8
@@ -40,7 +43,7 @@ class Trellis(Quantizer):
         check_int("state_bits", self.table.state_bits, self.bits, min(16, 8 * self._lanes * self.bits))
 
     @property
-    def companded(self) -> bool:
+    def in_integers(self) -> bool:
         """Whether levels are by arithmetic in int8, which caches lay codes out for."""
         return isinstance(self.table, Companded) and self.table.whole
 
@@ -77,8 +80,17 @@ class Trellis(Quantizer):
     def decode(self, codes: UInt32[Array, "*n words"]) -> Float[Array, "*n d"]:
         return self._values(self.states(codes))
 
-    def dot(self, y: Queries, codes: UInt32[Array, "*n words"]) -> Float[Array, "*mn"]:
-        return blocks.inner_in_blocks(check_vectors(y, self.dim), self.decode, codes)
+    @property
+    def parts(self) -> list[Part]:
+        plane, lane = np.divmod(np.arange(self.dim), self._lanes)
+        ends = (8 * lane + plane + 1) * self.bits
+        return [Part(slice(0, self.dim), ends, jnp.broadcast_to(self.table.step, self.dim), self.table, fine=False)]
+
+    def stream(self, codes: UInt32[Array, "b h t words"]) -> UInt8[Array, "b h rows t"]:
+        """A lane of `packing` is the codes of eight coordinates that follow on each other."""
+        lanes = packing.unpack_lanes(codes, self.bits, self._lanes)
+        octets = lax.bitcast_convert_type(lanes, jnp.uint8)[..., : self.bits]
+        return jnp.swapaxes(octets.reshape(*lanes.shape[:-1], self._lanes * self.bits), 2, 3)
 
     def _values(self, states: Integer[Array, "*n d"]) -> Float[Array, "*n d"]:
         return self.table(states) * self.table.step

@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt8, UInt32
 
-from rqjax.arrays import blocks, packing, streams, viterbi
+from rqjax.arrays import streams, viterbi
 from rqjax.arrays.planes import as_float32
 from rqjax.codebooks import trellis_tables
 from rqjax.codebooks.trellis_tables import Companded, Table, Turns
-from rqjax.core import Quantizer, Queries, Vectors, check_vectors, pytree, static
+from rqjax.core import Vectors, check_vectors, pytree, static
 from rqjax.quantizers.trellis import Trellis, by_rows
+from rqjax.scoring.ring_codes import Part, RingCodes
 
 
 @pytree
-class TrellisColumns(Quantizer):
+class TrellisColumns(RingCodes):
     """The path through a trellis that is nearest to a vector. Codes: packed indices, uint8 (*n, bytes).
 
     Coordinate i shifts bits[i] bits into the state, which its level, `mean + deviation * table(state)`, depends on; the
@@ -36,8 +37,6 @@ class TrellisColumns(Quantizer):
     """For each number of bits but 0, the most first."""
     bits: tuple[float | int, ...] = static()
     """Of each coordinate, descending; multiples of an eighth."""
-    streamed: bool = static(default=True)
-    """False in files from before 2026-11-23, whose indices are packed by `packing.pack_bytes`."""
 
     def __post_init__(self):
         if list(self.bits) != sorted(self.bits, reverse=True) or len(self.classes) != len(self.tables):
@@ -52,9 +51,9 @@ class TrellisColumns(Quantizer):
         return len(self.bits)
 
     @property
-    def companded(self) -> bool:
+    def in_integers(self) -> bool:
         """Whether levels are by arithmetic, which caches lay codes out for."""
-        return all(isinstance(table, Companded) for table, _ in self.parts)
+        return all(isinstance(table, Companded) for table, _ in self.by_table)
 
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
         return by_rows(self._encode, as_float32(check_vectors(x, self.dim)), self.tables[0].state_bits)
@@ -66,19 +65,12 @@ class TrellisColumns(Quantizer):
         units.append(jnp.zeros((*codes.shape[:-1], self.dim - states.shape[-1])))
         return self.mean + self.deviation * jnp.concatenate(units, axis=-1)
 
-    def dot(self, y: Queries, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*mn"]:
-        return blocks.inner_in_blocks(check_vectors(y, self.dim), self.decode, codes)
-
     def states(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n active"]:
         """The state of each coordinate that has bits: a window that slides over the stream."""
         bits, size = self.widths.tolist(), self.tables[0].state_bits
-        if self.streamed and size == streams.WINDOW:
+        if size == streams.WINDOW:
             return streams.vector_windows(codes, bits).astype(jnp.uint32)
-        if self.streamed:
-            indices = streams.unpack_vectors(codes, bits).astype(jnp.uint32)
-        else:
-            indices = packing.unpack_bytes(codes, packing.bit_counts(bits), len(bits))
-        return viterbi.windows(indices, bits, size)
+        return viterbi.windows(streams.unpack_vectors(codes, bits).astype(jnp.uint32), bits, size)
 
     @property
     def widths(self) -> np.ndarray:
@@ -92,7 +84,22 @@ class TrellisColumns(Quantizer):
         return [(b, slice(start, start + count)) for b, start, count in starts]
 
     @property
-    def parts(self) -> list[tuple[Table | Companded, slice | np.ndarray]]:
+    def parts(self) -> list[Part]:
+        ends = streams.closed_ends(self.widths)
+        return [
+            Part(some, ends[some], self.deviation[some] * table.step, table, fine=not table.whole)
+            for table, some in self.by_table
+        ]
+
+    @property
+    def center(self) -> Float[Array, "d"]:
+        return self.mean
+
+    def stream(self, codes: UInt8[Array, "b h t bytes"]) -> UInt8[Array, "b h rows t"]:
+        return streams.closed(jnp.swapaxes(codes, 2, 3), int(self.widths.sum()))
+
+    @property
+    def by_table(self) -> list[tuple[Table | Companded, slice | np.ndarray]]:
         """All coordinates with bits, by the table of their levels."""
         found = []
         for table, (b, part) in zip(self.tables, self.classes, strict=True):
@@ -111,10 +118,7 @@ class TrellisColumns(Quantizer):
             viterbi.Segment(z[part], trellis_tables.values(table, b), trellis_tables.turns(b), weights[part])
             for table, (b, part) in zip(self.tables, self.classes, strict=True)
         ]
-        codes = viterbi.tail_biting(segments)
-        if self.streamed:
-            return streams.pack(codes, self.widths).T
-        return packing.pack_bytes(codes.T.astype(jnp.uint32), packing.bit_counts(self.widths.tolist()))
+        return streams.pack(viterbi.tail_biting(segments), self.widths).T
 
     @classmethod
     def gaussian(

@@ -1,3 +1,1 @@
-"""Products with codes that are not decoded, which caches and indexes share. All rules are there once it is imported."""
-
-from rqjax.scoring import leaves as leaves, rules as rules, streams as streams
+"""Products with codes that are not decoded, which caches and indexes share, and the layout of codes in a cache."""

@@ -4,15 +4,14 @@ Shapes: queries y (batch, heads, rows, d), weights w (batch, heads, rows, tokens
 """
 
 import functools
-import operator
 from typing import TypeAlias
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int8, Int32, Shaped
+from jaxtyping import Array, Float, Int8, Int32
 
-from rqjax.arrays.planes import as_float32
 from rqjax.core import operation, platforms
+from rqjax.core.products import ALL_IN_FLOATS
 
 BASE = 128
 """Of the int8 limbs: the highest is from -127 to 127, the others are from 0 to 127."""
@@ -32,7 +31,7 @@ Limbs: TypeAlias = tuple[Int8[Array, "b h limbs d"], Float[Array, "b h r 1"]] | 
 
 def in_floats(rows: int) -> bool:
     """Whether products of so many queries are of floats: Apple's devices multiply no integers."""
-    return platforms.on_apple() or (platforms.on_cpu() and rows >= MANY_ROWS)
+    return ALL_IN_FLOATS.get() or platforms.on_apple() or (platforms.on_cpu() and rows >= MANY_ROWS)
 
 
 def limbs(x: Float[Array, "b h r d"], count: int) -> tuple[Int8[Array, "b h limbs d"], Float[Array, "b h r 1"]]:
@@ -86,44 +85,6 @@ def _float_einsum(subscripts: str, y: Float[Array, "b h r n"], levels: Int8[Arra
     if y.dtype == jnp.bfloat16:
         return jnp.einsum(subscripts, y, levels, preferred_element_type=jnp.float32)
     return jnp.einsum(subscripts, y, levels, precision=lax.Precision.HIGHEST)
-
-
-def full_precision_einsum(
-    subscripts: str, y: Float[Array, "b h r n"], x: Shaped[Array, "b h t d"]
-) -> Float[Array, "b h r m"]:
-    """An einsum with tokens in full precision. bfloat16 is used as it is, with y in three parts of 8 bits each."""
-    if x.dtype != jnp.bfloat16 or platforms.on_apple():
-        return jnp.einsum(subscripts, y, as_float32(x), precision=lax.Precision.HIGHEST)
-    parts = []
-    for _ in range(3):
-        parts.append(y.astype(jnp.bfloat16))
-        y = y - parts[-1].astype(jnp.float32)
-    found = jnp.einsum(subscripts, jnp.concatenate(parts, axis=2), x, preferred_element_type=jnp.float32)
-    return functools.reduce(operator.add, jnp.split(found, 3, axis=2))
-
-
-def weighted_sums(w: Float[Array, "b h r t"], x: Shaped[Array, "b h t d"]) -> Float[Array, "b h r d"]:
-    """Sums of tokens with weights w. A token whose weight is 0 adds nothing, not-a-number neither."""
-    sums = full_precision_einsum("bhrt,bhtd->bhrd", w, x)
-
-    def careful(w: Array, x: Array) -> Array:
-        finite = jnp.isfinite(x).all(-1)
-        sums = full_precision_einsum("bhrt,bhtd->bhrd", w, jnp.where(finite[..., None], x, 0))
-        return jnp.where(spoiled(w, finite), jnp.nan, sums)
-
-    if not platforms.on_cpu():  # where a condition would wait for the host
-        return careful(w, x)
-    return lax.cond(jnp.isfinite(sums).all(), lambda w, x: sums, careful, w, x)
-
-
-def spoiled(w: Float[Array, "b h r t"], finite: Bool[Array, "b h t"]) -> Bool[Array, "b h r 1"]:
-    """Whether a token that is not finite has a weight."""
-    return ((w != 0) & ~finite[:, :, None]).any(-1, keepdims=True)
-
-
-def times(w: Float[Array, "*#n"], scale: Float[Array, "*#n"]) -> Float[Array, "..."]:
-    """Weights times scales of tokens; 0 where the weight is, whatever the scale."""
-    return jnp.where(w == 0, 0, w * scale)
 
 
 def _joined(found: Int32[Array, "b h limbs n"], unit: Float[Array, "b h r 1"], count: int) -> Float[Array, "b h r n"]:

@@ -10,15 +10,14 @@ from jaxtyping import Array, Float
 from rqjax.arrays import blocks, norms
 from rqjax.arrays.kmeans import lloyd, nearest, spread
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Key, Quantizer, Vectors, Wrapper, check_vectors, operation, pytree, random, static
-from rqjax.scoring import rules
+from rqjax.core import Codes, Key, Quantizer, Vectors, check_vectors, operation, pytree, random, static
 
 START, ITERATIONS = 8, 10
 """Vectors a cell that k-means++ chooses among, and iterations of Lloyd."""
 
 
 @pytree
-class Cells(Wrapper):
+class Cells(Quantizer):
     """Vectors, or what the nearest of many centroids leaves of them, in the codes of another quantizer. Codes: (cells
     int32 (*n,), inner codes).
 
@@ -30,6 +29,10 @@ class Cells(Wrapper):
     residual: bool = static(default=True)
     """Whether the centroid is subtracted."""
 
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))
         cell = nearest(x.reshape(-1, self.dim), self.centroids).reshape(x.shape[:-1]).astype(jnp.int32)
@@ -39,14 +42,14 @@ class Cells(Wrapper):
         x = self.inner.decode(codes[1])
         return x + self.centroids[codes[0]] if self.residual else x
 
+    def prepare(self, y: Float[Array, "b h r d"]) -> Any:
+        return blocks.inner(y, self.centroids), self.inner.prepare(y)
 
-rules.RULES[Cells] = rules.Rule(
-    prepare=lambda q, y: (blocks.inner(y, q.centroids), rules.prepare(q.inner, y)),
-    scores=lambda q, y, codes, transposed: (
-        rules.scores(q.inner, y[1], codes[1])
-        + (jax.vmap(jax.vmap(lambda near, cell: near[:, cell]))(y[0], codes[0]) if q.residual else 0)
-    ),
-)
+    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        found = self.inner.scores(prepared[1], codes[1])
+        if not self.residual:
+            return found
+        return found + jax.vmap(jax.vmap(lambda near, cell: near[:, cell]))(prepared[0], codes[0])
 
 
 def learned(

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Int32, PyTree
 
 from rqjax.arrays import blocks
 from rqjax.arrays.planes import materialized, part, pick
-from rqjax.scoring import rules
 from rqjax.search.cells import Cells
 from rqjax.search.rough import counted, rough
 from rqjax.search.rows import Rows
@@ -93,7 +92,7 @@ def _by_query(
 
     def ranked(y: Array, row: Array, added: Array) -> tuple[Array, Array]:
         codes = jax.tree.map(lambda a: pick(a, row)[:, None], rows.codes)
-        scores = rules.scores(cells.inner, rules.prepare(cells.inner, y[:, None, None]), codes)[:, 0, 0]
+        scores = cells.inner.scores(cells.inner.prepare(y[:, None, None]), codes)[:, 0, 0]
         return largest(scores + added, k, row)
 
     _, row, added = lax.map(best, (jax.vmap(first.prepare)(y[:, None, None, None]), near, chosen))
@@ -112,7 +111,7 @@ def _by_list(
     order = jnp.argsort(chosen)
     firsts = jnp.searchsorted(chosen[order], jnp.arange(lists + 1))  # of the pairs of a list
     groups = jnp.cumsum(-(-jnp.diff(firsts) // together))
-    each = jax.vmap(lambda y: rules.prepare(cells.inner, y))(y[:, None, None, None]) if together == 1 else None
+    each = jax.vmap(cells.inner.prepare)(y[:, None, None, None]) if together == 1 else None
 
     def group(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
         of = jnp.searchsorted(groups, i, side="right")
@@ -120,7 +119,7 @@ def _by_list(
         place = place + jnp.arange(together)
         query = jnp.where(place >= firsts[of], order[jnp.maximum(place, 0)] // probes, len(y))
         # Only rules know how what they prepare lies for several queries: these are prepared anew for each list.
-        prepared = rules.prepare(cells.inner, y[query][None, None]) if each is None else _at(each, query[0])
+        prepared = cells.inner.prepare(y[query][None, None]) if each is None else _at(each, query[0])
         base = near[query, of][:, None]
 
         def scored(j: Array, best: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -130,7 +129,7 @@ def _by_list(
             row = (start + jnp.arange(size)).astype(jnp.int32)
             inside = (row >= wanted) & (row < starts[of + 1])
             codes = jax.tree.map(lambda a: a[None, None], here.codes)
-            scores = rules.scores(cells.inner, prepared, codes)[0, 0] + base + jnp.where(inside, here.bias, -jnp.inf)
+            scores = cells.inner.scores(prepared, codes)[0, 0] + base + jnp.where(inside, here.bias, -jnp.inf)
             one, place = lax.top_k(scores, min(k, size))
             scores, row = jnp.concatenate([best[0], one], 1), jnp.concatenate([best[1], row[place]], 1)
             return largest(scores, k, row)

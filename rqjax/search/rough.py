@@ -21,7 +21,7 @@ from rqjax import codebooks
 from rqjax.arrays import packing
 from rqjax.core import Codes, Quantizer, platforms, pytree
 from rqjax.quantizers.scalar import Scalar
-from rqjax.scoring import integers, rules
+from rqjax.scoring import integers
 
 FEW = 8
 """Queries that are counted, one by one; more meet levels in products."""
@@ -31,11 +31,6 @@ DROPPED = 1e-3
 """Of the levels' energy: Walsh functions that have less together are left out."""
 
 
-@pytree
-class Planes(Scalar):
-    """A `Scalar` quantizer whose products are counted."""
-
-
 class Query(NamedTuple):
     """A query in whole numbers, two's complements: planes of its bits in the places of the codes', the lowest first."""
 
@@ -43,6 +38,31 @@ class Query(NamedTuple):
     unit: Float[Array, "b h r 1"]
     total: Float[Array, "b h r 1"]
     """The sum of its numbers."""
+
+
+@pytree
+class Planes(Scalar):
+    """A `Scalar` quantizer whose products are counted."""
+
+    def prepare(self, y: Float[Array, "b h r d"]) -> Query:
+        unit = jnp.abs(y).max(-1, keepdims=True) / (2 ** (QUERY_BITS - 1) - 1)
+        whole = jnp.round(y / jnp.where(unit > 0, unit, 1)).astype(jnp.int32)
+        bits, dim = self.bits, self.dim
+        planes = [bit_planes(packing.pack((whole >> i) & 1, bits), bits, dim)[0] for i in range(QUERY_BITS)]
+        total = whole.sum(-1, keepdims=True).astype(jnp.float32)
+        return Query([[word[..., None] for word in plane] for plane in planes], unit, total)
+
+    def scores(self, prepared: Query, codes: UInt32[Array, "b h t words"]) -> Float[Array, "b h r t"]:
+        chosen = functions(self.bits)
+        planes = bit_planes(codes, self.bits, self.dim)
+        weights = jnp.asarray(_weights(chosen, self.bits), jnp.float32) @ jnp.asarray(self.levels, jnp.float32)
+        total = jnp.float32(0)
+        for weight, subset in zip(weights, chosen, strict=True):
+            words = [functools.reduce(operator.xor, parts)[:, :, None] for parts in zip(*(planes[k] for k in subset))]  # noqa: B905
+            *low, sign = [_count(words, plane) << i for i, plane in enumerate(prepared.planes)]
+            product = functools.reduce(operator.add, low) - sign
+            total = total + weight * (2 * product.astype(jnp.float32) - prepared.total)
+        return total * prepared.unit * self.step
 
 
 class Products(NamedTuple):
@@ -61,8 +81,8 @@ def counted(quantizer: Quantizer, queries: int) -> bool:
 
 
 def exact(quantizer: Quantizer) -> Products:
-    """The products of a quantizer's own rule."""
-    return Products(functools.partial(rules.prepare, quantizer), functools.partial(rules.scores, quantizer))
+    """The products of the quantizer itself."""
+    return Products(quantizer.prepare, quantizer.scores)
 
 
 def rough(quantizer: Quantizer, queries: int) -> Products:
@@ -77,7 +97,7 @@ def rough(quantizer: Quantizer, queries: int) -> Products:
         )
         return exact(planes)._replace(spare=2.0)
     products = exact(quantizer)
-    if platforms.on_cpu() and integers.in_floats(queries) and rules.in_integers(quantizer):
+    if platforms.on_cpu() and integers.in_floats(queries) and quantizer.in_integers:
         prepare = lambda y: jax.tree.map(lambda a: a.astype(jnp.bfloat16), products.prepare(y))  # noqa: E731
         return products._replace(prepare=prepare, spare=1.25)
     return products
@@ -103,30 +123,6 @@ def _weights(subsets: list[tuple[int, ...]], bits: int) -> np.ndarray:
     return np.stack([signs[:, list(s)].prod(1) for s in subsets]) / 2**bits
 
 
-def _prepare(quantizer: Planes, y: Float[Array, "b h r d"]) -> Query:
-    unit = jnp.abs(y).max(-1, keepdims=True) / (2 ** (QUERY_BITS - 1) - 1)
-    whole = jnp.round(y / jnp.where(unit > 0, unit, 1)).astype(jnp.int32)
-    bits, dim = quantizer.bits, quantizer.dim
-    planes = [bit_planes(packing.pack((whole >> i) & 1, bits), bits, dim)[0] for i in range(QUERY_BITS)]
-    total = whole.sum(-1, keepdims=True).astype(jnp.float32)
-    return Query([[word[..., None] for word in plane] for plane in planes], unit, total)
-
-
-def _scores(
-    quantizer: Planes, y: Query, codes: UInt32[Array, "b h t words"], transposed: bool
-) -> Float[Array, "b h r t"]:
-    chosen = functions(quantizer.bits)
-    planes = bit_planes(codes, quantizer.bits, quantizer.dim)
-    weights = jnp.asarray(_weights(chosen, quantizer.bits), jnp.float32) @ jnp.asarray(quantizer.levels, jnp.float32)
-    total = jnp.float32(0)
-    for weight, subset in zip(weights, chosen, strict=True):
-        words = [functools.reduce(operator.xor, parts)[:, :, None] for parts in zip(*(planes[k] for k in subset))]  # noqa: B905
-        *low, sign = [_count(words, plane) << i for i, plane in enumerate(y.planes)]
-        product = functools.reduce(operator.add, low) - sign
-        total = total + weight * (2 * product.astype(jnp.float32) - y.total)
-    return total * y.unit * quantizer.step
-
-
 def _count(words: list[Array], others: list[Array]) -> Array:
     shared = [lax.population_count(a & b).astype(jnp.int32) for a, b in zip(words, others, strict=True)]
     return functools.reduce(operator.add, shared)
@@ -147,6 +143,3 @@ def bit_planes(codes: UInt32[Array, "*n words"], bits: int, dim: int) -> list[li
         return functools.reduce(operator.or_, (((w >> k) & mask) << i for i, w in enumerate(group)))
 
     return [[word(group, k) for group in groups] for k in range(bits)]
-
-
-rules.RULES[Planes] = rules.Rule(prepare=_prepare, scores=_scores)

@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Int32, Shaped
 from rqjax.arrays.blocks import in_blocks
 from rqjax.arrays.planes import materialized, part, pick
 from rqjax.core import Codes, Quantizer
-from rqjax.scoring import rules
 from rqjax.search.rough import counted, exact, rough
 
 QUERIES_TOGETHER = 1024
@@ -70,7 +69,7 @@ def _scan(
         seen = (maxima == -jnp.inf) | ((row < last) & (last < start + group))
         row, seen = row.reshape(len(y), -1), seen.reshape(len(y), -1)
         some = jax.tree.map(lambda a: pick(a, row)[:, None], codes)
-        scores = rules.scores(quantizer, rules.prepare(quantizer, y[:, None, None]), some)[:, 0, 0]
+        scores = quantizer.scores(quantizer.prepare(y[:, None, None]), some)[:, 0, 0]
         return largest(scores + jnp.where(seen, -jnp.inf, bias[row]), k, row)
 
     return in_blocks(ranked, y, *best, rows=RANKED_TOGETHER)

@@ -9,7 +9,6 @@ import pytest
 
 import rqjax
 from rqjax.arrays import streams, viterbi
-from rqjax.scoring import rules
 from tests.tools.suites import some
 
 BITS = [(3,) * 16, (1,) * 24, (8, 7, 5, 5, 4, 3, 3, 2, 1, 1, 1), (6, 2), (4,) * 5]
@@ -65,16 +64,14 @@ def test_products_with_coordinates_of_many_bits(kind, bits):
     mean, deviation = 0.3 * jax.random.normal(keys[0], (d,)), jnp.exp(-jnp.arange(d) / 3)
     q = kind.gaussian(mean, deviation, bits)
     q = q.rounded() if kind is rqjax.Columns else q
-    assert rules.in_integers(q)
+    assert q.in_integers
     x = mean + deviation * jax.random.normal(keys[1], (2, 2, 32, d))
     y, w = jax.random.normal(keys[2], (2, 2, 3, d)), jax.random.uniform(keys[3], (2, 2, 3, 32))
     encoded, decoded = q.encode(x), np.asarray(q.decode(q.encode(x)))
-    laid_out = jax.tree.map(
-        lambda a: a.read(0, 32), rules.lay_out(q, encoded, False), is_leaf=lambda a: hasattr(a, "read")
-    )
+    laid_out = jax.tree.map(lambda a: a.read(0, 32), q.laid_out(encoded, False), is_leaf=lambda a: hasattr(a, "read"))
     for held in (encoded, laid_out):
-        scores = rules.scores(q, rules.prepare(q, y), held)
-        sums = rules.restore(q, rules.weigh(q, w, held))
+        scores = q.scores(q.prepare(y), held)
+        sums = q.restore(q.weigh(w, held))
         # 15 bits of the largest product of a query's coordinate and its scale
         np.testing.assert_allclose(scores, np.einsum("bhrd,bhtd->bhrt", y, decoded), atol=3e-3)
         np.testing.assert_allclose(sums, np.einsum("bhrt,bhtd->bhrd", w, decoded), atol=1e-4)

@@ -18,7 +18,6 @@ from pallas_kernels.gpu.decode_attention import decode_attention
 from pallas_kernels.packed import Packed
 from rqjax.backends import hopper
 from rqjax.core import Unsupported
-from rqjax.scoring import rules
 from tests.tools.packed_codes import attention, by_token, encoded, error, hidden, in_pages
 from tests.tools.suites import some
 
@@ -73,7 +72,7 @@ def encoded_on_a_trellis(rng, bits, batch, tokens, dim):
     leaf = rqjax.trellis_coded(dim, bits)
     words = jnp.asarray(rng.integers(0, 2**32, (batch, 1, tokens, dim * bits // 32)), jnp.uint32)
     scale = jnp.asarray(rng.lognormal(sigma=0.4, size=(batch, 1, 1, tokens)) / 60, jnp.bfloat16)
-    (stream,) = rules.lay_out(leaf, words, transposed=False)
+    stream = leaf.laid_out(words, transposed=False).array
     vectors = np.asarray(leaf.table(leaf.states(words)), np.float64)
     levels = {name: getattr(leaf.table, name) for name in ("multiplier", "bends", "offset", "fold")}
     vectors *= np.asarray(scale, np.float64).swapaxes(2, 3)

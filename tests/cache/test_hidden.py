@@ -9,7 +9,7 @@ import pytest
 
 import rqjax
 from rqjax.cache.kv import over
-from rqjax.scoring import tiles
+from rqjax.scoring.tiles import UNIT
 from tests.cache.test_cache import BIAS, KINDS, TEXTS, attend, attend_anew, of_kind, tolerance, truncate
 from tests.tools.plain import PlainCache, error
 from tests.tools.suites import some
@@ -54,9 +54,7 @@ def test_tokens_that_are_not_finite(kind):
     expected = plain.attend(q)
     assert error(out[1], expected[1]) < close
     assert error(out[0, : BAD[0]], expected[0, : BAD[0]]) < close
-    if (
-        cache.unit == tiles.UNIT and kind != "blocks"
-    ):  # tiles that share scales count it as zeros, formats have no such code
+    if cache.unit == UNIT and kind != "blocks":  # tiles that share scales count it as zeros, formats have no such code
         assert not np.isfinite(out[0, -1]).all()
     mask = ~np.isin(np.arange(cache.max_len), BAD)
     q = q[:, -3:]

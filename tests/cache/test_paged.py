@@ -27,8 +27,7 @@ from rqjax.cache.kv import over
 from rqjax.cache.pages import NoRoom, codes_in, root
 from rqjax.cache.prefixes import Block
 from rqjax.cache.strategies import STRATEGIES
-from rqjax.core import treefile
-from rqjax.scoring import tiles
+from rqjax.core import PAGE, TokenArray, treefile
 from tests.tools.plain import PlainCache, error
 from tests.tools.suites import some
 
@@ -83,7 +82,7 @@ def rows(cache, slot):
 def read(cache, slot):
     """The codes of a sequence, and what else is known of it."""
     coded = int(cache.coded[slot])
-    leaves = jax.tree.leaves((cache.keys, cache.values), is_leaf=tiles.is_token_array)
+    leaves = jax.tree.leaves((cache.keys, cache.values), is_leaf=TokenArray.is_one)
     found = zip(leaves, jax.tree.leaves(rows(cache, slot)), strict=True)
     codes = [np.take(np.asarray(x), range(coded // leaf.tokens_per_entry), axis=leaf.axis) for leaf, x in found]
     mean = [] if cache.key_mean is None else [np.asarray(cache.key_mean[slot])]
@@ -99,7 +98,7 @@ def checked(paged):
     cache = paged.caches
     for slot, length in paged.slots.items():
         assert int(cache.lengths[slot]) == length
-        assert (np.asarray(cache.tables[slot]) >= 0).sum() == -(-int(cache.coded[slot]) // tiles.PAGE)
+        assert (np.asarray(cache.tables[slot]) >= 0).sum() == -(-int(cache.coded[slot]) // PAGE)
 
 
 class Schedule(RuleBasedStateMachine):

@@ -260,7 +260,8 @@ def test_a_bad_row_spoils_itself_alone(case):
 @of_methods
 def test_zero_decodes_to_zero(case):
     np.testing.assert_array_equal(case.out.extreme[0, 38], 0)
-    np.testing.assert_array_equal(case.out.extreme_products[:, 38], 0)
+    # affine levels are centered: what that takes off and a bias adds again rounds
+    np.testing.assert_allclose(case.out.extreme_products[:, 38], 0, atol=1e-12)
     assert jnp.abs(case.out.extreme[0, 39]).max() < 1e-6  # a subnormal one
 
 

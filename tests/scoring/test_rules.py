@@ -10,7 +10,6 @@ import pytest
 import rqjax
 from rqjax import FITTED, METHODS
 from rqjax.scoring.integers import MANY_ROWS
-from rqjax.scoring.rules import in_integers
 from tests.tools.plain import PlainCache, error
 from tests.tools.steps import Steps
 from tests.tools.suites import distinct, some
@@ -50,7 +49,7 @@ def test_a_cache_and_an_index_have_the_products_of_decoded_vectors(name):
     """With codes of 64 of 80 tokens and of 300 vectors; to 1e-4 of all products, the 15 bits of a query. Where scales
     of coordinates are multiplied into it, the 15 bits are those of the largest product, others have fewer: 2e-4."""
     quantizer, least = made(name), 2e-4 if name in SCALED else 1e-4
-    assert in_integers(quantizer) == (name not in DECODED)
+    assert quantizer.in_integers == (name not in DECODED)
     cache = rqjax.KVCache.init(2, 2, 80, quantizer, quantizer, window=0, sinks=0, dtype=jnp.float32)
     k, v, q = vectors(1, 2, 80, 2), vectors(2, 2, 80, 2), vectors(3, 2, 3, 4)
     plain = PlainCache(cache)
@@ -71,7 +70,7 @@ def test_a_new_leaf_takes_one_rule(tmp_path):
     """It is laid out in tiles, multiplied in integers in a cache and an index, saved, loaded and trained."""
     steps = Steps(jnp.float32(1 / 8), DIM)
     nest = rqjax.Rotated(rqjax.rotations.Hadamard.random(KEY, DIM), steps)
-    assert in_integers(nest)
+    assert nest.in_integers
     cache = rqjax.KVCache.init(1, 2, 80, nest, steps, window=0, sinks=0, dtype=jnp.float32)
     plain, k, v, q = PlainCache(cache), vectors(1, 1, 80, 2), vectors(2, 1, 80, 2), vectors(3, 1, 3, 4)
     plain.append(k, v)

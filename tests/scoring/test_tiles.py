@@ -8,7 +8,8 @@ import pytest
 import rqjax
 from rqjax import METHODS
 from rqjax.arrays.levels import look_up
-from rqjax.scoring import rules, tiles
+from rqjax.core import TokenArray
+from rqjax.scoring import tiles
 from tests.tools.plain import error
 from tests.tools.suites import some
 
@@ -54,9 +55,9 @@ def test_products_with_codes_are_those_with_decoded_vectors(name, bits, dim):
         codes = quantizer.encode(x)
         decoded = quantizer.decode(codes)
         keys, values = (read(quantizer, codes, 32, transposed=turned) for turned in (False, True))
-        scores = rules.scores(quantizer, rules.prepare(quantizer, y), keys)
+        scores = quantizer.scores(quantizer.prepare(y), keys)
         w = jax.nn.softmax(4 * scores / dim**0.5)
-        sums = rules.restore(quantizer, rules.weigh(quantizer, w, values))
+        sums = quantizer.restore(quantizer.weigh(w, values))
         exact_scores = jnp.einsum("bhrd,bhtd->bhrt", y, decoded, precision="highest")
         exact_sums = jnp.einsum("bhrt,bhtd->bhrd", w, decoded, precision="highest")
         pairs = ((scores, exact_scores), (sums, exact_sums))
@@ -66,8 +67,8 @@ def test_products_with_codes_are_those_with_decoded_vectors(name, bits, dim):
 
 
 def read(quantizer, codes, tokens, *, transposed):
-    laid_out = rules.lay_out(quantizer, codes, transposed)
-    return jax.tree.map(lambda leaf: leaf.read(0, tokens), laid_out, is_leaf=tiles.is_token_array)
+    laid_out = quantizer.laid_out(codes, transposed)
+    return jax.tree.map(lambda leaf: leaf.read(0, tokens), laid_out, is_leaf=TokenArray.is_one)
 
 
 def test_small_weights_beside_a_large_one_are_kept():
@@ -80,7 +81,7 @@ def test_small_weights_beside_a_large_one_are_kept():
     @jax.jit
     def through(quantizer, values, w):
         codes = quantizer.encode(values)
-        sums = rules.weigh(quantizer, w, read(quantizer, codes, 4096, transposed=True))
+        sums = quantizer.weigh(w, read(quantizer, codes, 4096, transposed=True))
         return sums, quantizer.decode(codes)
 
     sums, decoded = through(quantizer, values, w)
@@ -100,7 +101,7 @@ def test_a_loud_coordinate_of_a_query_costs_less_than_the_codes(name):
     def through(quantizer, x, y):
         codes = quantizer.encode(x)
         keys = read(quantizer, codes, 512, transposed=False)
-        return rules.scores(quantizer, rules.prepare(quantizer, y), keys), quantizer.decode(codes)
+        return quantizer.scores(quantizer.prepare(y), keys), quantizer.decode(codes)
 
     scores, decoded = (np.asarray(a, np.float64) for a in through(quantizer, x, y))
     lost, own = scores - y @ decoded.swapaxes(2, 3), y.astype(np.float64) @ (x - decoded).swapaxes(2, 3)
@@ -118,7 +119,7 @@ def test_extreme_queries():
     def through(quantizer, x, y):
         codes = quantizer.encode(x)
         keys = read(quantizer, codes, 16, transposed=False)
-        return rules.scores(quantizer, rules.prepare(quantizer, y), keys), quantizer.decode(codes)
+        return quantizer.scores(quantizer.prepare(y), keys), quantizer.decode(codes)
 
     scores, decoded = through(quantizer, x, y)
     exact = np.asarray(y, np.float64) @ np.asarray(decoded, np.float64).swapaxes(2, 3)

@@ -26,7 +26,9 @@ def encoded(rng, kind, batch, tokens, dim, *, transposed, heads=1):
         biases = -(2.0 ** (bits - 1)) * scale[0] + scale[1]
     whole = lambda x: np.repeat(np.swapaxes(x.astype(np.float64), 2, 3), dim // groups, axis=3)  # noqa: E731
     vectors = whole(scale[0]) * (indices if group else levels[indices]) + (whole(biases) if group else 0)
-    return Packed(tuple(np.asarray(x.bits) for x in pack(indices, bits, transposed)), scale[0], biases, levels), vectors
+    return Packed(
+        tuple(np.asarray(x.bits) for x in pack(indices, bits, transposed).sections), scale[0], biases, levels
+    ), vectors
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -6,12 +6,11 @@ import jax.numpy as jnp
 import rqjax
 from rqjax.arrays import packing
 from rqjax.core import check_vectors
-from rqjax.scoring.leaves import Grid, of_levels
-from rqjax.scoring.rules import RULES
+from rqjax.scoring.levels import GroupedLevels
 
 
 @rqjax.pytree
-class Steps(rqjax.Quantizer):
+class Steps(GroupedLevels):
     """Whole steps, relative to the largest magnitude of each vector. Codes: (words, largest)."""
 
     step: jax.Array
@@ -30,8 +29,10 @@ class Steps(rqjax.Quantizer):
     def decode(self, codes):
         return self.step * codes[1] * (self.indices(codes).astype(jnp.float32) - 8)
 
+    groups = 1
 
-RULES[Steps] = of_levels(
-    lambda q, indices: indices.astype(jnp.int8) - 8,
-    grid=Grid(lambda q: 1, lambda q, codes: codes[1:], lambda q, largest: (q.step * largest, None)),
-)
+    def whole(self, indices):
+        return indices.astype(jnp.int8) - 8
+
+    def grid(self, largest):
+        return self.step * largest, None

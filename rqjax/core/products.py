@@ -1,0 +1,65 @@
+"""Products of queries with vectors and sums of vectors by weights, in full precision."""
+
+import contextlib
+import functools
+import operator
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Shaped
+
+from rqjax.core import platforms
+
+ALL_IN_FLOATS: ContextVar[bool] = ContextVar("all_in_floats", default=False)
+"""Whether products of queries are not taken in integers, however few there are."""
+
+
+@contextlib.contextmanager
+def all_in_floats() -> Iterator[None]:
+    """Within it products have the precision of float32."""
+    token = ALL_IN_FLOATS.set(True)
+    try:
+        yield
+    finally:
+        ALL_IN_FLOATS.reset(token)
+
+
+def full_precision_einsum(
+    subscripts: str, y: Float[Array, "b h r n"], x: Shaped[Array, "b h t d"]
+) -> Float[Array, "b h r m"]:
+    """An einsum with tokens in full precision. bfloat16 is used as it is, with y in three parts of 8 bits each."""
+    if x.dtype != jnp.bfloat16 or platforms.on_apple():
+        x = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+        return jnp.einsum(subscripts, y, x, precision=lax.Precision.HIGHEST)
+    parts = []
+    for _ in range(3):
+        parts.append(y.astype(jnp.bfloat16))
+        y = y - parts[-1].astype(jnp.float32)
+    found = jnp.einsum(subscripts, jnp.concatenate(parts, axis=2), x, preferred_element_type=jnp.float32)
+    return functools.reduce(operator.add, jnp.split(found, 3, axis=2))
+
+
+def weighted_sums(w: Float[Array, "b h r t"], x: Shaped[Array, "b h t d"]) -> Float[Array, "b h r d"]:
+    """Sums of tokens with weights w. A token whose weight is 0 adds nothing, not-a-number neither."""
+    sums = full_precision_einsum("bhrt,bhtd->bhrd", w, x)
+
+    def careful(w: Array, x: Array) -> Array:
+        finite = jnp.isfinite(x).all(-1)
+        sums = full_precision_einsum("bhrt,bhtd->bhrd", w, jnp.where(finite[..., None], x, 0))
+        return jnp.where(spoiled(w, finite), jnp.nan, sums)
+
+    if not platforms.on_cpu():  # where a condition would wait for the host
+        return careful(w, x)
+    return lax.cond(jnp.isfinite(sums).all(), lambda w, x: sums, careful, w, x)
+
+
+def spoiled(w: Float[Array, "b h r t"], finite: Bool[Array, "b h t"]) -> Bool[Array, "b h r 1"]:
+    """Whether a token that is not finite has a weight."""
+    return ((w != 0) & ~finite[:, :, None]).any(-1, keepdims=True)
+
+
+def times(w: Float[Array, "*#n"], scale: Float[Array, "*#n"]) -> Float[Array, "..."]:
+    """Weights times scales of tokens; 0 where the weight is, whatever the scale."""
+    return jnp.where(w == 0, 0, w * scale)

@@ -1,0 +1,106 @@
+"""Arrays of codes along whose axes time runs, as caches hold them."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int, Shaped
+
+from rqjax.core.pytree import pytree, static
+
+PAGE = 128
+"""Tokens by which the capacity of a cache grows: what a page holds, and what a GPU kernel takes at a time."""
+
+
+@pytree
+class TokenArray:
+    """An array along one of whose axes time runs, `tokens_per_entry` to an entry.
+
+    Of numbers of 16 bits it holds the bits: XLA's CPU backend would write a bfloat16 by way of a float32 copy of the
+    whole, up to jaxlib 0.10.
+    """
+
+    bits: Shaped[Array, "..."]
+    axis: int = static()
+    tokens_per_entry: int = static()
+    dtype: str = static()
+
+    @classmethod
+    def of(cls, x: Shaped[Array, "..."], axis: int, tokens_per_entry: int = 1) -> "TokenArray":
+        return cls(
+            lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x,
+            axis,
+            tokens_per_entry,
+            x.dtype.name,
+        )
+
+    def empty(self, tokens: int) -> "TokenArray":
+        """Zeros in its form."""
+        shape = [*self.bits.shape]
+        shape[self.axis] = tokens // self.tokens_per_entry
+        return dataclasses.replace(self, bits=jnp.zeros(shape, self.bits.dtype))
+
+    def read(
+        self, start: Int[Array, ""] | int, tokens: int, tables: Int[Array, "batch pages"] | None = None
+    ) -> Shaped[Array, "..."]:
+        """The entries of some tokens from token `start` on: of sequences, or by their tables of pages, on axis 0."""
+        entries, bits = tokens // self.tokens_per_entry, self.bits
+        if tables is not None:
+            bits = self._gathered(lax.dynamic_slice_in_dim(tables, start // PAGE, tokens // PAGE, 1))
+        elif entries < bits.shape[self.axis]:  # a slice of all would still be a copy
+            bits = lax.dynamic_slice_in_dim(bits, start // self.tokens_per_entry, entries, self.axis)
+        return lax.bitcast_convert_type(bits, self.dtype)
+
+    def _gathered(self, pages: Int[Array, "batch pages"]) -> Shaped[Array, "batch ..."]:
+        """Pages side by side. Where tokens come last they are copied one by one: on a CPU a gather whose runs are short
+        takes 20 times as long."""
+        batch, count = pages.shape
+        shape = [batch, *self.bits.shape[1:]]
+        shape[self.axis] *= count
+        if self.axis < self.bits.ndim - 1:
+            return jnp.moveaxis(self.bits[jnp.maximum(pages, 0)], 1, self.axis).reshape(shape)
+
+        def copied(i: Array, out: Array) -> Array:
+            at = [i // count, *[jnp.zeros_like(i)] * (out.ndim - 1)]
+            at[self.axis] = i % count * self.bits.shape[self.axis]
+            page = lax.dynamic_slice_in_dim(self.bits, jnp.maximum(pages[i // count, i % count], 0), 1)
+            return lax.dynamic_update_slice(out, page, at)
+
+        return lax.fori_loop(0, batch * count, copied, jnp.zeros(shape, self.bits.dtype))
+
+    def write(
+        self,
+        new: "TokenArray",
+        start: Int[Array, "batch"],
+        active: Shaped[Array, "batch"],
+        tables: Int[Array, "batch pages"] | None = None,
+    ) -> "TokenArray":
+        """With `new`, within a page, from token `start[b]` on in each sequence b that is active."""
+
+        def one(old, new, start, active, page=None):
+            at = [jnp.zeros_like(start)] * new.ndim
+            at[self.axis - 1] = start // self.tokens_per_entry
+            if page is not None:
+                at, new = [page, *at], new[None]
+            kept = lax.dynamic_slice(old, at, new.shape)
+            return lax.dynamic_update_slice(old, jnp.where(active, new, kept), at)
+
+        if tables is None:
+            bits = jax.vmap(one)(self.bits, new.bits, start, active)
+        else:
+            pages = jnp.maximum(jnp.take_along_axis(tables, start[:, None] // PAGE, axis=1)[:, 0], 0)
+            at = lambda b, bits: one(bits, new.bits[b], start[b] % PAGE, active[b], pages[b])  # noqa: E731
+            bits = lax.fori_loop(0, len(start), at, self.bits)
+        return dataclasses.replace(self, bits=bits)
+
+    def extend(self, tokens: int) -> "TokenArray":
+        """Room for more tokens."""
+        widths = [(0, 0)] * self.bits.ndim
+        widths[self.axis] = (0, tokens // self.tokens_per_entry)
+        return dataclasses.replace(self, bits=jnp.pad(self.bits, widths))
+
+    @classmethod
+    def is_one(cls, x: Any) -> bool:
+        return isinstance(x, cls)
