@@ -15,6 +15,7 @@ Operations on any quantizer
     encode decode roundtrip straight_through nbytes save load
 Keys and values
     STRATEGIES strategy Strategy KVCache Rope append attend dot_product_attention grow truncate requantize PagedCache
+    AsGiven SubtractedMean TurnedMean BeforeRope LastPart, in what form a cache has keys and values
     rqjax.nn for flax
 Nearest neighbors
     Index IVF
@@ -50,10 +51,15 @@ from rqjax.arrays import packing as packing
 from rqjax.backends import hopper as kernels, hopper_attention as _hopper_attention, mlx as _mlx, tpu as _tpu  # noqa: F401
 from rqjax.cache.append import append as append, grow as grow
 from rqjax.cache.attention import attend as attend, dot_product_attention as dot_product_attention
-from rqjax.cache.kv import KVCache as KVCache
-from rqjax.cache.paged import PagedCache as PagedCache
+from rqjax.cache.key_forms import (
+    AsGiven as AsGiven,
+    BeforeRope as BeforeRope,
+    SubtractedMean as SubtractedMean,
+    TurnedMean as TurnedMean,
+)
+from rqjax.cache.kv import KVCache as KVCache, LastPart as LastPart
 from rqjax.cache.requantize import requantize as requantize
-from rqjax.cache.strategies import STRATEGIES as STRATEGIES, Strategy as Strategy, strategy as strategy
+from rqjax.cache.strategy import Strategy as Strategy
 from rqjax.cache.truncate import truncate as truncate
 from rqjax.core import extras as extras
 from rqjax.core.dispatch import Unsupported as Unsupported
@@ -71,6 +77,7 @@ from rqjax.core.registry import UnknownName as UnknownName
 from rqjax.learning import losses as losses
 from rqjax.learning.parameters import parameters as parameters
 from rqjax.learning.training import fit as fit
+from rqjax.paging.paged import PagedCache as PagedCache
 from rqjax.quantizers.affine import Affine as Affine, MinMax as MinMax
 from rqjax.quantizers.balanced import Balanced as Balanced
 from rqjax.quantizers.block_formats import Blocks as Blocks
@@ -134,6 +141,7 @@ from rqjax.recipes.methods import (
 from rqjax.recipes.oscar import oscar as oscar
 from rqjax.recipes.product import lopq as lopq, opq as opq, pq as pq, qet as qet
 from rqjax.recipes.sketches import Sign as Sign
+from rqjax.recipes.strategies import STRATEGIES as STRATEGIES, strategy as strategy
 from rqjax.rotations import Rope as Rope, clifford as clifford
 from rqjax.search.index import Index as Index
 from rqjax.search.ivf import IVF as IVF

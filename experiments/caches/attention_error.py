@@ -65,8 +65,8 @@ def errors(
     age = time - count + jnp.arange(count)[:, None] - jnp.arange(time)
     seen = (age >= 0) & (age < (sliding_window or time))
     turned = [q, k]
-    if cache.rope is not None:
-        turned = [cache.rope(x, jnp.arange(time - x.shape[1], time)[:, None]) for x in turned]
+    if cache.key_form.rope is not None:
+        turned = [cache.key_form.rope(x, jnp.arange(time - x.shape[1], time)[:, None]) for x in turned]
     turned[1], v_of_heads = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (turned[1], v))
     scores = jnp.einsum("bthd,bshd->bhts", *turned) / dim**0.5
     exact = jax.nn.log_softmax(jnp.where(seen, scores, -jnp.inf))

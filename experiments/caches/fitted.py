@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 import rqjax
-from rqjax.cache.strategies import checked, parsed, with_bits
+from rqjax.recipes.strategies import checked, parsed, with_bits
 
 CALIBRATED = ":calibrated"
 

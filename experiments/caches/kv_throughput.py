@@ -23,8 +23,8 @@ from experiments.harness.table import Table
 from experiments.harness.texts import numbers
 from experiments.harness.timing import turns
 from rqjax.cache.kv import GROWTH
-from rqjax.cache.strategies import parsed, with_bits
 from rqjax.core import check_int, extras
+from rqjax.recipes.strategies import parsed, with_bits
 
 TABLES = (
     Table(
@@ -120,12 +120,12 @@ def write(cache: tuple[jax.Array, jax.Array, jax.Array], k: jax.Array, v: jax.Ar
 def _strategy(name: str, heads: int, dim: int) -> rqjax.Strategy:
     if not fitted.learns(name):
         return rqjax.strategy(name, jax.random.key(1), dim)
-    (part,), options = parsed(name)
+    (part,), form = parsed(name)
     recipe, bits = with_bits(part)
-    before = options.get("pre_rope", False)
+    before = isinstance(form, rqjax.BeforeRope)
     x = _keys_before_they_turn(heads, dim) if before else samples.sample("kv", 1, FITTED_TO, dim)[0]
     quantizer = rqjax.FITTED[recipe](jax.random.key(1), x, bits)
-    return rqjax.Strategy(quantizer, quantizer, **options)
+    return rqjax.Strategy(quantizer, quantizer, form, name)
 
 
 def _keys_before_they_turn(heads: int, dim: int) -> jax.Array:

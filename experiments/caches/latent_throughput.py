@@ -21,9 +21,9 @@ from experiments.harness.table import Table
 from experiments.harness.texts import numbers
 from experiments.harness.timing import turns
 from rqjax.cache.kv import GROWTH
-from rqjax.cache.strategies import parsed, with_bits
 from rqjax.core import check_int
 from rqjax.quantizers.combinators import Split
+from rqjax.recipes.strategies import parsed, with_bits
 
 TABLES = (
     Table(
@@ -96,7 +96,7 @@ def _strategy(name: str, turning: int, latent: int) -> rqjax.Strategy:
     key = jax.random.key(1)
     if not fitted.learns(name):
         return rqjax.strategy(name, key, turning + latent, latent=latent)
-    names, options = parsed(name)
+    names, form = parsed(name)
     parts = jnp.split(_vectors(0, FITTED_TO, turning, latent), [turning], axis=1)
 
     def made(name: str, x: jax.Array) -> rqjax.Quantizer:
@@ -105,7 +105,7 @@ def _strategy(name: str, turning: int, latent: int) -> rqjax.Strategy:
             return rqjax.FITTED[recipe](key, x, bits)
         return rqjax.METHODS[recipe](key, x.shape[1], bits)
 
-    return rqjax.Strategy(Split((made(names[0], parts[0]), made(names[-1], parts[1]))), None, **options)
+    return rqjax.Strategy(Split((made(names[0], parts[0]), made(names[-1], parts[1]))), rqjax.LastPart(), form, name)
 
 
 @jax.jit

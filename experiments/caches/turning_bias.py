@@ -17,7 +17,7 @@ from experiments.caches import attention_error, fitted
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
-from rqjax.cache.strategies import parsed, with_bits
+from rqjax.recipes.strategies import parsed, with_bits
 
 TABLES = (
     Table(
@@ -36,7 +36,7 @@ LEARNED_QUERIES = 1024
 def check(point: dict[str, Any]) -> None:
     name = point["strategy"]
     fitted.check(name)
-    if fitted.learns(name) and set(parsed(name)[1]) - {"pre_rope"}:
+    if fitted.learns(name) and parsed(name)[1].learned:
         raise ValueError(f"expected no mean of keys beside what learns, got {name!r}")
     if not point["norm"] > 0:
         raise ValueError(f"expected a positive norm, got {point['norm']}")
@@ -62,7 +62,7 @@ def _run(point: dict[str, Any], seed: int) -> tuple[float, jax.Array, jax.Array]
         strategy = _strategy(point, jax.random.key(seed), learned, of_model, bias)
         bits = strategy.keys.bits_per_vector / strategy.keys.dim
         cache = strategy.cache(1, heads, tokens, rope=rope, window=0, sinks=0, dtype=jnp.float32)
-        if strategy.of_rope:
+        if strategy.key_form.of_rope:
             return bits, attention_error.errors(cache, q, k + bias, v)["kl"]
         return bits, attention_error.errors(cache, rope(q, positions[-q.shape[1] :]), rope(k + bias, positions), v)[
             "kl"
@@ -74,13 +74,13 @@ def _run(point: dict[str, Any], seed: int) -> tuple[float, jax.Array, jax.Array]
 
 def _strategy(point: dict[str, Any], key: jax.Array, learned: jax.Array, of_model: jax.Array, bias: Any) -> Any:
     """With exact values, of which the weights know nothing."""
-    (name, *_), options = parsed(point["strategy"])
+    (name, *_), form = parsed(point["strategy"])
     (recipe, bits), dim = with_bits(name), point["dim"]
     if recipe in rqjax.FITTED:
         rope, make = rqjax.Rope(point["theta"]), rqjax.FITTED[recipe]
         count = min(point["tokens"], LEARNED_QUERIES)
         q, k, *_ = _sample(learned, of_model, rope, {**point, "queries": count})
-        if not options:
+        if isinstance(form, rqjax.AsGiven):
             positions = jnp.arange(point["tokens"])[:, None]
             q, k = rope(q, positions[-count:]), rope(k + bias, positions)
         else:
@@ -90,7 +90,7 @@ def _strategy(point: dict[str, Any], key: jax.Array, learned: jax.Array, of_mode
         keys = make(key, jnp.swapaxes(k[0], 0, 1), bits, **taken)
     else:
         keys = rqjax.strategy(name, key, dim).keys
-    return rqjax.Strategy(keys, rqjax.Exact(dim, "float32"), **options)
+    return rqjax.Strategy(keys, rqjax.Exact(dim, "float32"), form)
 
 
 def _sample(key: jax.Array, of_model: jax.Array, rope: rqjax.Rope, point: dict[str, Any]) -> list[jax.Array]:

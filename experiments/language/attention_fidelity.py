@@ -51,7 +51,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
             q, k, v = (arrays[f"layers.{layer}.{name}"][None] for name in "qkv")
             rope, own_key = decoder.config.ropes[layer], jax.random.fold_in(key, layer)
             strategy = rqjax.strategy(parts, own_key, q.shape[3]) if isinstance(parts, str) else parts[layer]
-            if strategy.of_rope:
+            if strategy.key_form.of_rope:
                 q, k = (rope.inverse(x, jnp.arange(x.shape[1])[:, None]) for x in (q, k))
             options = {"window": window[0], "sinks": window[1], "dtype": jnp.float32}
             cache = strategy.cache(1, k.shape[2], point["context"], rope=rope, **options)

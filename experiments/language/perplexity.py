@@ -72,7 +72,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         count = len(windows) // seeds
         caches = decoder.caches(strategy, key, count, point["context"], window=window, sinks=sinks)
         first = caches[0]
-        parts = (first.key_quantizer, first.key_quantizer if first.latent else first.value_quantizer)
+        parts = (first.key_quantizer, first.key_quantizer if first.values_in_keys else first.value_quantizer)
         bits = sum(part.bits_per_vector / part.dim for part in parts) / 2
         return _scores(decoder, caches, windows[seed::seeds], exact[seed::seeds], point["chunk"]), bits
 

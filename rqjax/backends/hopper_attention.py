@@ -6,13 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from pallas_kernels.packed import Packed
 from rqjax.backends import hopper, hopper_columns, nests
 from rqjax.backends.hopper_stages import kernel
 from rqjax.cache import attention
+from rqjax.cache.key_forms import TurnedMean
 from rqjax.cache.kv import KVCache
+from rqjax.cache.queries import Queries
+from rqjax.cache.sums import Sums
 from rqjax.codebooks.trellis_tables import Companded
 from rqjax.core import Codes, Quantizer, Refusal, register
 from rqjax.quantizers.affine import Affine
@@ -44,8 +47,7 @@ def attender(
 def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, *options: Any) -> str | None:
     if reason := nests.reason_of_queries(cache, time, q_heads, mask, *options):
         return reason
-    turned = cache.rope is not None and cache.key_mean is not None
-    if turned and not isinstance(nests.part(cache.key_quantizer).leaf, Scalar | Affine):
+    if isinstance(cache.key_form, TurnedMean) and not isinstance(nests.part(cache.key_quantizer).leaf, Scalar | Affine):
         return "keys: a mean that turns, around other than a Scalar or an Affine"
     rows = q_heads // cache.exact_keys.shape[1] * time
     sides = ("keys", cache.key_quantizer, cache.keys), ("values", cache.value_quantizer, cache.values)
@@ -88,33 +90,20 @@ def _unsupported_transform(leaf: TrellisColumns | Columns, per_head: bool) -> st
     return f"{size} bytes of levels, more than {largest}" if size > largest else None
 
 
-def past(
-    cache: KVCache,
-    y: Float[Array, "b h r d"],
-    position: Int[Array, "batch"],
-    sliding_window: int | None,
-    softcap: float | int | None,
-) -> attention.Sums:
-    """The sums over the tokens in codes, by the kernel.
-
-    Args:
-      cache: the cache.
-      y: scaled queries.
-      position: of the queries of each sequence.
-      sliding_window, softcap: as in `rqjax.attend`.
-    """
+def past(cache: KVCache, queries: Queries) -> Sums:
+    """The sums over the tokens in codes, by the kernel."""
     largest, total, sums = kernel("decode_attention").decode_attention(
-        nests.by_head(_as_multiplied, cache.key_quantizer, y),
+        nests.by_head(_as_multiplied, cache.key_quantizer, queries.y),
         _packed(cache.key_quantizer, cache.keys),
         _packed(cache.value_quantizer, cache.values),
-        *nests.bounds(cache, position, sliding_window),
-        nests.shift(cache, y),
+        *nests.bounds(cache, queries),
+        cache.key_form.bias(queries.y, jnp.int32(cache.sinks), cache.capacity),
         tables=cache.tables,
-        dim=y.shape[-1],
-        softcap=softcap,
+        dim=queries.y.shape[-1],
+        softcap=queries.softcap,
         interpret=hopper.INTERPRET.get(),
     )
-    return attention.Sums(largest, total, nests.by_head(_restored, cache.value_quantizer, sums))
+    return Sums(largest, total, nests.by_head(_restored, cache.value_quantizer, sums))
 
 
 def _as_multiplied(quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Float[Array, "b h r n"]:

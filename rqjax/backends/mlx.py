@@ -70,7 +70,7 @@ def attender(cache: KVCache, *arguments: Any, **options: Any) -> Callable[..., A
     """Attention whose products are all taken by kernels."""
     if refusal := refusal_of_device():
         return refusal
-    if cache.latent:
+    if cache.values_in_keys:
         return Refusal("no mps kernel for this attention: values are a part of the keys")
     for name, quantizer in (("keys", cache.key_quantizer), ("values", cache.value_quantizer)):
         if not quantizer.in_integers:

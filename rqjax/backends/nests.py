@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from pallas_kernels.packed import Packed
 from rqjax.arrays import norms
+from rqjax.cache.key_forms import BeforeRope
 from rqjax.cache.kv import KVCache
+from rqjax.cache.queries import Queries
 from rqjax.core import Codes, Quantizer, TokenArray
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.combinators import Normalized, Rotated, Scaled, Split
@@ -71,7 +72,7 @@ def reason_of_queries(
     """Why no kernel attends to a cache for such queries, if none does."""
     _, kv_heads, _, dim = cache.exact_keys.shape
     rows = q_heads // kv_heads * time
-    if cache.latent:
+    if cache.values_in_keys:
         return "values are a part of the keys"
     if cache.capacity == 0:
         return "the cache has room for no codes (capacity 0)"
@@ -85,7 +86,7 @@ def reason_of_queries(
         return "the softcap is an array"
     if time > 1 and (sliding_window is not None or time > cache.window + 1):
         return f"the {time} queries of a sequence do not all see the same codes"
-    return "codes are of keys before they turn with their positions" if cache.pre_rope else None
+    return "codes are of keys before they turn with their positions" if isinstance(cache.key_form, BeforeRope) else None
 
 
 def reason_of_leaf(found: RotatedScalar, per_head: bool, normed_leaves: str = "Scalar") -> str | None:
@@ -114,24 +115,10 @@ def by_head(function: Callable[[Quantizer, Array], Array], quantizer: Quantizer,
     return over_heads(function)(quantizer, x) if isinstance(quantizer, PerHead) else function(quantizer, x)
 
 
-def bounds(
-    cache: KVCache, position: Int[Array, "batch"], sliding_window: int | None
-) -> tuple[Int[Array, "batch"], Int[Array, "batch"]]:
-    """The first token in codes that queries at a position see, and the one behind the last."""
-    stop = cache.coded
-    start = jnp.zeros_like(stop)
-    if sliding_window is not None:
-        start = jnp.clip(position - sliding_window + 1 - cache.sinks, 0, stop)
-    return start, stop
-
-
-def shift(cache: KVCache, y: Float[Array, "b h r d"]) -> Float[Array, "b h r #t"] | None:
-    """What the mean of the keys adds to scores, if there is one: to each token's, if it turns with the positions."""
-    if cache.key_mean is None:
-        return None
-    if cache.rope is not None:
-        return cache.rope.inner(y, cache.key_mean, jnp.int32(cache.sinks), cache.capacity)
-    return jnp.einsum("bhrd,bhd->bhr", y, cache.key_mean)[..., None]
+def bounds(cache: KVCache, queries: Queries) -> tuple[Int[Array, "batch"], Int[Array, "batch"]]:
+    """The first token in codes that queries see, which all see the same, and the one behind the last."""
+    start, stop = queries.coded(cache)
+    return start[:, 0, 0, 0], stop[:, 0, 0, 0]
 
 
 def numbers(array: TokenArray) -> Array:

@@ -14,12 +14,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays import norms
 from rqjax.backends import nests
 from rqjax.cache import attention
 from rqjax.cache.kv import KVCache
+from rqjax.cache.queries import Queries
+from rqjax.cache.sums import Sums
 from rqjax.core import Codes, Quantizer, Refusal, nest, platforms, register
 from rqjax.core.dispatch import CONTEXT
 from rqjax.quantizers.combinators import Normalized, Scaled
@@ -137,32 +139,19 @@ def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, *options: Any) -
     return None
 
 
-def past(
-    cache: KVCache,
-    y: Float[Array, "b h r d"],
-    position: Int[Array, "batch"],
-    sliding_window: int | None,
-    softcap: float | int | None,
-) -> attention.Sums:
-    """The sums over the tokens in codes, by the kernel.
-
-    Args:
-      cache: the cache.
-      y: scaled queries.
-      position: of the queries of each sequence.
-      sliding_window, softcap: as in `rqjax.attend`.
-    """
+def past(cache: KVCache, queries: Queries) -> Sums:
+    """The sums over the tokens in codes, by the kernel."""
     largest, total, sums = _kernel("decode_attention").decode_attention(
-        nests.by_head(_as_multiplied, cache.key_quantizer, y),
+        nests.by_head(_as_multiplied, cache.key_quantizer, queries.y),
         nests.packed(nests.part(cache.key_quantizer, cache.keys)),
         nests.packed(nests.part(cache.value_quantizer, cache.values)),
-        *nests.bounds(cache, position, sliding_window),
-        nests.shift(cache, y),
+        *nests.bounds(cache, queries),
+        cache.key_form.bias(queries.y, jnp.int32(cache.sinks), cache.capacity),
         tables=cache.tables,
-        softcap=softcap,
+        softcap=queries.softcap,
         interpret=INTERPRET.get(),
     )
-    return attention.Sums(largest, total, nests.by_head(_restored, cache.value_quantizer, sums))
+    return Sums(largest, total, nests.by_head(_restored, cache.value_quantizer, sums))
 
 
 def _as_multiplied(quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Float[Array, "b h r d"]:

@@ -1,23 +1,17 @@
 """Tokens for a cache: appended to its ring in full precision, the oldest of it moved to codes, and room for more."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Int, Shaped
 
 from rqjax.arrays.planes import as_float32, pick, put
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
 from rqjax.core import PAGE, as_array, check_int, check_ints, is_traced, operation
-
-DOMINANT = 0.75
-"""Share of the energy of a head's first keys that their mean must have to be subtracted from all keys.
-
-Below it the mean of keys with rotary positions is a local one: it turns away, and subtracting it would add energy."""
 
 
 def append(
@@ -39,7 +33,7 @@ def append(
     Args:
       cache: the cache.
       k: keys (batch, time, heads, head_dim) of any float dtype; stored in the cache's.
-      v: values, as `k`; none for a latent cache, whose values are parts of its keys.
+      v: values, as `k`; none if they are the last coordinates of the keys (`LastPart`).
       valid: how many tokens of each sequence count, the last ones (padding is on the left); all, if not given.
       slots: of a cache with pages, which of its sequences these are, each once; all, if not given.
 
@@ -55,8 +49,8 @@ def append(
       >>> rqjax.append(cache, x, x, valid=jnp.array([300, 100])).lengths.tolist()
       [300, 100]
     """
-    if (v is None) != cache.latent:
-        raise ValueError("a latent cache takes no values: expected v=None" if cache.latent else "expected v, got None")
+    if (v is None) != cache.values_in_keys:
+        raise ValueError("expected v, got None" if v is None else "values are parts of the keys: expected v=None")
     k = jnp.asarray(as_array(k))
     v = k if v is None else jnp.asarray(as_array(v))
     slots = checked_slots(cache, slots)
@@ -76,7 +70,7 @@ def append(
         raise ValueError(f"expected at most max_len = {cache.max_len} tokens, got k of {time}")
     count = jnp.full(batch, time, jnp.int32) if valid is None else checked_valid(valid, batch, time)
     _check_room(cache.of(slots), count, time)
-    return _append(cache, k, v[..., :0] if cache.latent else v, count, slots)
+    return _append(cache, k, v[..., :0] if cache.values_in_keys else v, count, slots)
 
 
 def checked_valid(valid: Any, batch: int, time: int) -> Int[Array, "batch"]:
@@ -124,7 +118,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     lengths = cache.lengths + count
     before, after = cache.coded, jnp.maximum(cache.held, cache.coded_at(lengths))
     t = cache.lengths[:, None] + jnp.arange(time) - (time - count[:, None])
-    k = k if cache.rope is None else cache.rope(k, t[:, :, None])
+    k = cache.key_form.turned(k, t[:, :, None])
     k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
 
     # Codes have no derivative, and a loop of unknown length would refuse one.
@@ -144,20 +138,26 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
 
         return of(past.exact_keys, new_keys), of(past.exact_values, new_values)
 
-    mean = past.key_mean
-    if mean is not None and past.centered:
-        mean = _mean(past, mean, before, after, tokens)
+    form = past.key_form
+    if form.learned:  # when the first tokens of a sequence become codes
+        begins, start, size = (before == 0) & (after > 0), jnp.full_like(before, past.sinks), past.window + past.unit
+
+        def learn():
+            mean = form.learn(as_float32(tokens(start, size)[0]), past.sinks + jnp.arange(size))
+            return jnp.where(begins[:, None, None], mean, form.mean)
+
+        form = dataclasses.replace(form, mean=lax.cond(begins.any(), learn, lambda: form.mean))
 
     def encode(i, stored):
         """Moves the i-th unit of each sequence that has one to codes."""
         start = before + i * past.unit
         key, value = tokens(past.sinks + start, past.unit)
-        key = _of_codes(past, as_float32(key), mean, past.sinks + start)
-        of_keys = past.key_quantizer.laid_out(past.key_quantizer.encode(key), past.latent)
-        of_values = past.values
-        if not past.latent:
-            of_values = past.value_quantizer.laid_out(past.value_quantizer.encode(as_float32(value)), True)
-        units = of_keys, of_values
+        positions = (past.sinks + start[:, None] + jnp.arange(past.unit))[:, None]
+        codes = past.key_quantizer.encode(form.encode_form(as_float32(key), positions))
+        units = past.key_quantizer.laid_out(codes, past.values_in_keys), past.values
+        if not past.values_in_keys:
+            codes = past.value_quantizer.encode(as_float32(value))
+            units = units[0], past.value_quantizer.laid_out(codes, True)
         return over(lambda old, new: old.write(new, start, start < after, past.tables), stored, units)
 
     keys, values = past.keys, past.values
@@ -174,7 +174,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
         values=values,
         exact_keys=stored(cache.exact_keys, places, k),
         exact_values=stored(cache.exact_values, places, v),
-        key_mean=mean,
+        key_form=form,
         lengths=lengths,
         overflow=cache.overflow | ~fits,
     )
@@ -185,40 +185,6 @@ def has_room(cache: KVCache, lengths: Int[Array, "batch"]) -> Bool[Array, "batch
     """Whether sequences of these lengths have the room, and their pages."""
     fits = lengths <= cache.max_len
     return fits if cache.tables is None else fits & (cache.coded_at(lengths) <= PAGE * (cache.tables >= 0).sum(1))
-
-
-def _of_codes(
-    cache: KVCache, keys: Float[Array, "b h t d"], mean: Array | None, first: Int[Array, "b"]
-) -> Float[Array, "b h t d"]:
-    """What codes are made of, of keys from position `first` of each sequence on."""
-    mean = None if mean is None else mean[:, :, None]
-    if cache.rope is None:
-        return keys if mean is None else keys - mean
-    positions = (first[:, None] + jnp.arange(keys.shape[2]))[:, None]
-    if cache.pre_rope:
-        keys = cache.rope.inverse(keys, positions)
-        return keys if mean is None else keys - mean
-    return keys if mean is None else keys - cache.rope(jnp.broadcast_to(mean, keys.shape), positions)
-
-
-def _mean(cache: KVCache, mean: Array, before: Array, after: Array, tokens: Callable) -> Array:
-    """The mean key of each sequence and head, taken when the first tokens of a sequence become codes."""
-    begins = (before == 0) & (after > 0)
-
-    def fresh() -> Array:
-        keys = as_float32(tokens(jnp.full_like(before, cache.sinks), cache.window + cache.unit)[0])
-        if cache.rope is not None:
-            keys = cache.rope.inverse(keys, cache.sinks + jnp.arange(keys.shape[2]))
-        finite = jnp.isfinite(keys).all(-1, keepdims=True)  # a mean outlives the tokens that it is of
-        keys, count = jnp.where(finite, keys, 0), jnp.maximum(finite.sum(2), 1)
-        first = keys.sum(2) / count
-        if cache.rope is None:
-            energy = jnp.sum(keys**2, axis=(2, 3)) / count[..., 0]
-            share = jnp.sum(first**2, axis=-1) / jnp.maximum(energy, 1e-30)
-            first = jnp.where((share > DOMINANT)[..., None], first, 0)
-        return jnp.where(begins[:, None, None], first, mean)
-
-    return lax.cond(begins.any(), fresh, lambda: mean)
 
 
 def _check_room(cache: KVCache, count: Array, time: int) -> None:

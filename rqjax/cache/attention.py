@@ -4,23 +4,24 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
-from rqjax.arrays.planes import as_float32
 from rqjax.cache.append import append, checked_slots
 from rqjax.cache.coded import coded_sums, float_sums, padded
 from rqjax.cache.kv import KVCache, Tokens
-from rqjax.cache.sums import NEVER, Sums, merged, with_sinks
+from rqjax.cache.queries import Number, Queries
+from rqjax.cache.sums import Sums, merged, with_sinks
 from rqjax.core import Implementation, as_array, check_int, is_traced, operation
 from rqjax.core.products import full_precision_einsum, weighted_sums
 
-Number: TypeAlias = float | int | Float[Array, ""]
+Past: TypeAlias = Callable[[KVCache, Queries], Sums]
+"""Sums over the tokens of a cache that are in codes."""
 QUERY_ROWS = 128
 """Queries of one key-value head that are processed together."""
 
@@ -59,7 +60,7 @@ def attend(
         wherever there is one.
 
     Returns:
-      (batch, time, q_heads, head_dim) in the dtype of q, in a latent cache of values; zeros where a query sees nothing.
+      (batch, time, q_heads, value_dim) in the dtype of q; zeros where a query sees nothing.
 
     Raises:
       TypeError: q or `sink_logits` are not of floating-point numbers.
@@ -120,7 +121,7 @@ def dot_product_attention(
     """Causal attention with a cache, for models that call `jax.nn.dot_product_attention`: `append`, then `attend`.
 
     Args:
-      query, key, value: of the new tokens, (batch, time, heads, head_dim); no value for a latent cache.
+      query, key, value: of the new tokens, (batch, time, heads, head_dim); no value if it is a part of the key.
       cache: of the tokens before.
       valid, slots: as in `append`.
       **options: as in `attend`.
@@ -148,7 +149,7 @@ def _attend(cache: KVCache, q: Array, mask: Array | None, **options: Any) -> Arr
     """
     arrays = {name: x for name, x in options.items() if isinstance(x, jax.Array)}
 
-    def run(past: Callable[..., Sums], cache: KVCache, q: Array, mask: Array | None, arrays: dict[str, Array]) -> Array:
+    def run(past: Past, cache: KVCache, q: Array, mask: Array | None, arrays: dict[str, Array]) -> Array:
         one = functools.partial(attend_with, past=past, **{**options, **arrays})
         if cache.tables is None or len(q) == 1:
             return one(cache, q, mask)
@@ -164,7 +165,7 @@ def _attend(cache: KVCache, q: Array, mask: Array | None, **options: Any) -> Arr
     @attention.defjvp
     def derivative(primals: Any, tangents: Any) -> tuple[Array, Array]:
         def decoded(cache: KVCache, *others: Any) -> Array:
-            names = ("keys", "values", "key_mean", "key_quantizer", "own_value_quantizer")
+            names = ("keys", "values", "key_form", "key_quantizer", "own_value_quantizer")
             fixed = {name: getattr(cache, name) for name in names}
             exact = {
                 name: jnp.nan_to_num(getattr(cache, name), posinf=0, neginf=0)
@@ -186,102 +187,65 @@ def attend_with(
     sliding_window: int | None,
     softcap: Number | None,
     sink_logits: Float[Array, "q_heads"] | None = None,
-    past: Callable[..., Sums] = coded_sums,
-    kernel: Callable[..., Sums] | None = None,
+    past: Past = coded_sums,
+    kernel: Past | None = None,
     weigh_exact: Callable[..., Array] | None = None,
 ) -> Array:
     """`attend` of what has been checked, the queries of a few tokens at a time.
 
     Args:
-      past: sums over the tokens in codes, as `coded_sums`.
-      kernel: the same of a backend for queries that all see the same codes: of the cache, scaled queries (b, h, r, d),
-        the positions (b,) of the first ones, `sliding_window` and `softcap`.
+      past: sums over the tokens in codes.
+      kernel: the same of a backend for queries that all see the same codes.
       weigh_exact: attention of a backend to the tokens in full precision, of scaled queries, keys, values and what is
         seen.
     """
     batch, time, q_heads, _ = q.shape
     size = max(1, QUERY_ROWS * cache.exact_keys.shape[1] // q_heads)
-    options = _Options(scale, sliding_window, softcap, sink_logits, past, kernel, weigh_exact)
     positions = cache.lengths[:, None] - time + jnp.arange(time)
-    q = q if cache.rope is None else cache.rope(q, positions[:, :, None])
+    q = cache.key_form.turned(q, positions[:, :, None])
+
+    def at(q: Array, positions: Array, mask: Array | None) -> Array:
+        queries = Queries.of(cache, q, positions, mask, scale, sliding_window, softcap)
+        sums = _exact_sums(cache, queries, weigh_exact)
+        if cache.capacity:
+            sums = merged(sums, past(cache, queries) if kernel is None else _kernel_sums(cache, queries, kernel, past))
+        if sink_logits is not None:
+            logits = jnp.repeat(sink_logits, queries.time)
+            sums = with_sinks(sums, logits.reshape(queries.y.shape[1], -1))
+        out = sums.values / jnp.where(sums.total > 0, sums.total, 1)[..., None]
+        out = out.reshape(*out.shape[:2], -1, queries.time, out.shape[-1]).transpose(0, 3, 1, 2, 4)
+        return out.reshape(*q.shape[:3], -1).astype(q.dtype)
+
     if time <= size:
-        return _attend_at(cache, q, positions, mask, options)
+        return at(q, positions, mask)
     fill = -time % size
     q, positions = padded(q, fill), padded(positions, fill)
     mask = padded(mask, fill, axis=2) if mask is not None and mask.shape[2] == time else mask
 
     def block(start: Array) -> Array:
         part = mask if mask is None or mask.shape[2] == 1 else lax.dynamic_slice_in_dim(mask, start, size, 2)
-        some, where = (lax.dynamic_slice_in_dim(x, start, size, 1) for x in (q, positions))
-        return _attend_at(cache, some, where, part, options)
+        return at(*(lax.dynamic_slice_in_dim(x, start, size, 1) for x in (q, positions)), part)
 
     blocks = lax.map(block, jnp.arange(0, time, size))
     return jnp.moveaxis(blocks, 0, 1).reshape(batch, time + fill, q_heads, -1)[:, :time]
 
 
-class _Options(NamedTuple):
-    scale: Number
-    sliding_window: int | None
-    softcap: Number | None
-    sink_logits: Float[Array, "q_heads"] | None
-    past: Callable[..., Sums]
-    kernel: Callable[..., Sums] | None
-    weigh_exact: Callable[..., Array] | None
+def _exact_sums(cache: KVCache, queries: Queries, weigh_exact: Callable[..., Array] | None) -> Sums:
+    """Sums over the tokens in full precision."""
+    values, seen = cache.newest_values(), queries.sees(cache.exact_tokens()[:, None, None])
 
-
-def _attend_at(
-    cache: KVCache, q: Array, positions: Int[Array, "batch time"], mask: Array | None, options: _Options
-) -> Array:
-    """`attend_with` for queries at `positions`."""
-    batch, time, q_heads, dim = q.shape
-    kv_heads = cache.exact_keys.shape[1]
-    groups = q_heads // kv_heads
-    y = as_float32(q).reshape(batch, time, kv_heads, groups, dim).transpose(0, 2, 3, 1, 4) * options.scale
-    y = y.reshape(batch, kv_heads, groups * time, dim)
-    rows = jnp.tile(positions, (1, groups))[:, None, :, None]
-    oldest = jnp.full_like(rows, 0) if options.sliding_window is None else rows - options.sliding_window + 1
-    if mask is not None:  # as (batch or 1, kv_heads or 1, rows or 1, max_len)
-        if mask.shape[1:3] != (1, 1):
-            mask = jnp.broadcast_to(mask, (mask.shape[0], q_heads, time, mask.shape[3]))
-            mask = mask.reshape(mask.shape[0], kv_heads, groups * time, -1)
-        mask = jnp.broadcast_to(mask, (*mask.shape[:3], cache.max_len))
-
-    def part(scores: Float[Array, "b h r t"], seen: Bool[Array, "..."], weigh: Callable[[Array], PyTree]) -> Sums:
-        if options.softcap is not None:
-            scores = options.softcap * jnp.tanh(scores / options.softcap)
-        scores = jnp.where(seen, scores, NEVER)
-        largest = jnp.maximum(scores.max(-1), NEVER / 2)  # so that the weights are 0 where nothing is seen
-        weights = jnp.exp(scores - largest[..., None])
-        return Sums(largest, weights.sum(-1), weigh(weights))
-
-    tokens, newest_values = cache.exact_tokens()[:, None, None], cache.newest_values()
-    seen = (tokens >= jnp.maximum(oldest, 0)) & (tokens <= rows)
-    if mask is not None:
-        seen &= jnp.take_along_axis(mask, jnp.maximum(tokens, 0), axis=3)
-
-    def weigh_exact(w: Float[Array, "b h r t"]) -> Float[Array, "b h r d"]:
-        if options.softcap is not None or options.weigh_exact is None:
-            return weighted_sums(w, newest_values)
+    def weigh(w: Float[Array, "b h r t"]) -> Float[Array, "b h r d"]:
+        if queries.softcap is not None or weigh_exact is None:
+            return weighted_sums(w, values)
         total = w.sum(-1, keepdims=True)
-        return jnp.where(total > 0, total * options.weigh_exact(y, cache.exact_keys, newest_values, seen), 0)
+        return jnp.where(total > 0, total * weigh_exact(queries.y, cache.exact_keys, values, seen), 0)
 
-    result = part(full_precision_einsum("bhrd,bhtd->bhrt", y, cache.exact_keys), seen, weigh_exact)
-    if cache.capacity:
-        # Those in codes that a query sees. After `truncate` the newest tokens may be in codes, too.
-        first, stop = (jnp.clip(t - cache.sinks, 0, cache.coded[:, None, None, None]) for t in (oldest, rows + 1))
+    return queries.sums(full_precision_einsum("bhrd,bhtd->bhrt", queries.y, cache.exact_keys), seen, weigh)
 
-        plain = functools.partial(options.past, cache, y, first, stop, mask, part)
-        if options.kernel is None:
-            past = plain()
-        else:
-            fused = functools.partial(
-                options.kernel, cache, y, positions[:, 0], options.sliding_window, options.softcap
-            )
-            alike = time == 1 or (stop == stop[:, :, :1]).all()
-            past = fused() if alike is True else lax.cond(alike, fused, plain)
-        result = merged(result, past)
-    if options.sink_logits is not None:
-        result = with_sinks(result, jnp.repeat(options.sink_logits, time).reshape(kv_heads, -1))
-    out = result.values / jnp.where(result.total > 0, result.total, 1)[..., None]
-    out = out.reshape(batch, kv_heads, groups, time, -1).transpose(0, 3, 1, 2, 4)
-    return out.reshape(batch, time, q_heads, -1).astype(q.dtype)
+
+def _kernel_sums(cache: KVCache, queries: Queries, kernel: Past, past: Past) -> Sums:
+    """Sums over the tokens in codes by a kernel where all queries of a sequence see the same codes, else by `past`."""
+    if queries.time == 1:
+        return kernel(cache, queries)
+    _, stop = queries.coded(cache)
+    return lax.cond((stop == stop[:, :, :1]).all(), lambda: kernel(cache, queries), lambda: past(cache, queries))

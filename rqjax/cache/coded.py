@@ -1,8 +1,6 @@
 """Sums over the tokens of a cache that are in codes, block by block."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rqjax.arrays.planes import materialized
 from rqjax.cache.kv import KVCache, over
+from rqjax.cache.queries import Queries
 from rqjax.cache.sums import NEVER, Sums, merged
 from rqjax.core import PAGE, Codes, Quantizer
 from rqjax.scoring import integers
@@ -20,51 +19,32 @@ BLOCK_BYTES = 2**23
 history that does not fill half a block is taken in blocks of an eighth."""
 
 
-Scorer: TypeAlias = Callable[[Any, Int[Array, ""]], Float[Array, "b h r t"]]
-"""Scores by a block of codes, given the position of its first key."""
-
-
-def coded_sums(
-    cache: KVCache,
-    y: Float[Array, "b h r d"],
-    first: Int[Array, "b 1 r 1"],
-    stop: Int[Array, "b 1 r 1"],
-    mask: Bool[Array, "#b #h #r t"] | None,
-    part: Callable[..., Sums],
-) -> Sums:
-    """Sums over the tokens in codes, block by block.
-
-    Args:
-      cache: the cache.
-      y: scaled queries.
-      first, stop: the range of tokens behind the sinks that each query sees.
-      mask: which of them.
-      part: the sums of some tokens, of their scores, of what is seen, and of what sums their values.
-    """
-    batch, kv_heads, _, dim = cache.exact_keys.shape
-    score, count = scorer(cache, y), y.shape[2]
-    widest = max(4 * cache.pre_rope, *(q.width for q in (cache.key_quantizer, cache.value_quantizer)))
+def coded_sums(cache: KVCache, queries: Queries) -> Sums:
+    """Sums over the tokens in codes, block by block."""
+    batch, kv_heads, count, dim = queries.y.shape
+    keys, values, form = cache.key_quantizer, cache.value_quantizer, cache.key_form
+    prepared = keys.prepare(form.probes(queries.y))
+    widest = max(form.width, keys.width, values.width)
     large = max(BLOCK_BYTES // (batch * kv_heads * max(widest * dim, 4 * count)), PAGE)
     large = min(large, integers.TOKENS)
     large = min(cache.capacity, 1 << large.bit_length() - 1)
     small = min(large, max(large // 8 // PAGE, 1) * PAGE)
-    allowed = mask if mask is None else padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
+    first, stop = queries.coded(cache)
+    allowed = _allowed(cache, queries)
 
     def block(at, size, before):
         start = jnp.minimum(at, cache.capacity - size)  # the last block may reach back into the one before
 
         def read(codes, after):
-            """A block of codes, after what has been computed of the block before: all are unpacked into one memory.
-            Floats are copied only to be sliced."""
+            """Reads a block of codes. It depends on the previous block's result, so that XLA reuses one buffer. Floats
+            are copied only to be sliced."""
             arrays = over(lambda leaf: leaf.read(start, size, cache.tables), codes)
             whole = size == cache.capacity and cache.tables is None
             return jax.tree.map(lambda x: x if whole and x.dtype != jnp.uint8 else materialized(x, after), arrays)
 
-        def weigh(w):
-            return cache.value_quantizer.weigh(w, read(cache.value_codes, w))
-
         seen = _seen(jnp.maximum(first, at), stop, allowed, start, size, cache.sinks)
-        return part(score(read(cache.keys, before), cache.sinks + start), seen, weigh)
+        scores = form.scores(queries.y, keys.scores(prepared, read(cache.keys, before)), cache.sinks + start)
+        return queries.sums(scores, seen, lambda w: values.weigh(w, read(cache.value_codes, w)))
 
     shapes = jax.eval_shape(lambda: block(0, small, jnp.zeros((1, 1, 1))))
     sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -75,22 +55,15 @@ def coded_sums(
         add = lambda i, sums, at=at, size=size: merged(sums, block(at + i * size, size, sums.total))  # noqa: E731
         sums = lax.fori_loop(0, blocks, add, sums)
         at = at + blocks * size
-    values = cache.value_quantizer.restore(sums.values)
-    if cache.latent and cache.key_mean is not None:  # which the codes are less
-        values += sums.total[..., None] * cache.key_mean[:, :, None, -values.shape[-1] :]
-    return sums._replace(values=values)
+    restored = values.restore(sums.values)
+    if cache.values_in_keys and form.mean is not None:  # which the codes are less
+        restored += sums.total[..., None] * form.mean[:, :, None, -restored.shape[-1] :]
+    return sums._replace(values=restored)
 
 
-def float_sums(
-    cache: KVCache,
-    y: Float[Array, "b h r d"],
-    first: Int[Array, "b 1 r 1"],
-    stop: Int[Array, "b 1 r 1"],
-    mask: Bool[Array, "#b #h #r t"] | None,
-    part: Callable[..., Sums],
-) -> Sums:
+def float_sums(cache: KVCache, queries: Queries) -> Sums:
     """`coded_sums` that can be differentiated: products with decoded vectors, page by page."""
-    allowed = mask if mask is None else padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
+    y, (first, stop), allowed = queries.y, queries.coded(cache), _allowed(cache, queries)
 
     @jax.checkpoint
     def add(sums: Sums, start: Array) -> tuple[Sums, None]:
@@ -98,11 +71,17 @@ def float_sums(
         seen = _seen(first, stop, allowed, start, PAGE, cache.sinks)
         scores = jnp.einsum("bhrd,bhtd->bhrt", y, keys, precision=lax.Precision.HIGHEST)
         weigh = functools.partial(jnp.einsum, "bhtd,bhrt->bhrd", values, precision=lax.Precision.HIGHEST)
-        return merged(sums, part(scores, seen, weigh)), None
+        return merged(sums, queries.sums(scores, seen, weigh)), None
 
     none = jnp.zeros(y.shape[:3])
     sums = Sums(none + NEVER, none, jnp.zeros((*y.shape[:3], cache.value_quantizer.dim)))
     return lax.scan(add, sums, jnp.arange(0, cache.capacity, PAGE))[0]
+
+
+def _allowed(cache: KVCache, queries: Queries) -> Bool[Array, "#b #h #r tokens"] | None:
+    """The mask of queries, with room for all tokens in codes."""
+    mask = queries.mask
+    return None if mask is None else padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
 
 
 def _seen(
@@ -119,36 +98,17 @@ def _seen(
     return seen if allowed is None else seen & lax.dynamic_slice_in_dim(allowed, sinks + start, size, 3)
 
 
-def scorer(cache: KVCache, y: Float[Array, "b h r d"]) -> Scorer:
-    """What scores blocks of codes for queries that have turned."""
-    quantizer, mean, rope = cache.key_quantizer, cache.key_mean, cache.rope
-    batch, heads, _, dim = y.shape
-    unit_vectors = jnp.broadcast_to(jnp.eye(dim), (batch, heads, dim, dim))
-    prepared = quantizer.prepare(unit_vectors if cache.pre_rope else y)
-    constant = 0 if mean is None or rope is not None else jnp.einsum("bhrd,bhd->bhr", y, mean)[..., None]
-
-    def score(codes: Any, first: Array) -> Float[Array, "b h r t"]:
-        found = quantizer.scores(prepared, codes)
-        if rope is None:
-            return found + constant
-        if cache.pre_rope:  # the products of unit vectors with codes are the keys, tokens last
-            keys = rope.turned_rows(found, first)
-            found = jnp.einsum("bhrd,bhdt->bhrt", y, keys, precision=lax.Precision.HIGHEST)
-        return found if mean is None else found + rope.inner(y, mean, first, found.shape[-1])
-
-    return score
-
-
 def decoded_page(
     cache: KVCache, start: Int[Array, ""]
 ) -> tuple[Float[Array, "b h page d"], Float[Array, "b h page value_dim"]]:
     """Keys and values that the codes of a page stand for, `start` tokens behind the sinks."""
     batch, heads, _, dim = cache.exact_keys.shape
-    eye = jnp.broadcast_to(jnp.eye(dim), (batch, heads, dim, dim))
+    eye, form = jnp.broadcast_to(jnp.eye(dim), (batch, heads, dim, dim)), cache.key_form
     read = functools.partial(over, lambda leaf: leaf.read(start, PAGE, cache.tables))
-    keys = scorer(cache, eye)(read(cache.keys), cache.sinks + start)  # of unit vectors: the coordinates
+    products = cache.key_quantizer.scores(cache.key_quantizer.prepare(form.probes(eye)), read(cache.keys))
+    keys = form.scores(eye, products, cache.sinks + start)  # of unit vectors: the coordinates
     keys = jnp.swapaxes(keys, 2, 3)
-    if cache.latent:
+    if cache.values_in_keys:
         return keys, keys[..., -cache.value_quantizer.dim :]
     return keys, decoded(cache.value_quantizer, read(cache.values), True)
 

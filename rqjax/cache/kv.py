@@ -12,15 +12,22 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import pick, put
+from rqjax.cache.key_forms import AS_GIVEN, KeyForm
 from rqjax.core import PAGE, Codes, Quantizer, TokenArray, check_int, nbytes, pytree, static
 from rqjax.quantizers.combinators import Split
-from rqjax.rotations import Rope
 from rqjax.scoring.tiles import UNIT
 
 GROWTH = 256
 """Tokens by which `grow` rounds up (TurboQuant MLX, "Pre-allocation")."""
 Tokens: TypeAlias = Shaped[Array | np.ndarray, "..."]
 """Of the tokens of every sequence, (batch, time, heads, head_dim) as in `jax.nn.dot_product_attention`."""
+
+
+@pytree
+class LastPart:
+    """Stands for a quantizer of values where a value is the last coordinates of its key: those of the last part of the
+    keys' `Split`. Source: multi-head latent attention (DeepSeek-AI, 2024, arXiv:2405.04434).
+    """
 
 
 @pytree
@@ -34,21 +41,17 @@ class KVCache:
       >>> import jax, jax.numpy as jnp, rqjax
       >>> q = rqjax.eden(jax.random.key(0), dim=64, bits=4)
       >>> rqjax.KVCache.init(batch=1, kv_heads=2, max_len=1024, key_quantizer=q, value_quantizer=q, window=64)
-      KVCache(Scaled(Rotated(Dense(64), Scalar(4 bits))), max_len=1024, window=64, sinks=4)
+      KVCache(Scaled(Rotated(Dense(64), Scalar(4 bits))), AsGiven(), max_len=1024, window=64, sinks=4)
     """
 
     keys: Codes
     """Codes in the layout of `tiles`: of each sequence, or in a cache with `tables` of each page."""
     values: Codes
-    """() in a `latent` cache."""
+    """() if they are in the keys."""
     exact_keys: Float[Array, "batch heads slots dim"]
     """The sinks, then a ring of the newest tokens: token t is in slot sinks + (t - sinks) mod (slots - sinks)."""
     exact_values: Float[Array, "batch heads slots value_dim"]
-    """Without coordinates in a `latent` cache."""
-    key_mean: Float[Array, "batch heads dim"] | None
-    """What is subtracted from keys before they are encoded; with a rope it turns to each position. If the cache is
-    `centered`, it is the mean of the first keys after the sinks, with a rope of these before they turn; without one
-    where the mean dominates, else 0 (`append.DOMINANT`)."""
+    """Without coordinates if they are in the keys."""
     lengths: Int[Array, "batch"]
     """Tokens of each sequence."""
     held: Int[Array, "batch"]
@@ -59,21 +62,14 @@ class KVCache:
     tables: Int[Array, "batch pages"] | None
     """The pages in which the codes of each sequence (a slot) lie, `PAGE` tokens in each; -1 where there is none.
     None: each sequence has room of its own."""
-    rope: Rope | None
-    """How keys and queries turn with their positions, if they come before they do."""
     key_quantizer: Quantizer
-    own_value_quantizer: Quantizer | None
-    """The values' quantizer, None if it is the keys' or the last part of it."""
+    own_value_quantizer: Quantizer | LastPart | None
+    """The values' quantizer, None if it is the keys'."""
+    key_form: KeyForm
+    """What codes of keys are made of; its mean is (batch, heads, dim)."""
     max_len: int = static()
     window: int = static()
     sinks: int = static()
-    centered: bool = static(default=False)
-    """Whether `key_mean` is that of the first keys; else it is known from the beginning, if there is one."""
-    pre_rope: bool = static(default=False)
-    """Whether codes are of keys as they are before they turn; attention decodes and turns a block of them."""
-    latent: bool = static(default=False)
-    """Whether a value is the last coordinates of its key, those of the last part of the keys' `Split`: both products
-    are with the same codes, in the layout of values."""
 
     @classmethod
     def init(
@@ -82,14 +78,11 @@ class KVCache:
         kv_heads: int,
         max_len: int,
         key_quantizer: Quantizer,
-        value_quantizer: Quantizer | None,
+        value_quantizer: Quantizer | LastPart,
         *,
         window: int = 128,
         sinks: int = 4,
-        centered: bool = False,
-        mean: Float[Array | np.ndarray, "heads dim"] | None = None,
-        rope: Rope | None = None,
-        pre_rope: bool = False,
+        key_form: KeyForm = AS_GIVEN,
         pages: int | None = None,
         dtype: DTypeLike = jnp.bfloat16,
     ) -> "KVCache":
@@ -101,17 +94,11 @@ class KVCache:
           max_len: tokens that each sequence has room for; `grow` makes more.
           key_quantizer: quantizer of the keys; its `dim` is the head dimension. `Exact` stores full precision.
           value_quantizer: quantizer of the values; the same object as `key_quantizer` is stored once. The cache has its
-            own copy of both, which is donated with it. None: a value is the last coordinates of its key, those of the
-            last part of a `Split` (multi-head latent attention: DeepSeek-AI, 2024, arXiv:2405.04434); a rope turns the
-            first ones.
+            own copy of both, which is donated with it. With `LastPart` a value is the last coordinates of its key.
           window: newest tokens in full precision, at least.
           sinks: first tokens in full precision.
-          centered: whether the mean key of a sequence and head is subtracted before encoding, without a rope where it
-            dominates.
-          mean: what is subtracted in its place, known from other text.
-          rope: if it is given, the cache takes keys and queries before rotary positions: token t of a sequence turns
-            by t. Else they have turned, or have no such positions.
-          pre_rope: whether codes are of keys before they turn; needs a rope.
+          key_form: what codes of keys are made of, as `rqjax.BeforeRope(rope=rope)`. If it has a rope, the cache takes
+            keys and queries before rotary positions: token t of a sequence turns by t.
           pages: how many pages of 128 tokens all sequences share; a `PagedCache` says who has which. If not given,
             each sequence has room for `max_len` tokens of its own.
           dtype: of tokens in full precision.
@@ -121,23 +108,12 @@ class KVCache:
         sinks, dim = check_int("sinks", sinks, 0, 2**20), key_quantizer.dim
         if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
             raise TypeError(f"expected dtype to be a floating-point dtype, got {jnp.dtype(dtype)}")
-        latent = value_quantizer is None
-        if latent and not isinstance(key_quantizer, Split):
-            raise ValueError(f"expected a Split as key_quantizer without a value_quantizer, got {key_quantizer}")
-        if value_quantizer is not None and value_quantizer.dim != dim:
+        in_keys = isinstance(value_quantizer, LastPart)
+        if in_keys and not isinstance(key_quantizer, Split):
+            raise ValueError(f"expected a Split as key_quantizer for values that are its LastPart, got {key_quantizer}")
+        if not in_keys and value_quantizer.dim != dim:
             raise ValueError(f"expected a value_quantizer of dimension {dim} like the keys', got {value_quantizer.dim}")
-        if rope is not None:
-            if not isinstance(rope, Rope):
-                raise TypeError(f"expected rope to be a rqjax.Rope, got {rope!r}")
-            rope.turning(dim)
-        if pre_rope and rope is None:
-            raise ValueError("expected a rope for pre_rope=True, got none")
-        if mean is not None and (centered or mean.shape != (kv_heads, dim)):
-            raise ValueError(f"expected a mean ({kv_heads}, {dim}) and centered=False, got {mean.shape} and {centered}")
-        if mean is not None and not jnp.issubdtype(mean.dtype, jnp.floating):
-            raise TypeError(f"expected a mean of floating-point numbers, got {mean.dtype}")
-        key_mean = jnp.zeros((kv_heads, dim)) if centered else mean
-        unit = together(key_quantizer, value_quantizer or key_quantizer)
+        unit = together(key_quantizer, value_quantizer)
         tokens, rooms, tables = capacity(max_len, window, sinks, unit), batch, None
         if pages is not None:
             tables = jnp.full((batch, tokens // PAGE), -1, jnp.int32)
@@ -150,41 +126,41 @@ class KVCache:
 
         exact = jnp.zeros((batch, kv_heads, sinks + window + unit, dim), dtype)
         return cls(
-            keys=empty(key_quantizer, latent),
-            values=() if value_quantizer is None else empty(value_quantizer, True),
+            keys=empty(key_quantizer, in_keys),
+            values=() if in_keys else empty(value_quantizer, True),
             exact_keys=exact,
-            exact_values=exact[..., :0] if latent else jnp.zeros_like(exact),
-            key_mean=None if key_mean is None else jnp.tile(key_mean, (batch, 1, 1)),
+            exact_values=exact[..., :0] if in_keys else jnp.zeros_like(exact),
+            key_form=key_form.begun(batch, kv_heads, dim),
             lengths=jnp.zeros(batch, jnp.int32),
             held=jnp.zeros(batch, jnp.int32),
             tables=tables,
             overflow=jnp.zeros(batch, bool),
-            rope=rope,
             key_quantizer=jax.tree.map(jnp.array, key_quantizer),
             own_value_quantizer=None if value_quantizer is key_quantizer else jax.tree.map(jnp.array, value_quantizer),
             max_len=max_len,
             window=window,
             sinks=sinks,
-            centered=centered,
-            pre_rope=pre_rope,
-            latent=latent,
         )
 
     @property
+    def values_in_keys(self) -> bool:
+        """Whether a value is the last coordinates of its key, so that both products are with the same codes."""
+        return isinstance(self.own_value_quantizer, LastPart)
+
+    @property
     def value_quantizer(self) -> Quantizer:
-        if self.latent:
-            assert isinstance(self.key_quantizer, Split)
-            return self.key_quantizer.parts[-1]
+        if isinstance(self.own_value_quantizer, LastPart):
+            return self.key_quantizer.parts[-1]  # pyright: ignore[reportAttributeAccessIssue]
         return self.key_quantizer if self.own_value_quantizer is None else self.own_value_quantizer
 
     @property
     def value_codes(self) -> Codes:
         """What the values' quantizer decodes."""
-        return self.keys[-1] if self.latent else self.values
+        return self.keys[-1] if self.values_in_keys else self.values
 
     def newest_values(self) -> Float[Array, "batch heads slots value_dim"]:
-        """Of the tokens in full precision."""
-        return self.exact_keys[..., -self.value_quantizer.dim :] if self.latent else self.exact_values
+        """Values of the tokens in full precision."""
+        return self.exact_keys[..., -self.value_quantizer.dim :] if self.values_in_keys else self.exact_values
 
     @property
     def nbytes(self) -> int:
@@ -241,8 +217,8 @@ class KVCache:
         return dataclasses.replace(some, **jax.tree.map(back, self._of_sequences, some._of_sequences))
 
     @property
-    def _of_sequences(self) -> dict[str, Array | None]:
-        names = ("exact_keys", "exact_values", "key_mean", "lengths", "held", "tables", "overflow")
+    def _of_sequences(self) -> dict[str, Any]:
+        names = ("exact_keys", "exact_values", "key_form", "lengths", "held", "tables", "overflow")
         return {name: getattr(self, name) for name in names}
 
     def check(self) -> None:
@@ -256,11 +232,12 @@ class KVCache:
             )
 
 
-def together(keys: Quantizer, values: Quantizer) -> int:
-    """Tokens that a cache encodes together: whole tiles of its own layout, and of both quantizers."""
-    unit = math.lcm(UNIT, keys.tile, values.tile)
+def together(*quantizers: Quantizer | LastPart) -> int:
+    """Tokens that a cache encodes together: whole tiles of its own layout, and of its quantizers."""
+    tiles = [quantizer.tile for quantizer in quantizers if isinstance(quantizer, Quantizer)]
+    unit = math.lcm(UNIT, *tiles)
     if PAGE % unit:
-        raise ValueError(f"expected tiles that divide {PAGE} tokens, got {keys.tile} and {values.tile}")
+        raise ValueError(f"expected tiles that divide {PAGE} tokens, got {' and '.join(map(str, tiles))}")
     return unit
 
 

@@ -8,8 +8,9 @@ from jax import lax
 from jaxtyping import Array
 
 from rqjax.cache.coded import decoded
-from rqjax.cache.kv import KVCache, over, together
-from rqjax.cache.strategies import Strategy
+from rqjax.cache.key_forms import same_codes
+from rqjax.cache.kv import KVCache, LastPart, over, together
+from rqjax.cache.strategy import Strategy
 from rqjax.core import PAGE, Codes, Quantizer, TokenArray, operation
 
 
@@ -33,12 +34,15 @@ def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) 
       >>> (smaller.nbytes < 0.9 * cache.nbytes, smaller.lengths.tolist())
       (True, [300])
     """
-    unit = together(strategy.keys, strategy.values or strategy.keys)
-    if (unit, strategy.keys.dim, strategy.pre_rope) != (cache.unit, cache.key_quantizer.dim, cache.pre_rope):
-        wanted = f"{cache.unit} tokens of {cache.key_quantizer.dim} dimensions, pre_rope={cache.pre_rope}"
-        raise ValueError(f"expected a strategy of {wanted}, got {unit} of {strategy.keys.dim}, {strategy.pre_rope}")
-    if cache.latent != (strategy.values is None):
-        raise ValueError(f"expected a strategy {'of latents, without' if cache.latent else 'with'} values")
+    unit, dim = together(strategy.keys, strategy.values), strategy.keys.dim
+    if (unit, dim) != (cache.unit, cache.key_quantizer.dim):
+        wanted = f"{cache.unit} tokens of {cache.key_quantizer.dim} dimensions"
+        raise ValueError(f"expected a strategy of {wanted}, got {unit} of {dim}")
+    if not same_codes(cache.key_form, strategy.key_form):
+        raise ValueError(f"expected a strategy for keys {cache.key_form}, got {strategy.key_form}")
+    if cache.values_in_keys != isinstance(strategy.values, LastPart):
+        got, wanted = ("values", "LastPart()") if cache.values_in_keys else ("LastPart()", "values")
+        raise ValueError(f"expected a strategy with {wanted} as this cache, got {got}")
     rooms = jax.tree.leaves(cache.keys)[0].shape[0]
     if pages is not None and (cache.tables is None or pages < rooms):
         raise ValueError(f"expected pages of a cache with at most as many, got {pages} for {rooms}")
@@ -46,11 +50,11 @@ def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) 
     pair = (strategy.keys, None if strategy.values is strategy.keys else strategy.values)
     keys, values = jax.tree.map(jnp.array, pair)
     of_values = cache.values
-    if not cache.latent:
+    if not cache.values_in_keys:
         of_values = _recoded(cache.value_quantizer, keys if values is None else values, of_values, True)
     return dataclasses.replace(
         cache,
-        keys=_padded(_recoded(cache.key_quantizer, keys, cache.keys, cache.latent), more),
+        keys=_padded(_recoded(cache.key_quantizer, keys, cache.keys, cache.values_in_keys), more),
         values=_padded(of_values, more),
         key_quantizer=keys,
         own_value_quantizer=values,

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from rqjax.cache.strategies import Strategy, parsed
+from rqjax.cache.strategy import Strategy
 from rqjax.core import Quantizer, operation, unknown_name
 from rqjax.nn.calibration import calibrated, check_tokens, through
 from rqjax.recipes.allocation import least_loss
 from rqjax.recipes.fitted import FITTED
 from rqjax.recipes.methods import METHODS
+from rqjax.recipes.strategies import parsed
 
 SIDES = ("keys", "values")
 WHOLE, HALVES = (1, 2, 3, 4, 5, 6), (1, 1.5, 2, 2.5, 3, 3.5, 4, 5)
@@ -118,7 +119,7 @@ def sensitivities(decoder: Any, tokens: Int[Array | np.ndarray, "n time"], key: 
     uniform = [calibrated(decoder, tokens, named_at(family, rate, rate), key) for rate in measured]
     inputs, samples = [decoder.embedded(tokens)], []
     for layer in range(len(decoder.layers)):
-        x, found, _ = through(decoder, layer, inputs[-1], **options(uniform[0][layer]))
+        x, found, _ = through(decoder, layer, inputs[-1], uniform[0][layer].key_form)
         inputs.append(x)
         samples.append(found)
     shape = len(samples), len(SIDES), len(measured)
@@ -128,9 +129,9 @@ def sensitivities(decoder: Any, tokens: Int[Array | np.ndarray, "n time"], key: 
         part = getattr(strategy, SIDES[side])
         errors = {name: jnp.zeros_like(own[name]) for name in SIDES}
         errors[SIDES[side]] = _error(part, own[SIDES[side]])
-        x, *_ = through(decoder, layer, inputs[layer], errors=errors, **options(strategy))
+        x, *_ = through(decoder, layer, inputs[layer], strategy.key_form, errors=errors)
         for later in range(layer + 1, len(samples)):
-            x, *_ = through(decoder, later, x, **options(uniform[rate][later]))
+            x, *_ = through(decoder, later, x, uniform[rate][later].key_form)
         bits[layer, side, rate] = part.bits_per_vector / part.dim
         kl[layer, side, rate] = _divergence(decoder, inputs[-1], x).mean()
     return Sensitivities(family, bits, kl)
@@ -145,11 +146,11 @@ def divergence(
     """
     x = exact = decoder.embedded(jnp.asarray(tokens))
     for layer, strategy in enumerate(strategies):
-        given = {**options(strategy), "mean": strategy.mean}
-        _, samples, _ = through(decoder, layer, x, **given)
+        form = strategy.key_form
+        _, samples, _ = through(decoder, layer, x, form)
         errors = {side: _error(getattr(strategy, side), samples[side]) for side in SIDES}
-        x, *_ = through(decoder, layer, x, errors=errors, **given)
-        exact, *_ = through(decoder, layer, exact, **given)
+        x, *_ = through(decoder, layer, x, form, errors=errors)
+        exact, *_ = through(decoder, layer, exact, form)
     return _divergence(decoder, exact, x)
 
 
@@ -172,10 +173,6 @@ def named_at(family: str, keys: float | int, values: float | int) -> str:
     base, *options = family.split("+")
     recipes = base.split("/")
     return "+".join([f"{recipes[0]}_{keys:g}/{recipes[-1]}_{values:g}", *options])
-
-
-def options(strategy: Strategy) -> dict[str, bool]:
-    return {name: getattr(strategy, name) for name in ("centered", "turned", "pre_rope")}
 
 
 @operation

@@ -1,5 +1,6 @@
 """Quantizers fitted to the keys and values of a decoder at work, layer by layer."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Sequence
@@ -10,11 +11,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from rqjax.cache.strategies import Strategy, checked, named, with_bits
+from rqjax.cache.key_forms import BeforeRope, KeyForm
+from rqjax.cache.kv import LastPart
+from rqjax.cache.strategy import Strategy
 from rqjax.core import Quantizer, random
 from rqjax.nn.attention import exact_attention
 from rqjax.quantizers.combinators import Split
 from rqjax.recipes.fitted import FITTED
+from rqjax.recipes.strategies import checked, named, with_bits
 from rqjax.rotations import Rope
 
 
@@ -23,20 +27,21 @@ def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str | Sequence[
     layers = len(decoder.layers)
     if not isinstance(name, str) and len(name) != layers:
         raise ValueError(f"expected {layers} names, one a layer, got {len(name)}")
-    parts = [checked(one) for one in ([name] * layers if isinstance(name, str) else name)]
+    each_name = [name] * layers if isinstance(name, str) else name
     check_tokens(decoder, tokens)
     x, found = decoder.embedded(tokens), []
-    for layer, (names, options) in enumerate(parts):
+    for layer, (one, (names, form)) in enumerate([(one, checked(one)) for one in each_name]):
         sides = (names[0], "keys"), (names[-1], "values")
         queries = any("queries" in _asked(*pair) for pair in sides)
-        x, samples, mean = through(decoder, layer, x, queries=queries, **options)
+        x, samples, form = through(decoder, layer, x, form, queries=queries)
         latent = decoder.config.kv_lora_rank
         each = _parts(samples, latent) if latent else [samples, samples]
         keys, values = (
             _quantizer(part, side, random.fold_in(key, layer), some, layer)
             for (part, side), some in zip(sides, each, strict=True)
         )
-        found.append(Strategy(Split((keys, values)) if latent else keys, None if latent else values, mean, **options))
+        pair = (Split((keys, values)), LastPart()) if latent else (keys, values)
+        found.append(Strategy(*pair, form, one))
     return found
 
 
@@ -61,9 +66,9 @@ def check_tokens(decoder: Any, tokens: Int[Array, "n time"]) -> None:
 
 
 def through(
-    decoder: Any, layer: int, x: Float[Array, "n time size"], **given: Any
-) -> tuple[Float[Array, "n time size"], dict[str, Float[Array, "heads _ d"]], Float[Array, "heads d"] | None]:
-    """What a layer makes of x; samples; the mean that keys are less.
+    decoder: Any, layer: int, x: Float[Array, "n time size"], form: KeyForm, **given: Any
+) -> tuple[Float[Array, "n time size"], dict[str, Float[Array, "heads _ d"]], KeyForm]:
+    """Runs a layer on x, and returns its output, samples, and the form with the mean of these keys if it learns one.
 
     Samples are its keys, as they will be encoded, its values, and, with `queries`, the second moments of the queries
     that meet the keys of each head.
@@ -72,13 +77,13 @@ def through(
       decoder: the decoder.
       layer: which of its layers.
       x: what the layer takes.
-      given: the options of a strategy; `queries`; the `mean` of keys, if it is known; `errors` of samples, as they are
-        returned, with which the keys and values are to be attended to.
+      form: of the keys, as a strategy has it.
+      given: `queries`; `errors` of samples, as they are returned, with which the keys and values are to be attended to.
     """
     graph, state = nnx.split(decoder.layers[layer])
     options = decoder.attention_options(layer)
     sinks = options.pop("sink_logits")
-    return _through(graph, state, x, sinks, decoder.config.ropes[layer], tuple(options.items()), **given)
+    return _through(graph, state, x, sinks, form, decoder.config.ropes[layer], tuple(options.items()), **given)
 
 
 def _asked(name: str, side: str) -> list[str]:
@@ -98,24 +103,22 @@ def _quantizer(name: str, side: str, key: Array, samples: dict[str, Array], laye
         raise ValueError(f"{side} of layer {layer}: {error}") from None
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "rope", "options", "queries", "centered", "turned", "pre_rope"))
+@functools.partial(jax.jit, static_argnames=("graph", "rope", "options", "queries"))
 def _through(
     graph: Any,
     state: Any,
     x: Float[Array, "n time size"],
     sinks: Float[Array, "q_heads"] | None,
+    form: KeyForm,
     rope: Rope,
     options: tuple[tuple[str, Any], ...],
     *,
     queries: bool = False,
-    centered: bool = False,
-    turned: bool = False,
-    pre_rope: bool = False,
-    mean: Float[Array, "heads d"] | None = None,
     errors: dict[str, Float[Array, "heads m d"]] | None = None,
 ) -> Any:
     """`through`."""
     block, positions = nnx.merge(graph, state), jnp.arange(x.shape[1])[:, None]
+    placed = form.at(rope)
 
     def one(inputs: Any) -> Any:
         x, wrong = inputs
@@ -125,13 +128,13 @@ def _through(
             at_positions = rope(q, positions)
             seen.update({side: part[0].astype(jnp.float32) for side, part in (("keys", k), ("values", v))})
             if queries:
-                asked = (q if pre_rope else at_positions)[0].astype(jnp.float32)
+                asked = (q if isinstance(form, BeforeRope) else at_positions)[0].astype(jnp.float32)
                 y = asked.reshape(len(positions), k.shape[2], -1, k.shape[3])
                 moments = jnp.einsum("tkgd,tkge->kde", y, y, precision="highest")
                 seen["queries"] = moments / (y.shape[0] * y.shape[2])
             k = rope(k, positions)
             if wrong:
-                k = k + (rope(wrong["keys"], positions) if pre_rope else wrong["keys"]).astype(k.dtype)
+                k = k + placed.change(wrong["keys"], positions).astype(k.dtype)
                 v = v + wrong["values"].astype(v.dtype)
             return exact_attention(at_positions, k, v, sink_logits=sinks, **dict(options))
 
@@ -141,10 +144,10 @@ def _through(
         side: jnp.moveaxis(part.reshape(part.shape[0], *x.shape[:2], -1), 0, 2) for side, part in (errors or {}).items()
     }
     x, seen = jax.lax.map(one, (x, by_sequence))  # keys and values (n, time, heads, d), queries (n, heads, d, d)
-    keys = seen["keys"] if turned or pre_rope else rope(seen["keys"], positions)
-    mean = keys.mean(axis=(0, 1)) if mean is None and (centered or turned) else mean
-    keys = keys if mean is None else keys - mean
-    keys = rope(keys, positions) if turned and not pre_rope else keys
-    heads_first = {"keys": jnp.moveaxis(keys, 2, 0), "values": jnp.moveaxis(seen["values"], 2, 0)}
-    samples = {side: part.reshape(part.shape[0], -1, part.shape[-1]) for side, part in heads_first.items()}
-    return x, samples | ({"queries": seen["queries"].mean(axis=0)} if queries else {}), mean
+    keys, values = (jnp.moveaxis(part, 2, 1) for part in (rope(seen["keys"], positions), seen["values"]))
+    if form.learned:
+        known = {"mean": placed.average(keys, positions[:, 0]).mean(axis=0), "learned": False}
+        form, placed = (dataclasses.replace(one, **known) for one in (form, placed))
+    sides = {"keys": placed.encode_form(keys, positions[:, 0]), "values": values}
+    samples = {side: jnp.swapaxes(part, 0, 1).reshape(part.shape[1], -1, part.shape[3]) for side, part in sides.items()}
+    return x, samples | ({"queries": seen["queries"].mean(axis=0)} if queries else {}), form

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from rqjax.cache.strategies import Strategy
+from rqjax.cache.strategy import Strategy
 from rqjax.core import extras, treefile
 from rqjax.core.mesh import fetched
 from rqjax.core.treefile import replacing

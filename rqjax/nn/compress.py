@@ -16,8 +16,9 @@ from jaxtyping import Array, Float, Int
 
 from rqjax.cache.attention import dot_product_attention
 from rqjax.cache.kv import KVCache
-from rqjax.cache.strategies import Strategy, for_layers
+from rqjax.cache.strategy import Strategy
 from rqjax.nn.opaque import Layers, Opaque
+from rqjax.recipes.strategies import for_layers
 from rqjax.rotations import Rope
 
 TUNIX = {f"tunix.models.{name}.model": name for name in ("llama3", "qwen2", "qwen3", "gemma", "gemma3")}
@@ -94,7 +95,7 @@ def _tunix(model: Any, module: Any, name: str | Sequence[Strategy], key: Array, 
 
             cache = given["cache"].cache
             q, k, v = _projected(self, given["x"], lambda layer, _, x: layer(x))
-            q, k = (q, k) if cache.rope else (turned(q), turned(k))
+            q, k = (q, k) if cache.key_form.rope else (turned(q), turned(k))
             # The last query sees all tokens that count, those that the cache has and those of this call.
             valid = given["attn_mask"][:, -1].sum(-1) - cache.lengths
             out, cache = dot_product_attention(q, k, v, cache, valid=valid, **_attention_options(self))
@@ -141,7 +142,7 @@ def _gemma(model: Any, name: str | Sequence[Strategy], key: Array, options: dict
             return call(*args, **kwargs)
         cache = _truncated(held["k"].cache, positions[:, 0])
         q, k, v = _projected(attn, x, lambda layer, equation, x: layer(equation, x))
-        if cache.rope is None:
+        if cache.key_form.rope is None:
             of_layer = {"base_frequency": attn.rope_base_frequency, "scale_factor": attn.rope_scale_factor}
             q, k = (_positional_embeddings.apply_rope(y, positions, **of_layer) for y in (q, k))
         valid = positions[:, -1] + 1 - cache.lengths

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.cache.append import checked_slots, checked_valid
 from rqjax.cache.kv import KVCache
-from rqjax.cache.strategies import Strategy, for_layers
+from rqjax.cache.strategy import Strategy
 from rqjax.core import check_int, check_ints, nbytes
 from rqjax.nn.attention import exact_attention
 from rqjax.nn.calibration import calibrated
@@ -27,6 +27,7 @@ from rqjax.nn.experts import Mixture
 from rqjax.nn.heads import attention, empty, everyone
 from rqjax.nn.latent import LatentAttention
 from rqjax.nn.layers import MLP, Embedding, Linear, RMSNorm, product
+from rqjax.recipes.strategies import for_layers
 
 Attend: TypeAlias = Callable[[Array, Array, Array], Array]
 """Attention of a layer: queries, keys and values of the new tokens, (batch, time, heads, head_dim), to outputs. Queries
@@ -165,11 +166,11 @@ class Decoder(nnx.Module):
 
         def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
             options = self.attention_options(layer)
-            if caches is None or caches[layer].rope is None:
+            if caches is None or caches[layer].key_form.rope is None:
                 q, k = self.turned(layer, positions, q, k)
             if caches is None:
                 return exact_attention(q, k, v, **options)
-            value = None if caches[layer].latent else v
+            value = None if caches[layer].values_in_keys else v
             out, cache = attention(self.sharding, q, k, value, caches[layer], valid, slots, **options)
             kept.append(cache)
             return out
@@ -205,10 +206,10 @@ class Decoder(nnx.Module):
                 raise ValueError(f"expected caches of {wanted[0]} heads of {wanted[1]}, got {heads} of {dim}")
             if batch not in (None, sequences):
                 raise ValueError(f"expected caches of {batch} sequences, as the tokens, got {sequences}")
-            if cache.latent and not config.kv_lora_rank:
-                raise ValueError(f"expected caches with values, got latent ones in layer {layer}")
-            if cache.rope not in (None, config.ropes[layer]):
-                raise ValueError(f"expected caches with {config.ropes[layer]} in layer {layer}, got {cache.rope}")
+            if cache.values_in_keys and not config.kv_lora_rank:
+                raise ValueError(f"expected caches with values of their own in layer {layer}, got values in keys")
+            if (rope := cache.key_form.rope) not in (None, config.ropes[layer]):
+                raise ValueError(f"expected caches with {config.ropes[layer]} in layer {layer}, got {rope}")
 
     def hidden(
         self, tokens: Tokens, attend: Callable[[int, Array, Array, Array], Array]

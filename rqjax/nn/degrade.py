@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from rqjax.cache.kv import KVCache
 from rqjax.cache.requantize import requantize
-from rqjax.cache.strategies import Strategy
+from rqjax.cache.strategy import Strategy
 from rqjax.core import nbytes
 
 
@@ -19,8 +19,7 @@ def level(
     size = lambda layers: sum(nbytes((layer.keys, layer.values)) for layer in layers)  # noqa: E731
     one = decoder.caches(name, key, 1, room, pages=1, **options)
     layers = [
-        Strategy(layer.key_quantizer, None if layer.latent else layer.value_quantizer, pre_rope=layer.pre_rope)
-        for layer in one
+        Strategy(layer.key_quantizer, layer.own_value_quantizer or layer.key_quantizer, layer.key_form) for layer in one
     ]
     pages = size(caches) // size(one)
     jax.eval_shape(lambda: [requantize(*pair) for pair in zip(caches, layers, strict=True)])  # do they fit?

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array
 
-from rqjax.cache.paged import PagedCache
-from rqjax.cache.pages import CHUNK, NoRoom
-from rqjax.cache.strategies import Strategy
+from rqjax.cache.strategy import Strategy
 from rqjax.core import PAGE, check_int
 from rqjax.nn.decoder import Decoder
 from rqjax.nn.degrade import level
 from rqjax.nn.requests import Event, Request
 from rqjax.nn.sampling import keys_of, next_tokens, padded
 from rqjax.nn.weights import Weights, digest
+from rqjax.paging.paged import PagedCache
+from rqjax.paging.pages import CHUNK, NoRoom
 
 
 class Engine:

@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Array
 
 from rqjax.cache.kv import KVCache
-from rqjax.cache.pages import CHUNK, Grid
 from rqjax.core import check_int
 from rqjax.nn.decoder import Decoder
 from rqjax.nn.requests import checked_prompt, checked_sampling
 from rqjax.nn.sampling import next_tokens, padded
+from rqjax.paging.pages import CHUNK, Grid
 
 
 def generate(

@@ -25,7 +25,7 @@ COLUMNS = {"o_proj", "down_proj"}
 """Projections whose inputs do."""
 VOCABULARY = {"embed_tokens", "lm_head"}
 """What has a row for each token: a quarter of the weights of small models."""
-BY_HEAD = {"keys", "values", "exact_keys", "exact_values", "key_mean"}
+BY_HEAD = {"keys", "values", "exact_keys", "exact_values", "key_form"}
 """Parts of a cache whose second axis is that of the heads."""
 
 

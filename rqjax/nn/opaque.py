@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rqjax.cache.kv import KVCache
-from rqjax.cache.strategies import Strategy
+from rqjax.cache.strategy import Strategy
 from rqjax.core import pytree, static
 from rqjax.rotations import Rope
 

@@ -80,8 +80,8 @@ class Schedule(RuleBasedStateMachine):
         size = size if size in self.sizes else self.sizes[-1]
         q, k, v = self.tokens(size)
         valid = np.minimum([size, round(ragged * size)], self.room())
-        found, self.cache = attend_anew(q, k, None if self.cache.latent else v, self.cache, valid=valid)
-        self.plain.append(k, None if self.cache.latent else v, valid, self.cache.key_mean)
+        found, self.cache = attend_anew(q, k, None if self.cache.values_in_keys else v, self.cache, valid=valid)
+        self.plain.append(k, None if self.cache.values_in_keys else v, valid, self.cache.key_form.mean)
         self.check(found, q)
 
     @rule(window=st.sampled_from([None, 30, 200]))
@@ -158,8 +158,8 @@ def in_pieces(kind, cache, texts, pieces):
 
     def goes_on(cache, size):
         q, k, v = (x[:, len(plain.keys[0]) :][:, :size] for x in texts)
-        found, cache = attend_anew(q, k, None if cache.latent else v, cache)
-        plain.append(k, None if cache.latent else v, mean=cache.key_mean)
+        found, cache = attend_anew(q, k, None if cache.values_in_keys else v, cache)
+        plain.append(k, None if cache.values_in_keys else v, mean=cache.key_form.mean)
         agree(found, q)
         return cache
 
@@ -206,7 +206,7 @@ def random(seed, *shape):
 def leaves(cache):
     """Codes and what else a cache knows of its tokens; slots that hold nothing yet are left out."""
     return jax.tree.leaves(
-        (cache.keys, cache.values, cache.key_mean, cache.lengths, cache.exact_keys, cache.exact_values)
+        (cache.keys, cache.values, cache.key_form.mean, cache.lengths, cache.exact_keys, cache.exact_values)
     )
 
 
@@ -462,8 +462,8 @@ def test_centering_leaves_keys_without_a_dominant_mean_as_they_are():
     """What the first keys have in common by chance, or by slow rotary angles, is not the mean of all."""
     k = random(1, 2, 300, 1, DIM) + np.array([1.5, 2.0], np.float32)[:, None, None, None]  # shares of 0.69 and 0.8
     cache = append(empty(max_len=320), k, random(2, 2, 300, 1, DIM))
-    np.testing.assert_array_equal(cache.key_mean[0], 0)
-    np.testing.assert_allclose(cache.key_mean[1], 2, atol=0.8)
+    np.testing.assert_array_equal(cache.key_form.mean[0], 0)
+    np.testing.assert_allclose(cache.key_form.mean[1], 2, atol=0.8)
 
 
 def test_quantizer_belongs_to_the_cache():

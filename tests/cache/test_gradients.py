@@ -30,12 +30,12 @@ def test_of_queries(kind):
     q, k, v = TEXTS[0][:, :TIME].repeat(groups, axis=2), TEXTS[1][:, :TIME] + BIAS, TEXTS[2][:, :TIME]
     plain, options = PlainCache(cache), OPTIONS.get(kind, {})
     _, cache = attend_anew(q, k, v, cache)
-    plain.append(k, v, mean=cache.key_mean)
+    plain.append(k, v, mean=cache.key_form.mean)
     q = jnp.asarray(q[:, -5:])
     loss = lambda q: jnp.sin(3 * rqjax.attend(cache, q, **options)).sum()  # noqa: E731
 
     def expected_loss(q):
-        turned = q if cache.rope is None else cache.rope(q, jnp.arange(TIME - 5, TIME)[:, None])
+        turned = q if cache.key_form.rope is None else cache.key_form.rope(q, jnp.arange(TIME - 5, TIME)[:, None])
         parts = [plain_attention(*(x[:, 0] for x in plain.decoded(b)), turned[b], **options) for b in range(2)]
         return sum(jnp.sin(3 * part).sum() for part in parts)
 

@@ -23,7 +23,7 @@ def spoiled_text(kind):
     q, k, v = TEXTS[0][:, :TIME].repeat(groups, axis=2), TEXTS[1][:, :TIME] + BIAS, TEXTS[2][:, :TIME].copy()
     for token, number in zip(BAD, SPOILED, strict=True):
         k[0, token, 0, 3] = v[0, token, 0, 5] = number
-    return cache, q, k, None if cache.latent else v
+    return cache, q, k, None if cache.values_in_keys else v
 
 
 def with_junk(cache):
@@ -50,7 +50,7 @@ def test_tokens_that_are_not_finite(kind):
     cache, q, k, v = spoiled_text(kind)
     plain, close = PlainCache(cache), tolerance(kind)
     out, cache = attend_anew(q, k, v, cache)
-    plain.append(k, v, mean=cache.key_mean)
+    plain.append(k, v, mean=cache.key_form.mean)
     expected = plain.attend(q)
     assert error(out[1], expected[1]) < close
     assert error(out[0, : BAD[0]], expected[0, : BAD[0]]) < close
@@ -66,7 +66,7 @@ def test_tokens_that_are_not_finite(kind):
     assert error(attend(shorter, q), plain.attend(q)) < close
     more = (k[:, :129], None if v is None else v[:, :129])
     shorter = rqjax.append(shorter, *(x if x is None else np.nan_to_num(x, posinf=0) for x in more))
-    plain.append(*(x if x is None else np.nan_to_num(x, posinf=0) for x in more), mean=shorter.key_mean)
+    plain.append(*(x if x is None else np.nan_to_num(x, posinf=0) for x in more), mean=shorter.key_form.mean)
     assert error(attend(shorter, q), plain.attend(q)) < close
 
 
@@ -74,7 +74,7 @@ def test_a_mean_outlives_the_tokens_it_is_of():
     """A token that is not finite is no part of it."""
     cache, _, k, v = spoiled_text("centered")
     assert BAD[1] < cache.sinks + cache.window
-    found = rqjax.append(cache, k, v).key_mean[0, 0]
+    found = rqjax.append(cache, k, v).key_form.mean[0, 0]
     some_tokens = np.setdiff1d(np.arange(cache.sinks, cache.sinks + cache.window + cache.unit), BAD)
     np.testing.assert_allclose(found, k[0, some_tokens, 0].mean(0), atol=1e-5)
 

@@ -65,7 +65,7 @@ def test_eight_bits_are_exact_attention(name):
     """The first coordinates turn, before a cache or in it. A mean that is no part of codes is one of values, too."""
     positions, cache = np.arange(TIME)[None, :, None], made(name)
     turned = np.asarray(ROPE(QUERIES, positions[:, -3:])), np.asarray(ROPE(KEYS, positions))
-    q, k = turned if cache.rope is None else (QUERIES, KEYS)
+    q, k = turned if cache.key_form.rope is None else (QUERIES, KEYS)
     assert error(attend(append(cache, k), q), exact(*turned)) < (1e-6 if name == "float32" else 0.01)
 
 
@@ -103,12 +103,15 @@ def test_kernels_say_why_they_do_not_take_them():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: rqjax.append(made("eden_4"), KEYS, KEYS), "a latent cache takes no values"),
+        (lambda: rqjax.append(made("eden_4"), KEYS, KEYS), "values are parts of the keys: expected v=None"),
         (lambda: rqjax.strategy("eden_4", jax.random.key(0), 64, latent=64), "expected latent to be .* from 1 to 63"),
-        (lambda: rqjax.KVCache.init(1, 1, 256, rqjax.Exact(64, "float32"), None), "expected a Split as key_quantizer"),
+        (
+            lambda: rqjax.KVCache.init(1, 1, 256, rqjax.Exact(64, "float32"), rqjax.LastPart()),
+            "expected a Split as key_quantizer",
+        ),
         (
             lambda: rqjax.requantize(made("eden_4"), rqjax.strategy("eden_2", jax.random.key(0), DIM)),
-            "expected a strategy of latents, without values",
+            "expected a strategy with LastPart.. as this cache, got values",
         ),
         (lambda: rqjax.attend(made("eden_4"), QUERIES[..., :LATENT]), r"expected q of shape \(2, time"),
     ],

@@ -24,10 +24,10 @@ from hypothesis.stateful import (
 
 import rqjax
 from rqjax.cache.kv import over
-from rqjax.cache.pages import NoRoom, codes_in, root
-from rqjax.cache.prefixes import Block
-from rqjax.cache.strategies import STRATEGIES
 from rqjax.core import PAGE, TokenArray, treefile
+from rqjax.paging.pages import NoRoom, codes_in, root
+from rqjax.paging.prefixes import Block
+from rqjax.recipes.strategies import STRATEGIES
 from tests.tools.plain import PlainCache, error
 from tests.tools.suites import some
 
@@ -40,7 +40,8 @@ BAD = 1000
 """The token whose key and value are not finite."""
 TEXTS = RNG.integers(0, 1000, (2, LONG))
 append = jax.jit(
-    lambda cache, k, v, **options: rqjax.append(cache, k, None if cache.latent else v, **options), donate_argnums=0
+    lambda cache, k, v, **options: rqjax.append(cache, k, None if cache.values_in_keys else v, **options),
+    donate_argnums=0,
 )
 attend = jax.jit(rqjax.attend)
 truncate = jax.jit(rqjax.truncate)
@@ -85,7 +86,7 @@ def read(cache, slot):
     leaves = jax.tree.leaves((cache.keys, cache.values), is_leaf=TokenArray.is_one)
     found = zip(leaves, jax.tree.leaves(rows(cache, slot)), strict=True)
     codes = [np.take(np.asarray(x), range(coded // leaf.tokens_per_entry), axis=leaf.axis) for leaf, x in found]
-    mean = [] if cache.key_mean is None else [np.asarray(cache.key_mean[slot])]
+    mean = [] if cache.key_form.mean is None else [np.asarray(cache.key_form.mean[slot])]
     return [*codes, *mean, coded, int(cache.lengths[slot])]
 
 
@@ -363,7 +364,7 @@ def test_what_is_coded_stays_so_when_a_cache_is_cut(name, latent):
         assert (int(cut.lengths[0]), int(cut.coded[0])) == (length, held)
         seen = np.arange(whole.max_len) < length  # the whole cache sees as much of the same codes
         if length:
-            turn = (lambda x, t: x) if whole.rope is None else whole.rope
+            turn = (lambda x, t: x) if whole.key_form.rope is None else whole.key_form.rope
             last = turn(jnp.asarray(q), jnp.array([[[length - 300]]]))  # as if from where the cut one asks
             assert error(attend(cut, q), attend(whole, last, mask=seen)) < 2e-3  # decoded by 15 bits of unit vectors
         again = append(cut, x, x)
@@ -633,8 +634,8 @@ OTHERS = {
     "chunk": {"chunk": 256},
     "rope": {"rope": rqjax.Rope(2e4)},
     "dtype": {"dtype": jnp.float16},
-    "mean": {"name": "eden_3", "mean": np.zeros((HEADS, DIM), np.float32)},
-    "another mean": {"name": "eden_3", "mean": np.ones((HEADS, DIM), np.float32)},
+    "mean": {"name": "eden_3", "key_form": rqjax.SubtractedMean(np.zeros((HEADS, DIM), np.float32))},
+    "another mean": {"name": "eden_3", "key_form": rqjax.SubtractedMean(np.ones((HEADS, DIM), np.float32))},
     "no mean": {"name": "eden_3"},
     "no rope": {"name": "eden_3+centered"},
     "pre_rope": {"name": "eden_3+centered+pre_rope"},
@@ -651,9 +652,10 @@ def test_pages_of_other_caches_are_other_files(tmp_path):
     def new(name="eden_3+turned", seed=0, chunk=CHUNK, bytes=b"", layers=1, latent=False, **options):
         options = {"window": 16, "sinks": 2, "pages": PAGES, "rope": rqjax.Rope(1e4, share=0.25), **options}
         if name is None:
+            options["key_form"] = rqjax.AsGiven(options.pop("rope"))
             half = rqjax.eden(jax.random.key(0), DIM // 2, 3)
             q = rqjax.Split((half, half))
-            one = rqjax.KVCache.init(SLOTS, HEADS, LONG, q, None if latent else q, **options)
+            one = rqjax.KVCache.init(SLOTS, HEADS, LONG, q, rqjax.LastPart() if latent else q, **options)
         else:
             one = rqjax.strategy(name, jax.random.key(seed), DIM).cache(SLOTS, HEADS, LONG, **options)
         caches = one if layers == 1 else (one, jax.tree.map(jnp.copy, one))

@@ -89,8 +89,8 @@ def test_a_book_goes_on_with_other_quantizers(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("kivi_2", {}, "expected a strategy of 16 tokens of 32 dimensions, pre_rope=False, got 32 of 32"),
-        ("eden_2+pre_rope", {}, "expected a strategy of 16 tokens"),
+        ("kivi_2", {}, "expected a strategy of 16 tokens of 32 dimensions, got 32 of 32"),
+        ("eden_2+pre_rope", {}, r"expected a strategy for keys AsGiven\(\), got BeforeRope\(\)"),
         ("eden_2", {"pages": 9}, "expected pages of a cache with at most as many, got 9 for 2"),
     ],
 )

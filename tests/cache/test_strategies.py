@@ -15,15 +15,15 @@ BITS |= {"eden_2": 2.125, "turboquant_mixed_2.5": 2.625, "float32": 32, "bfloat1
 def test_bits_of_keys(name):
     strategy = rqjax.strategy(name, KEY, 128)
     assert strategy.keys.bits_per_vector == 128 * BITS[name]
-    assert not strategy.centered
-    assert rqjax.strategy(f"{name}+centered", KEY, 128).centered
+    assert not strategy.key_form.learned
+    assert rqjax.strategy(f"{name}+centered", KEY, 128).key_form.learned
 
 
 def test_keys_and_values_apart():
     strategy = rqjax.strategy("v3_4/rotorquant_2+centered", KEY, 64)
     assert (strategy.keys.bits_per_vector, strategy.values.bits_per_vector) == (4 * 64 + 16, 2 * 64 + 16)
-    assert strategy.centered
-    assert strategy.cache(1, 2, 64).key_mean.shape == (1, 2, 64)
+    assert strategy.key_form.learned
+    assert strategy.cache(1, 2, 64).key_form.mean.shape == (1, 2, 64)
 
 
 def test_the_window_has_the_wider_of_two_full_precisions():

@@ -117,7 +117,7 @@ def test_a_mean_that_turns_is_subtracted_before_it_does(name):
 
     def loss(name):
         caches, positions = [made(name, seed=seed) for seed in range(4)], np.arange(TIME)[None, :, None]
-        queries, keys = (x if caches[0].rope else ROPE(x, positions) for x in (q, k))
+        queries, keys = (x if caches[0].key_form.rope else ROPE(x, positions) for x in (q, k))
         found = [attend(append(cache, keys, v), queries[:, -1:]) for cache in caches]
         return np.mean([error(each, exact(q, k, v)) for each in found])
 
@@ -128,7 +128,8 @@ def test_a_mean_that_turns_is_subtracted_before_it_does(name):
 def test_a_cache_in_full_precision_takes_a_rope():
     q, k, v = tokens()
     full = rqjax.Exact(DIM, "float32")
-    cache = rqjax.KVCache.init(BATCH, HEADS, 256, full, full, window=4, sinks=1, rope=ROPE, dtype=jnp.float32)
+    options = {"window": 4, "sinks": 1, "key_form": rqjax.AsGiven(ROPE), "dtype": jnp.float32}
+    cache = rqjax.KVCache.init(BATCH, HEADS, 256, full, full, **options)
     out, cache = rqjax.dot_product_attention(q[:, :150], k[:, :150], v[:, :150], cache)
     out, cache = rqjax.dot_product_attention(q[:, 150:], k[:, 150:], v[:, 150:], cache)
     assert error(out, exact(q, k, v, count=50)) < 1e-5
@@ -141,16 +142,20 @@ def test_saved_and_loaded(tmp_path):
     cache = append(made("eden_2+turned"), k[:, :150], v[:, :150])
     rqjax.save(cache, tmp_path / "cache.safetensors")
     again = rqjax.load(tmp_path / "cache.safetensors")
-    assert again.rope == ROPE
+    assert again.key_form.rope == ROPE
     found, expected = (attend(append(c, k[:, 150:], v[:, 150:]), q[:, -1:]) for c in (again, cache))
     np.testing.assert_array_equal(found, expected)
 
 
 def test_what_does_not_fit():
-    with pytest.raises(ValueError, match=r"the strategy is \+turned: expected a rope, got none"):
+    with pytest.raises(ValueError, match=r"expected a rope for keys in the form TurnedMean\(learned\), got none"):
         made("eden_2+turned", None)
-    with pytest.raises(ValueError, match="expected a rope for pre_rope=True, got none"):
-        rqjax.KVCache.init(1, 1, 256, rqjax.Exact(64), rqjax.Exact(64), pre_rope=True)
+    with pytest.raises(ValueError, match=r"expected a rope for keys in the form BeforeRope\(\), got none"):
+        rqjax.KVCache.init(1, 1, 256, rqjax.Exact(64), rqjax.Exact(64), key_form=rqjax.BeforeRope())
+    with pytest.raises(ValueError, match="expected TurnedMean with a mean, or learned=True"):
+        rqjax.TurnedMean(rope=ROPE)
+    with pytest.raises(ValueError, match="expected a mean or learned=True, not both"):
+        made("eden_2", key_form=rqjax.SubtractedMean(jnp.ones((HEADS, DIM)), learned=True))
     with pytest.raises(ValueError, match="expected a rope that turns an even number of 64 coordinates, got 65"):
         made("eden_2+turned", rqjax.Rope(1e4, share=1.02))
     with pytest.raises(rqjax.UnknownName, match="turned"):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import rqjax
-from rqjax.cache.strategies import for_layers
 from rqjax.core.random import as_key
+from rqjax.recipes.strategies import for_layers
 from tests.tools.suites import some
 
 D, N = 64, 1000

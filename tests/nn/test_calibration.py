@@ -77,7 +77,10 @@ def test_calibrated_on_its_own_text(tmp_path):
 def test_a_calibration_knows_its_checkpoint(tmp_path):
     model, tokens, _ = checkpoint("llama")
     path = save_calibration(model.calibrate(tokens, "eden_2+turned", KEY), model, tmp_path, "eden_2+turned")
-    assert all(strategy.turned for strategy in load_calibration(model, tmp_path, "eden_2+turned"))
+    assert all(
+        isinstance(strategy.key_form, rqjax.TurnedMean)
+        for strategy in load_calibration(model, tmp_path, "eden_2+turned")
+    )
     with pytest.raises(FileNotFoundError, match=r"there is no file .*rqjax/eden_3\.safetensors"):
         load_calibration(model, tmp_path, "eden_3")
     with pytest.raises(ValueError, match=r"eden_2\+turned\.safetensors was fitted to another checkpoint"):
@@ -95,7 +98,7 @@ def test_calibration_that_cannot_be():
         model.calibrate(np.full((2, 100), 10**6), "eden_2", KEY)
     with pytest.raises(rqjax.UnknownName, match="klt_trellis"):
         model.calibrate(tokens, "klt_treliss_2", KEY)
-    with pytest.raises(ValueError, match=r"the strategy is \+turned: expected a rope"):
+    with pytest.raises(ValueError, match=r"expected a rope for keys in the form TurnedMean\(learned\), got none"):
         rqjax.strategy("eden_2+turned", KEY, 64).cache(1, 1, 64)
     model.embed_tokens.weight.value = model.embed_tokens.weight[...] * jnp.nan
     with pytest.raises(ValueError, match="keys of layer 0: "):

@@ -103,7 +103,8 @@ def test_caches_that_are_not_the_decoders(decoder):
 
 
 def _with_rope(mine, others):
-    return tuple(dataclasses.replace(a, rope=b.rope) for a, b in zip(mine, others, strict=True))
+    forms = [dataclasses.replace(a.key_form, rope=b.key_form.rope) for a, b in zip(mine, others, strict=True)]
+    return tuple(dataclasses.replace(a, key_form=form) for a, form in zip(mine, forms, strict=True))
 
 
 @pytest.mark.parametrize(

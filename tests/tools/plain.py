@@ -3,6 +3,8 @@
 import jax
 import numpy as np
 
+import rqjax
+
 
 @jax.jit
 def recoded(quantizer, x):
@@ -26,7 +28,7 @@ class PlainCache:
         self.value_dim = cache.value_quantizer.dim
         self.keys, self.values = ([np.zeros((0, heads, d), np.float32)] * batch for d in (dim, self.value_dim))
         self.coded = [0] * batch
-        self.means = [None] * batch if cache.key_mean is None else list(self.cache.key_mean)
+        self.means = [None] * batch if cache.key_form.mean is None else list(self.cache.key_form.mean)
 
     def append(self, k, v=None, valid=None, mean=None):
         """Appends tokens; `mean` is what the compressed cache has, equal but for rounding, on which indices depend."""
@@ -34,7 +36,7 @@ class PlainCache:
             count = k.shape[1] if valid is None else int(valid[b])
             before, skipped = len(self.keys[b]), k.shape[1] - count
             key = np.asarray(k)[b, skipped:]
-            if self.cache.rope is not None:
+            if self.cache.key_form.rope is not None:
                 key = self._turned(key, before + np.arange(count))
             value = key[..., key.shape[-1] - self.value_dim :] if v is None else np.asarray(v)[b, skipped:]
             for tokens, x in ((self.keys, key), (self.values, value)):
@@ -55,7 +57,7 @@ class PlainCache:
     def _encode(self, b, mean):
         cache, keys, values = self.cache, self.keys[b], self.values[b]
         end = max(len(keys) - cache.sinks - cache.window, 0) // cache.unit * cache.unit
-        if end > 0 and self.coded[b] == 0 and cache.centered:
+        if end > 0 and self.coded[b] == 0 and cache.key_form.learned:
             self.means[b] = self._mean_of(keys[cache.sinks : cache.sinks + cache.window + cache.unit])
             if mean is not None:
                 np.testing.assert_allclose(self.means[b], mean, atol=1e-4)
@@ -64,16 +66,16 @@ class PlainCache:
             passed = slice(cache.sinks + self.coded[b], cache.sinks + end)
             positions = np.arange(passed.start, passed.stop)
             x, mean = keys[passed], 0 if self.means[b] is None else self.means[b]
-            if cache.pre_rope:
+            if isinstance(cache.key_form, rqjax.BeforeRope):
                 coded = self._turned(
                     self._recoded(cache.key_quantizer, self._turned(x, -positions) - mean) + mean, positions
                 )
             else:
-                if cache.rope is not None and self.means[b] is not None:
+                if cache.key_form.rope is not None and self.means[b] is not None:
                     mean = self._turned(np.broadcast_to(mean, x.shape), positions)
                 coded = self._recoded(cache.key_quantizer, x - mean) + mean
             keys[passed] = coded
-            if cache.latent:
+            if cache.values_in_keys:
                 values[passed] = coded[..., -self.value_dim :]
             else:
                 values[passed] = self._recoded(cache.value_quantizer, values[passed])
@@ -89,17 +91,17 @@ class PlainCache:
 
     def _mean_of(self, keys):
         """The mean of those that are finite, without a rope only if it has three quarters of the energy."""
-        if self.cache.rope is not None:
+        if self.cache.key_form.rope is not None:
             keys = self._turned(keys, -self.cache.sinks - np.arange(len(keys)))
         keys = keys[np.isfinite(keys).all((1, 2))]
-        if self.cache.rope is not None:
+        if self.cache.key_form.rope is not None:
             return keys.mean(0)
         mean = keys.mean(0)
         return mean * ((mean**2).sum(-1) > 0.75 * (keys**2).sum(-1).mean(0))[:, None]
 
     def _turned(self, x, positions):
         """By the plain rope of one frequency a plane, of which the halves are the first and the last coordinates."""
-        rope = self.cache.rope
+        rope = self.cache.key_form.rope
         assert rope.kind == "default"
         count = int(x.shape[-1] * rope.share + 1e-6)
         angles = positions[:, None, None] * np.float32(rope.theta ** -(np.arange(0, count, 2) / count))
@@ -120,7 +122,7 @@ class PlainCache:
             keys, values = (np.where(np.isfinite(x), x, 0) for x in (keys, values))  # which no query is to see
             length, heads = keys.shape[:2]
             positions = length - q.shape[1] + np.arange(q.shape[1])
-            y = q[b] if self.cache.rope is None else self._turned(q[b], positions)
+            y = q[b] if self.cache.key_form.rope is None else self._turned(q[b], positions)
             where = np.arange(length) - positions[:, None]
             seen = where <= 0 if sliding_window is None else (where <= 0) & (where > -sliding_window)
             for h in range(q.shape[2]):

@@ -11,10 +11,10 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from rqjax.cache.kv import KVCache
-from rqjax.cache.pages import CHUNK, Layers, NoRoom, Pool, Slot, as_text, copied_slot, cut_slot, pages_of
-from rqjax.cache.prefixes import Block, Prefixes
-from rqjax.cache.strategies import Strategy
+from rqjax.cache.strategy import Strategy
 from rqjax.core import PAGE, check_int
+from rqjax.paging.pages import CHUNK, Layers, NoRoom, Pool, Slot, as_text, copied_slot, cut_slot, pages_of
+from rqjax.paging.prefixes import Block, Prefixes
 
 
 class PagedCache:

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from rqjax.cache.kv import KVCache
-from rqjax.cache.pages import Grid, Pool, Root, Slot, codes_in, digest, empty_root, root
 from rqjax.core import treefile
+from rqjax.paging.pages import Grid, Pool, Root, Slot, codes_in, digest, empty_root, root
 
 
 class Block(NamedTuple):

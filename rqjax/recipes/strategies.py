@@ -1,15 +1,14 @@
-"""Caches by name: which quantizers hold keys and values."""
+"""Strategies of caches by name: which quantizers hold keys and values, and what codes of keys are made of."""
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from rqjax.cache.kv import KVCache
-from rqjax.core import ELSEWHERE, Key, Quantizer, check_int, nbytes, pytree, random, static, unknown_name
+from rqjax.cache.key_forms import AS_GIVEN, BeforeRope, KeyForm, SubtractedMean, TurnedMean
+from rqjax.cache.kv import LastPart
+from rqjax.cache.strategy import Strategy
+from rqjax.core import ELSEWHERE, Key, Quantizer, check_int, random, unknown_name
 from rqjax.quantizers.affine import Affine, MinMax
 from rqjax.quantizers.balanced import Balanced
 from rqjax.quantizers.block_formats import FORMATS, Blocks
@@ -19,67 +18,12 @@ from rqjax.quantizers.per_channel import PerChannel
 from rqjax.recipes import methods
 from rqjax.recipes.fitted import FITTED
 from rqjax.recipes.sketches import Sign
-from rqjax.rotations import Hadamard, Rope
+from rqjax.rotations import Hadamard
 
 KIVI_GROUP = 32
 """Numbers that share a scale, as in its paper."""
 KVARN_TILE = 128
 """Tokens that share scales of channels, as in its paper."""
-
-
-@pytree
-class Strategy:
-    """The quantizers of a cache, and what is done to keys before they are encoded.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, rqjax
-      >>> rqjax.strategy("eden_4", jax.random.key(0), dim=64).nbytes(batch=1, kv_heads=2, max_len=4096)
-      631837
-    """
-
-    keys: Quantizer
-    values: Quantizer | None
-    """None: a value is the last coordinates of its key, as in `KVCache.init`."""
-    mean: Float[Array, "heads dim"] | None = None
-    """Of the keys, if it is known and subtracted."""
-    centered: bool = static(default=False)
-    """The mean key is subtracted."""
-    turned: bool = static(default=False)
-    """The mean of the keys before rotary positions is subtracted, turned to each position; needs a rope."""
-    pre_rope: bool = static(default=False)
-    """Codes are of keys before rotary positions; needs a rope."""
-
-    def __post_init__(self):
-        _check_options(self.centered, self.turned, self.pre_rope)
-
-    @property
-    def of_rope(self) -> bool:
-        """Whether caches need the rope of their layer, and take keys and queries before rotary positions."""
-        return self.turned or self.pre_rope
-
-    def cache(self, batch: int, kv_heads: int, max_len: int, *, rope: Rope | None = None, **options: Any) -> KVCache:
-        """An empty cache; `options` as in `KVCache.init`. What is to be stored in float32 is so in the window, too.
-
-        Args:
-          rope: of the layer; caches that do not need it are made without it.
-
-        Raises:
-          ValueError: the strategy needs a rope, and there is none.
-        """
-        if self.of_rope and rope is None:
-            raise ValueError(f"the strategy is +{'turned' if self.turned else 'pre_rope'}: expected a rope, got none")
-        parts = (self.keys, self.values) if self.values else getattr(self.keys, "parts", ())
-        full = [part.dtype for part in parts if isinstance(part, Exact)]
-        dtype = max(full, key=lambda dtype: jnp.dtype(dtype).itemsize) if len(full) == 2 else jnp.bfloat16
-        centered = self.mean is None and (self.centered or self.turned)
-        options = {"centered": centered, "mean": self.mean, "dtype": dtype, **options}
-        if self.of_rope:
-            options |= {"rope": rope, "pre_rope": self.pre_rope}
-        return KVCache.init(batch, kv_heads, max_len, self.keys, self.values, **options)
-
-    def nbytes(self, batch: int, kv_heads: int, max_len: int, **options: Any) -> int:
-        """Bytes of the cache that `cache` would make, of which none is made: codes, window, quantizers, everything."""
-        return nbytes(jax.eval_shape(lambda: self.cache(batch, kv_heads, max_len, **options)))
 
 
 def _v2_rotated_qjl(key: Key, dim: int, sketch: Callable[[Key, int], Quantizer]) -> Strategy:
@@ -137,14 +81,14 @@ one."""
 ELSEWHERE["is a strategy of caches: rqjax.strategy"] = STRATEGIES
 
 
-def _check_options(centered: bool = False, turned: bool = False, pre_rope: bool = False) -> None:
-    if turned and (centered or pre_rope):
-        other = "+centered+pre_rope, whose mean does not turn" if pre_rope else "either of +centered and +turned"
-        raise ValueError(f"expected {other}, got +turned and {'+pre_rope' if pre_rope else '+centered'}")
-
-
-OPTIONS = ("centered", "turned", "pre_rope")
-"""What may stand behind a name, after a "+"."""
+FORMS: dict[frozenset[str], KeyForm] = {
+    frozenset(): AS_GIVEN,
+    frozenset({"centered"}): SubtractedMean(learned=True),
+    frozenset({"turned"}): TurnedMean(learned=True),
+    frozenset({"pre_rope"}): BeforeRope(),
+    frozenset({"centered", "pre_rope"}): BeforeRope(learned=True),
+}
+"""Key forms by what stands behind a name, each after a "+"."""
 
 
 def strategy(name: str, key: Key, dim: int, *, latent: int | None = None) -> Strategy:
@@ -159,8 +103,8 @@ def strategy(name: str, key: Key, dim: int, *, latent: int | None = None) -> Str
       name: of the strategy.
       key: random key.
       dim: dimensions of a key.
-      latent: of multi-head latent attention, how many of them are the latent, which comes last and is the value, too:
-        in codes as values are ("b"); what comes before it turns with the positions and is in codes as keys are ("a").
+      latent: how many of them, the last, are a latent that is the value, too (multi-head latent attention). It is in
+        codes as values are ("b"); what comes before it turns with the positions and is in codes as keys are ("a").
 
     Raises:
       UnknownName: there is no such strategy; the nearest names are given.
@@ -168,17 +112,16 @@ def strategy(name: str, key: Key, dim: int, *, latent: int | None = None) -> Str
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> rqjax.strategy("eden_4/v3_2+centered", jax.random.key(0), dim=64).centered
-      True
+      >>> rqjax.strategy("eden_4/v3_2+centered", jax.random.key(0), dim=64).key_form
+      SubtractedMean(learned)
     """
-    names, options = parsed(name)
+    names, form = parsed(name)
     if latent is not None:
         latent = check_int("latent", latent, 1, dim - 1)
-        values = named(names[-1], key, latent).values
-        assert values is not None
-        return Strategy(Split((named(names[0], key, dim - latent).keys, values)), None, **options)
+        parts = named(names[0], key, dim - latent).keys, named(names[-1], key, latent).values
+        return Strategy(Split(parts), LastPart(), form, name)
     parts = [named(part, key, dim) for part in names]
-    return Strategy(parts[0].keys, parts[-1].values, **options)
+    return Strategy(parts[0].keys, parts[-1].values, form, name)
 
 
 def for_layers(
@@ -196,32 +139,34 @@ def for_layers(
     return [strategy(n, k, dim, latent=latent) if isinstance(n, str) else n for n, k in zip(each, keys, strict=True)]
 
 
-def parsed(name: str) -> tuple[list[str], dict[str, Any]]:
-    """The names of keys and values, one if it is the same, and the options behind them."""
+def parsed(name: str) -> tuple[list[str], KeyForm]:
+    """The names of keys and values, one if it is the same, and the form of keys."""
     base, *options = name.split("+")
+    known = sorted(frozenset.union(*FORMS))
     for option in options:
-        if option not in OPTIONS:
-            raise unknown_name(f"option of the strategy {base!r}", option, OPTIONS)
-    names = base.split("/")
+        if option not in known:
+            raise unknown_name(f"option of the strategy {base!r}", option, known)
+    names, form = base.split("/"), FORMS.get(frozenset(options))
     if len(names) > 2:
         raise ValueError(f"expected a strategy, or one for keys and one for values with '/' between, got {name!r}")
-    found = dict.fromkeys(options, True)
-    _check_options(**found)
-    return names, found
+    if form is None:
+        forms = ", ".join("".join(f"+{option}" for option in sorted(one)) for one in FORMS if one)
+        raise ValueError(f"expected one of {forms} behind {base!r}, got {name.removeprefix(base)}")
+    return names, form
 
 
-def checked(name: str) -> tuple[list[str], dict[str, Any]]:
+def checked(name: str) -> tuple[list[str], KeyForm]:
     """As `parsed`, of a strategy whose recipes may learn.
 
     Raises:
       UnknownName: there is no such strategy or recipe; the nearest names are given.
     """
-    names, options = parsed(name)
+    names, form = parsed(name)
     known = [*STRATEGIES, *methods.METHODS, *FITTED]
     for part in names:
         if part not in known and with_bits(part)[0] not in known:
             raise unknown_name("strategy", part, known)
-    return names, options
+    return names, form
 
 
 def named(name: str, key: Key, dim: int) -> Strategy:

@@ -13,7 +13,7 @@ from jaxtyping import Array
 from rqjax.arrays.planes import put
 from rqjax.cache.kv import KVCache, over
 from rqjax.cache.requantize import requantize
-from rqjax.cache.strategies import Strategy
+from rqjax.cache.strategy import Strategy
 from rqjax.cache.truncate import truncate
 from rqjax.core import PAGE, check_int, check_text, treefile
 from rqjax.core.mesh import fetched
@@ -190,27 +190,24 @@ def _size(cache: KVCache) -> tuple[int, int, int]:
 
 def root(cache: KVCache, slot: int) -> Root:
     exact = (fetched(x[slot, :, : cache.sinks]) for x in (cache.exact_keys, cache.exact_values))
-    mean = cache.key_mean if cache.centered else None
-    return (*exact, *([] if mean is None else [fetched(mean[slot])]))
+    form = cache.key_form
+    return (*exact, fetched(form.mean[slot])) if form.learned else (*exact,)
 
 
 def empty_root(cache: KVCache) -> Root:
     """Zeros like a `root`, which would wait for the device."""
     _, heads, _, dim = cache.exact_keys.shape
     keys = np.zeros((heads, cache.sinks, dim), cache.exact_keys.dtype)
-    return (
-        keys,
-        keys[..., : cache.exact_values.shape[3]],
-        *([np.zeros((heads, dim), np.float32)] if cache.centered else []),
-    )
+    exact = keys, keys[..., : cache.exact_values.shape[3]]
+    return (*exact, np.zeros((heads, dim), np.float32)) if cache.key_form.learned else exact
 
 
 def digest(layers: Sequence[KVCache]) -> str:
     """The same of caches whose codes mean the same."""
-    names = ("rope", "key_quantizer", "own_value_quantizer", "window", "sinks", "centered", "pre_rope", "latent")
-    means = [None if layer.centered or layer.key_mean is None else layer.key_mean[0] for layer in layers]
+    names = ("key_form", "key_quantizer", "own_value_quantizer", "window", "sinks")
     exact = [layer.exact_keys[0, :, :0] for layer in layers]  # whose dtype tokens have before they are encoded
-    return treefile.digest([[{name: getattr(layer, name) for name in names} for layer in layers], means, exact])
+    layers = [layer.of(np.array([0])) for layer in layers]  # a mean that is not of a sequence is that of each
+    return treefile.digest([[{name: getattr(layer, name) for name in names} for layer in layers], exact])
 
 
 def codes_in(cache: KVCache, pages: Iterable[int]) -> Any:
@@ -229,12 +226,14 @@ def _placed(cache: KVCache, root: Root, slot: Array, length: Array, held: Array)
         put(x, (slot, slice(None), slice(cache.sinks)), jnp.asarray(new))
         for x, new in zip(exact, root[:2], strict=True)
     ]
-    mean = cache.key_mean if cache.key_mean is None or not cache.centered else cache.key_mean.at[slot].set(root[2])
+    form = cache.key_form
+    if form.learned:
+        form = dataclasses.replace(form, mean=form.mean.at[slot].set(root[2]))
     return dataclasses.replace(
         cache,
         exact_keys=exact[0],
         exact_values=exact[1],
-        key_mean=mean,
+        key_form=form,
         lengths=cache.lengths.at[slot].set(length),
         held=cache.held.at[slot].set(held),
         overflow=cache.overflow.at[slot].set(False),

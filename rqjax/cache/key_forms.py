@@ -1,0 +1,202 @@
+"""Key forms: what codes of keys are made of, and how products with codes become scores."""
+
+import dataclasses
+from typing import ClassVar, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from rqjax.core import pytree, static
+from rqjax.rotations import Rope
+
+Mean: TypeAlias = Float[Array | np.ndarray, "*heads d"] | None
+DOMINANT = 0.75
+"""Share of the energy of a head's first keys that their mean must have to be subtracted from all keys.
+
+Below it the mean of keys with rotary positions is a local one: it turns away, and subtracting it would add energy."""
+
+
+class KeyForm:
+    """What a cache subtracts from keys, or how it turns them, before they are encoded; and how scores undo it.
+
+    A form of a strategy has no rope, and the mean of its heads alone; `begun` makes that of a cache from it. In a cache
+    the mean is (batch, heads, d). Subclasses say what `encode_form`, `restore` and `bias` are.
+    """
+
+    mean: Mean = None
+    rope: Rope | None = None
+    """How a cache turns keys and queries with their positions; None: they come turned, or have no such positions."""
+    learned: bool = False
+    """Whether the mean is that of a sequence's first keys after the sinks; else it is known from the beginning."""
+    of_mean: ClassVar[bool] = False
+    """Whether the form is nothing without a mean."""
+    of_rope: ClassVar[bool] = False
+    """Whether the form is nothing without a rope."""
+    width: ClassVar[int] = 0
+    """Bytes a coordinate, beside those of the codes, that a block of keys takes in attention."""
+
+    def __post_init__(self):
+        if self.of_mean and self.mean is None and not self.learned:
+            raise ValueError(f"expected {type(self).__name__} with a mean, or learned=True")
+
+    def __repr__(self) -> str:
+        means = "learned" if self.learned else "" if self.mean is None else f"mean{list(self.mean.shape)}"
+        return f"{type(self).__name__}({', '.join(filter(None, [means, repr(self.rope) if self.rope else '']))})"
+
+    @property
+    def dim(self) -> int | None:
+        return None if self.mean is None else self.mean.shape[-1]
+
+    def at(self, rope: Rope | None) -> "KeyForm":
+        """The form with the rope of a layer, if it needs one; else as it is."""
+        return dataclasses.replace(self, rope=rope) if self.of_rope and rope else self  # pyright: ignore
+
+    def begun(self, batch: int, heads: int, dim: int) -> "KeyForm":
+        """The form of an empty cache.
+
+        Raises:
+          TypeError: the mean is not of floating-point numbers, or the rope is none.
+          ValueError: the mean is of another shape or to be learned, too; the rope does not fit, or there is none.
+        """
+        if self.of_rope and self.rope is None:
+            raise ValueError(f"expected a rope for keys in the form {self}, got none")
+        if self.rope is not None:
+            if not isinstance(self.rope, Rope):
+                raise TypeError(f"expected rope to be a rqjax.Rope, got {self.rope!r}")
+            self.rope.turning(dim)
+        if self.learned and self.mean is not None:
+            raise ValueError(f"expected a mean or learned=True, not both, got {self}")
+        mean = jnp.zeros((heads, dim)) if self.learned else self.mean
+        if mean is None:
+            return self
+        if mean.shape != (heads, dim):
+            raise ValueError(f"expected a mean ({heads}, {dim}) of the keys, got {mean.shape}")
+        if not jnp.issubdtype(mean.dtype, jnp.floating):
+            raise TypeError(f"expected a mean of floating-point numbers, got {mean.dtype}")
+        return dataclasses.replace(self, mean=jnp.tile(mean, (batch, 1, 1)))  # pyright: ignore[reportArgumentType]
+
+    def turned(self, x: Float[Array, "*n d"], positions: Int[Array, "*#n"]) -> Float[Array, "*n d"]:
+        """Keys or queries as attention multiplies them."""
+        return x if self.rope is None else self.rope(x, positions)
+
+    def average(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
+        """The mean of turned keys, as it is subtracted. Keys with NaN or infinity do not count: it outlives them."""
+        finite = jnp.isfinite(keys).all(-1, keepdims=True)
+        return jnp.where(finite, keys, 0).sum(-2) / jnp.maximum(finite.sum(-2), 1)
+
+    def learn(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
+        """The mean that a sequence subtracts from all its keys, of its first ones."""
+        return self.average(keys, positions)
+
+    def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
+        """What is encoded of turned keys."""
+        raise NotImplementedError
+
+    def change(self, x: Float[Array, "*n d"], positions: Int[Array, "*#n"]) -> Float[Array, "*n d"]:
+        """The change of turned keys by a change x of what is encoded."""
+        return x
+
+    def probes(self, y: Float[Array, "b h r d"]) -> Float[Array, "b h _ d"]:
+        """Vectors whose products with codes `scores` takes."""
+        return y
+
+    def scores(
+        self, y: Float[Array, "b h r d"], products: Float[Array, "b h _ t"], first: Int[Array, ""]
+    ) -> Float[Array, "b h r t"]:
+        """Scores of turned queries with keys at the positions from `first` on, of products of `probes` with codes."""
+        bias = self.bias(y, first, products.shape[-1])
+        return products if bias is None else products + bias
+
+    def bias(self, y: Float[Array, "b h r d"], first: Int[Array, ""], count: int) -> Float[Array, "b h r _"] | None:
+        """Products of turned queries with the mean, at each of `count` positions from `first` on if it turns."""
+        return None if self.mean is None or self.rope is None else self.rope.inner(y, self.mean, first, count)
+
+
+@pytree
+class AsGiven(KeyForm):
+    """Codes are of keys as attention multiplies them."""
+
+    rope: Rope | None = None
+
+    def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
+        return keys
+
+
+AS_GIVEN = AsGiven()
+
+
+@pytree
+class SubtractedMean(KeyForm):
+    """Codes are of keys less their mean; a learned one is subtracted where it dominates (`DOMINANT`)."""
+
+    mean: Mean = None
+    learned: bool = static(default=False)
+    of_mean = True
+
+    def learn(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
+        finite, mean = jnp.isfinite(keys).all(-1, keepdims=True), self.average(keys, positions)
+        energy = jnp.sum(jnp.where(finite, keys, 0) ** 2, axis=(-2, -1)) / jnp.maximum(finite.sum(-2), 1)[..., 0]
+        share = jnp.sum(mean**2, axis=-1) / jnp.maximum(energy, 1e-30)
+        return jnp.where((share > DOMINANT)[..., None], mean, 0)
+
+    def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
+        assert self.mean is not None
+        return keys - self.mean[..., None, :]
+
+    def bias(self, y: Float[Array, "b h r d"], first: Int[Array, ""], count: int) -> Float[Array, "b h r _"] | None:
+        return jnp.einsum("bhrd,bhd->bhr", y, self.mean)[..., None]
+
+
+@pytree
+class TurnedMean(KeyForm):
+    """Codes are of turned keys less the mean of the keys before they turn, itself turned to each position."""
+
+    mean: Mean = None
+    rope: Rope | None = None
+    learned: bool = static(default=False)
+    of_mean = of_rope = True
+
+    def average(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
+        assert self.rope is not None
+        return super().average(self.rope.inverse(keys, positions), positions)
+
+    def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
+        assert self.mean is not None
+        assert self.rope is not None
+        return keys - self.rope(jnp.broadcast_to(self.mean[..., None, :], keys.shape), positions)
+
+
+@pytree
+class BeforeRope(TurnedMean):
+    """Codes are of keys before they turn, less their mean if there is one. Attention decodes and turns a block."""
+
+    of_mean = False
+    width = 4
+
+    def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
+        assert self.rope is not None
+        keys = self.rope.inverse(keys, positions)
+        return keys if self.mean is None else keys - self.mean[..., None, :]
+
+    def change(self, x: Float[Array, "*n d"], positions: Int[Array, "*#n"]) -> Float[Array, "*n d"]:
+        assert self.rope is not None
+        return self.rope(x, positions)
+
+    def probes(self, y: Float[Array, "b h r d"]) -> Float[Array, "b h _ d"]:
+        """Unit vectors, whose products with codes are the keys, tokens last."""
+        batch, heads, _, dim = y.shape
+        return jnp.broadcast_to(jnp.eye(dim), (batch, heads, dim, dim))
+
+    def scores(
+        self, y: Float[Array, "b h r d"], products: Float[Array, "b h _ t"], first: Int[Array, ""]
+    ) -> Float[Array, "b h r t"]:
+        assert self.rope is not None
+        keys = self.rope.turned_rows(products, first)
+        return super().scores(y, jnp.einsum("bhrd,bhdt->bhrt", y, keys, precision=lax.Precision.HIGHEST), first)
+
+
+def same_codes(a: KeyForm, b: KeyForm) -> bool:
+    """Whether codes of one form can be decoded and encoded again as those of the other: both turn first, or neither."""
+    return isinstance(a, BeforeRope) == isinstance(b, BeforeRope)

@@ -1,0 +1,88 @@
+"""Queries of a call of attention, and what each sees."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from rqjax.arrays.planes import as_float32
+from rqjax.cache.kv import KVCache
+from rqjax.cache.sums import NEVER, Sums
+
+Number: TypeAlias = float | int | Float[Array, ""]
+
+
+class Queries(NamedTuple):
+    """Queries that share a head of keys are its rows: those of one query head after the other."""
+
+    y: Float[Array, "b h r d"]
+    """Scaled, in float32, and turned to their positions if the cache has a rope."""
+    positions: Int[Array, "b 1 r 1"]
+    """The token of each."""
+    time: int
+    """Tokens; rows / time query heads share a head of keys."""
+    mask: Bool[Array, "#b #h #r max_len"] | None
+    """Tokens that each may see."""
+    sliding_window: int | None
+    softcap: Number | None
+
+    @classmethod
+    def of(
+        cls,
+        cache: KVCache,
+        q: Float[Array, "b time q_heads d"],
+        positions: Int[Array, "b time"],
+        mask: Bool[Array, "#b #q_heads #time #max_len"] | None,
+        scale: Number,
+        sliding_window: int | None,
+        softcap: Number | None,
+    ) -> "Queries":
+        """The record of turned queries at positions."""
+        batch, time, q_heads, dim = q.shape
+        kv_heads = cache.exact_keys.shape[1]
+        groups = q_heads // kv_heads
+        y = as_float32(q).reshape(batch, time, kv_heads, groups, dim).transpose(0, 2, 3, 1, 4) * scale
+        rows = jnp.tile(positions, (1, groups))[:, None, :, None]
+        if mask is not None:
+            if mask.shape[1:3] != (1, 1):
+                mask = jnp.broadcast_to(mask, (mask.shape[0], q_heads, time, mask.shape[3]))
+                mask = mask.reshape(mask.shape[0], kv_heads, groups * time, -1)
+            mask = jnp.broadcast_to(mask, (*mask.shape[:3], cache.max_len))
+        return cls(y.reshape(batch, kv_heads, groups * time, dim), rows, time, mask, sliding_window, softcap)
+
+    @property
+    def oldest(self) -> Int[Array, "b 1 r 1"]:
+        """The first token that each sees; below 0 where its window reaches beyond the text."""
+        if self.sliding_window is None:
+            return jnp.zeros_like(self.positions)
+        return self.positions - self.sliding_window + 1
+
+    def sees(self, tokens: Int[Array, "b 1 1 t"]) -> Bool[Array, "b #h r t"]:
+        """Whether each sees some tokens; nothing sees token -1."""
+        seen = (tokens >= jnp.maximum(self.oldest, 0)) & (tokens <= self.positions)
+        if self.mask is None:
+            return seen
+        return seen & jnp.take_along_axis(self.mask, jnp.maximum(tokens, 0), axis=3)
+
+    def coded(self, cache: KVCache) -> tuple[Int[Array, "b 1 r 1"], Int[Array, "b 1 r 1"]]:
+        """The first token in codes that each sees, and the one behind the last, counted from the sinks on.
+
+        After `truncate` the newest tokens may be in codes, too.
+        """
+        coded = cache.coded[:, None, None, None]
+        return jnp.clip(self.oldest - cache.sinks, 0, coded), jnp.clip(self.positions + 1 - cache.sinks, 0, coded)
+
+    def sums(
+        self,
+        scores: Float[Array, "b h r t"],
+        seen: Bool[Array, "#b #h #r t"],
+        weigh: Callable[[Float[Array, "b h r t"]], PyTree],
+    ) -> Sums:
+        """Sums over some tokens, by their scores; `weigh` sums their values by weights."""
+        if self.softcap is not None:
+            scores = self.softcap * jnp.tanh(scores / self.softcap)
+        scores = jnp.where(seen, scores, NEVER)
+        largest = jnp.maximum(scores.max(-1), NEVER / 2)  # so that the weights are 0 where nothing is seen
+        weights = jnp.exp(scores - largest[..., None])
+        return Sums(largest, weights.sum(-1), weigh(weights))

@@ -1,0 +1,52 @@
+"""Which quantizers a cache has, and the form of its keys."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rqjax.cache.key_forms import AS_GIVEN, KeyForm
+from rqjax.cache.kv import KVCache, LastPart
+from rqjax.core import Quantizer, nbytes, pytree, static
+from rqjax.quantizers.exact import Exact
+from rqjax.rotations import Rope
+
+
+@pytree
+class Strategy:
+    """The quantizers of a cache, and what is done to keys before they are encoded. `rqjax.strategy` makes one by name.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> strategy = rqjax.strategy("eden_4", jax.random.key(0), dim=64)
+      >>> str(strategy), strategy.nbytes(batch=1, kv_heads=2, max_len=4096)
+      ('eden_4', 631837)
+    """
+
+    keys: Quantizer
+    values: Quantizer | LastPart
+    key_form: KeyForm = AS_GIVEN
+    name: str = static(default="")
+    """The name that made it, if one did."""
+
+    def __str__(self) -> str:
+        return self.name or repr(self)
+
+    def cache(self, batch: int, kv_heads: int, max_len: int, *, rope: Rope | None = None, **options: Any) -> KVCache:
+        """An empty cache; `options` as in `KVCache.init`. What is to be stored in float32 is so in the window, too.
+
+        Args:
+          rope: of the layer; caches whose form needs none are made without it.
+
+        Raises:
+          ValueError: the key form needs a rope, and there is none.
+        """
+        parts = getattr(self.keys, "parts", ()) if isinstance(self.values, LastPart) else (self.keys, self.values)
+        full = [part.dtype for part in parts if isinstance(part, Exact)]
+        dtype = max(full, key=lambda dtype: jnp.dtype(dtype).itemsize) if len(full) == 2 else jnp.bfloat16
+        options = {"dtype": dtype, "key_form": self.key_form.at(rope), **options}
+        return KVCache.init(batch, kv_heads, max_len, self.keys, self.values, **options)
+
+    def nbytes(self, batch: int, kv_heads: int, max_len: int, **options: Any) -> int:
+        """Bytes of the cache that `cache` would make, of which none is made: codes, window, quantizers, everything."""
+        return nbytes(jax.eval_shape(lambda: self.cache(batch, kv_heads, max_len, **options)))
