@@ -15,8 +15,8 @@ FLOORS = (
     ("scoring",),
     ("quantizers",),
     ("learning",),
-    ("recipes",),
     ("cache", "search"),
+    ("recipes", "paging"),
     ("backends", "nn"),
 )
 """Rooms; each may import from its own and from those before it."""
