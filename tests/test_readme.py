@@ -1,4 +1,4 @@
-"""What the documents say is true: examples run, tables are the committed ones, links lead somewhere."""
+"""What the documents say is true: examples run, figures are those of committed tables, links lead somewhere."""
 
 import inspect
 import re
@@ -50,8 +50,26 @@ def test_documents_are_fresh(name):
     assert text == (readme.configs() if name == "configs/README.md" else readme.refresh(text))
 
 
-def test_tables_are_shown():
-    assert len(readme.TABLE.findall(TEXTS["results/README.md"])) >= 20
+def cells(table):
+    """First numbers of the cells of a table in markdown, without their deviations."""
+    words = (cell.split() for line in table.splitlines() if line.startswith("|") for cell in line.split("|"))
+    return {word[0].replace(",", "") for word in words if word}
+
+
+def test_figures_follow_from_committed_tables():
+    """A comment behind a figure is arithmetic with cells of a table that its paragraph links, and with 1 and 100."""
+    found = []
+    for paragraph in TEXTS["results/README.md"].split("\n\n"):
+        tables = re.findall(r"\]\((\w+/table\.md)\)", paragraph)
+        known = {"1", "100"}.union(*(cells((readme.ROOT / "results" / table).read_text()) for table in tables))
+        for shown, formula in re.findall(r"(\d[\d.,]*)<!-- (.*?) -->", paragraph):
+            numbers = re.findall(r"\d[\d.]*(?:e-\d+)?", formula)
+            assert set(numbers) <= known, formula
+            assert re.fullmatch(r"[\d.e */()-]+", formula)
+            decimals = len(shown.partition(".")[2])
+            assert abs(float(shown.replace(",", "")) - eval(formula)) <= 0.6 * 10**-decimals, (shown, formula)
+            found += tables
+    assert len(set(found)) >= 30
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -97,4 +115,4 @@ def test_committed_results_have_their_config():
         named = (readme.ROOT / "configs" / f"{folder.name}.py").exists()
         assert named or any(f'"workdir": "results/{folder.name}"' in text for text in texts)
         assert {"table.md", "rows.csv"} <= {path.name for path in folder.iterdir()}
-        assert f"{folder.name}/" in TEXTS["results/README.md"], f"no word of {folder.name}"
+        assert f"]({folder.name}/table.md)" in TEXTS["results/README.md"], f"no link to the table of {folder.name}"
