@@ -11,6 +11,15 @@ from rqjax import METHODS
 from tests.tools.suites import some
 
 TEXTS = {str(path.relative_to(readme.ROOT)): path.read_text() for path in [*readme.DOCUMENTS, readme.CONFIGS]}
+NOTES = {
+    str(path.relative_to(readme.ROOT)): path.read_text()
+    for path in [
+        readme.ROOT / "WORKSPACE_NOTES.md",
+        *readme.ROOT.glob("*/NOTES.md"),
+        *readme.ROOT.glob("rqjax/*/NOTES.md"),
+    ]
+}
+"""Why things are as they are, and in each room what was tried."""
 SHORT = TEXTS["README.md"]
 EXAMPLES = [
     (name, i, code)
@@ -72,11 +81,11 @@ def test_figures_follow_from_committed_tables():
     assert len(set(found)) >= 30
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", TEXTS | NOTES)
 def test_links_and_commands_lead_somewhere(name):
-    folder, text = (readme.ROOT / name).parent, TEXTS[name]
+    folder, text = (readme.ROOT / name).parent, (TEXTS | NOTES)[name]
     links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", text)
-    assert links
+    assert links or name in NOTES
     for link in links:
         path, _, anchor = link.partition("#")
         assert (folder / path).exists(), link
@@ -86,6 +95,16 @@ def test_links_and_commands_lead_somewhere(name):
             assert anchor in [re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles], link
     commands = re.findall(r"--config=(\S+\.py)", text)
     assert [path for path in commands if "NAME" not in path and not (readme.ROOT / path).exists()] == []
+
+
+def test_notes_are_short_and_name_files_that_exist():
+    rooms = ("rqjax", "pallas_kernels", "experiments", "tests")
+    files = [f"/{path.relative_to(readme.ROOT)}" for room in rooms for path in (readme.ROOT / room).rglob("*.py")]
+    for name, text in NOTES.items():
+        assert len(text.encode()) <= (25_000 if name == "WORKSPACE_NOTES.md" else 6_000), name
+        assert name == "WORKSPACE_NOTES.md" or f"]({name})" in NOTES["WORKSPACE_NOTES.md"]
+        named = re.findall(r"`([\w/]+\.py)`", text)
+        assert [path for path in named if not any(file.endswith(f"/{path}") for file in files)] == [], name
 
 
 def test_the_front_door_is_short():
