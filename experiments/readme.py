@@ -1,8 +1,6 @@
 """Refreshes the documents, what is generated in them and of them: `python -m experiments.readme`.
 
-Tables come from the committed results: a marker names a file and the title of a table in it,
-<!-- table: results/smoke/table.md, Title --> ... <!-- end -->. The index of the API, <!-- api --> ... <!-- end -->, and
-all of configs/README.md come from docstrings.
+The index of the API, <!-- api --> ... <!-- end -->, and all of configs/README.md come from docstrings.
 """
 
 import ast
@@ -15,7 +13,6 @@ import rqjax
 from experiments.run import to_see
 
 ROOT = Path(__file__).parent.parent
-TABLE = re.compile(r"(<!-- table: (\S+), (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 API = re.compile(r"(<!-- api -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [
     ROOT / "README.md",
@@ -33,18 +30,8 @@ on two hardware threads.
 """
 
 
-def section(text: str, title: str) -> str:
-    """The table with this title."""
-    for part in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
-        name, _, body = part.partition("\n")
-        if name == title:
-            return body.strip()
-    raise ValueError(f"there is no table {title!r}")
-
-
 def refresh(text: str) -> str:
-    """`text` with every marked table replaced by the committed one, and the index of the API by today's."""
-    text = TABLE.sub(lambda m: f"{m[1]}\n{section((ROOT / m[2]).read_text(), m[3])}\n\n{m[4]}", text)
+    """`text` with the index of the API replaced by today's."""
     return API.sub(lambda m: f"{m[1]}\n{api()}\n\n{m[2]}", text)
 
 

@@ -1,4 +1,4 @@
-"""What the documents say is true: examples run, tables are the committed ones, links lead somewhere."""
+"""What the documents say is true: examples run, figures are those of committed tables, links lead somewhere."""
 
 import inspect
 import re
@@ -11,6 +11,15 @@ from rqjax import METHODS
 from tests.tools.suites import some
 
 TEXTS = {str(path.relative_to(readme.ROOT)): path.read_text() for path in [*readme.DOCUMENTS, readme.CONFIGS]}
+NOTES = {
+    str(path.relative_to(readme.ROOT)): path.read_text()
+    for path in [
+        readme.ROOT / "WORKSPACE_NOTES.md",
+        *readme.ROOT.glob("*/NOTES.md"),
+        *readme.ROOT.glob("rqjax/*/NOTES.md"),
+    ]
+}
+"""Why things are as they are, and in each room what was tried."""
 SHORT = TEXTS["README.md"]
 EXAMPLES = [
     (name, i, code)
@@ -50,15 +59,33 @@ def test_documents_are_fresh(name):
     assert text == (readme.configs() if name == "configs/README.md" else readme.refresh(text))
 
 
-def test_tables_are_shown():
-    assert len(readme.TABLE.findall(TEXTS["results/README.md"])) >= 20
+def cells(table):
+    """First numbers of the cells of a table in markdown, without their deviations."""
+    words = (cell.split() for line in table.splitlines() if line.startswith("|") for cell in line.split("|"))
+    return {word[0].replace(",", "") for word in words if word}
 
 
-@pytest.mark.parametrize("name", TEXTS)
+def test_figures_follow_from_committed_tables():
+    """A comment behind a figure is arithmetic with cells of a table that its paragraph links, and with 1 and 100."""
+    found = []
+    for paragraph in TEXTS["results/README.md"].split("\n\n"):
+        tables = re.findall(r"\]\((\w+/table\.md)\)", paragraph)
+        known = {"1", "100"}.union(*(cells((readme.ROOT / "results" / table).read_text()) for table in tables))
+        for shown, formula in re.findall(r"(\d[\d.,]*)<!-- (.*?) -->", paragraph):
+            numbers = re.findall(r"\d[\d.]*(?:e-\d+)?", formula)
+            assert set(numbers) <= known, formula
+            assert re.fullmatch(r"[\d.e */()-]+", formula)
+            decimals = len(shown.partition(".")[2])
+            assert abs(float(shown.replace(",", "")) - eval(formula)) <= 0.6 * 10**-decimals, (shown, formula)
+            found += tables
+    assert len(set(found)) >= 30
+
+
+@pytest.mark.parametrize("name", TEXTS | NOTES)
 def test_links_and_commands_lead_somewhere(name):
-    folder, text = (readme.ROOT / name).parent, TEXTS[name]
+    folder, text = (readme.ROOT / name).parent, (TEXTS | NOTES)[name]
     links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", text)
-    assert links
+    assert links or name in NOTES
     for link in links:
         path, _, anchor = link.partition("#")
         assert (folder / path).exists(), link
@@ -68,6 +95,16 @@ def test_links_and_commands_lead_somewhere(name):
             assert anchor in [re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles], link
     commands = re.findall(r"--config=(\S+\.py)", text)
     assert [path for path in commands if "NAME" not in path and not (readme.ROOT / path).exists()] == []
+
+
+def test_notes_are_short_and_name_files_that_exist():
+    rooms = ("rqjax", "pallas_kernels", "experiments", "tests")
+    files = [f"/{path.relative_to(readme.ROOT)}" for room in rooms for path in (readme.ROOT / room).rglob("*.py")]
+    for name, text in NOTES.items():
+        assert len(text.encode()) <= (25_000 if name == "WORKSPACE_NOTES.md" else 6_000), name
+        assert name == "WORKSPACE_NOTES.md" or f"]({name})" in NOTES["WORKSPACE_NOTES.md"]
+        named = re.findall(r"`([\w/]+\.py)`", text)
+        assert [path for path in named if not any(file.endswith(f"/{path}") for file in files)] == [], name
 
 
 def test_the_front_door_is_short():
@@ -97,4 +134,4 @@ def test_committed_results_have_their_config():
         named = (readme.ROOT / "configs" / f"{folder.name}.py").exists()
         assert named or any(f'"workdir": "results/{folder.name}"' in text for text in texts)
         assert {"table.md", "rows.csv"} <= {path.name for path in folder.iterdir()}
-        assert f"{folder.name}/" in TEXTS["results/README.md"], f"no word of {folder.name}"
+        assert f"]({folder.name}/table.md)" in TEXTS["results/README.md"], f"no link to the table of {folder.name}"

@@ -27,6 +27,7 @@ def test_the_wheel_runs_the_quickstart(tmp_path):
         names = file.namelist()
         file.extractall(site)
     assert {"rqjax/py.typed", "rqjax/codebooks/trellis_tables.npz", "rqjax/README.md"} <= set(names)
+    assert [name for name in names if name.endswith("NOTES.md")] == []
     assert {name.partition("/")[0] for name in names} == {
         "rqjax",
         "pallas_kernels",
