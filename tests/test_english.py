@@ -1,0 +1,59 @@
+"""Docstrings begin with a verb or the noun they document, and their sentences are short."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("rqjax", "pallas_kernels", "experiments", "configs", "tests")
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+NEVER_FIRST = set(
+    "about above after against as at before behind below beside between beyond by for from how if in into like of on out "
+    "over since than that those to under until what whatever when where whether which while who whose why with within "
+    "without".split()
+)
+"""Prepositions, relatives and conjunctions: what is documented comes first."""
+MOST_WORDS = 30
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the line and the text of each docstring, those of fields and constants too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yields the sentences of a docstring's prose: no examples, tables, commands or lists of names."""
+    for paragraph in re.split(r"\n\s*\n", text):
+        if not re.search(r"^\s*(>>>|\||    |\w+:$)", paragraph, re.MULTILINE):
+            yield from re.split(r"(?<=[.:;?!])\s+(?=[A-Z`(\"])", " ".join(paragraph.split()))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_docstrings_begin_with_what_they_document(folder):
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {text[:60]!r}"
+        for path in FILES
+        if path.relative_to(ROOT).parts[0] == folder
+        for line, text in docstrings(path)
+        if (first := re.match(r"[A-Za-z]+", text)) and first[0].lower() in NEVER_FIRST
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_sentences_are_short(folder):
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {sentence[:80]!r}"
+        for path in FILES
+        if path.relative_to(ROOT).parts[0] == folder
+        for line, text in docstrings(path)
+        for sentence in sentences(text)
+        if len(sentence.split()) > MOST_WORDS
+    ]
+    assert wrong == []
