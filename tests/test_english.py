@@ -10,11 +10,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("rqjax", "pallas_kernels", "experiments", "configs", "tests")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-NEVER_FIRST = set(
-    "about above after against as at before behind below beside between beyond by for from how if in into like of on out "
-    "over since than that those to under until what whatever when where whether which while who whose why with within "
-    "without".split()
-)
+NEVER_FIRST = """
+about above after against as at before behind below beside between beyond by for from how if in into like of on out over
+since than that those to under until what whatever when where whether which while who whose why with within without
+""".split()  # noqa: SIM905
 """Prepositions, relatives and conjunctions: what is documented comes first."""
 MOST_WORDS = 30
 

@@ -143,10 +143,10 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
         begins, start, size = (before == 0) & (after > 0), jnp.full_like(before, past.sinks), past.window + past.unit
 
         def learn():
-            mean = form.learn(as_float32(tokens(start, size)[0]), past.sinks + jnp.arange(size))
-            return jnp.where(begins[:, None, None], mean, form.mean)
+            mean = past.key_form.learn(as_float32(tokens(start, size)[0]), past.sinks + jnp.arange(size))
+            return jnp.where(begins[:, None, None], mean, past.key_form.mean)
 
-        form = dataclasses.replace(form, mean=lax.cond(begins.any(), learn, lambda: form.mean))
+        form = form.changed(mean=lax.cond(begins.any(), learn, lambda: past.key_form.mean))
 
     def encode(i, stored):
         """Moves the i-th unit of each sequence that has one to codes."""

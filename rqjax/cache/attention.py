@@ -248,4 +248,5 @@ def _kernel_sums(cache: KVCache, queries: Queries, kernel: Past, past: Past) -> 
     if queries.time == 1:
         return kernel(cache, queries)
     _, stop = queries.coded(cache)
-    return lax.cond((stop == stop[:, :, :1]).all(), lambda: kernel(cache, queries), lambda: past(cache, queries))
+    fused, plain = (functools.partial(sums, cache, queries) for sums in (kernel, past))
+    return lax.cond((stop == stop[:, :, :1]).all(), fused, plain)

@@ -1,7 +1,7 @@
 """Key forms: what codes of keys are made of, and how products with codes become scores."""
 
 import dataclasses
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,7 @@ class KeyForm:
     the mean is (batch, heads, d). Subclasses say what `encode_form`, `restore` and `bias` are.
     """
 
-    mean: Mean = None
+    mean: Any = None
     rope: Rope | None = None
     """How a cache turns keys and queries with their positions; None: they come turned, or have no such positions."""
     learned: bool = False
@@ -51,7 +51,11 @@ class KeyForm:
 
     def at(self, rope: Rope | None) -> "KeyForm":
         """The form with the rope of a layer, if it needs one; else as it is."""
-        return dataclasses.replace(self, rope=rope) if self.of_rope and rope else self  # pyright: ignore
+        return self.changed(rope=rope) if self.of_rope and rope else self
+
+    def changed(self, **fields: Any) -> "KeyForm":
+        """The form with other fields."""
+        return dataclasses.replace(self, **fields)  # pyright: ignore[reportArgumentType]
 
     def begun(self, batch: int, heads: int, dim: int) -> "KeyForm":
         """The form of an empty cache.
@@ -75,7 +79,7 @@ class KeyForm:
             raise ValueError(f"expected a mean ({heads}, {dim}) of the keys, got {mean.shape}")
         if not jnp.issubdtype(mean.dtype, jnp.floating):
             raise TypeError(f"expected a mean of floating-point numbers, got {mean.dtype}")
-        return dataclasses.replace(self, mean=jnp.tile(mean, (batch, 1, 1)))  # pyright: ignore[reportArgumentType]
+        return self.changed(mean=jnp.tile(mean, (batch, 1, 1)))
 
     def turned(self, x: Float[Array, "*n d"], positions: Int[Array, "*#n"]) -> Float[Array, "*n d"]:
         """Keys or queries as attention multiplies them."""

@@ -1,6 +1,5 @@
 """Quantizers fitted to the keys and values of a decoder at work, layer by layer."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Sequence
@@ -147,7 +146,7 @@ def _through(
     keys, values = (jnp.moveaxis(part, 2, 1) for part in (rope(seen["keys"], positions), seen["values"]))
     if form.learned:
         known = {"mean": placed.average(keys, positions[:, 0]).mean(axis=0), "learned": False}
-        form, placed = (dataclasses.replace(one, **known) for one in (form, placed))
+        form, placed = form.changed(**known), placed.changed(**known)
     sides = {"keys": placed.encode_form(keys, positions[:, 0]), "values": values}
     samples = {side: jnp.swapaxes(part, 0, 1).reshape(part.shape[1], -1, part.shape[3]) for side, part in sides.items()}
     return x, samples | ({"queries": seen["queries"].mean(axis=0)} if queries else {}), form

@@ -204,10 +204,13 @@ def empty_root(cache: KVCache) -> Root:
 
 def digest(layers: Sequence[KVCache]) -> str:
     """The same of caches whose codes mean the same."""
-    names = ("key_form", "key_quantizer", "own_value_quantizer", "window", "sinks")
+    names = ("key_quantizer", "own_value_quantizer", "window", "sinks")
     exact = [layer.exact_keys[0, :, :0] for layer in layers]  # whose dtype tokens have before they are encoded
-    layers = [layer.of(np.array([0])) for layer in layers]  # a mean that is not of a sequence is that of each
-    return treefile.digest([[{name: getattr(layer, name) for name in names} for layer in layers], exact])
+    forms = [layer.key_form for layer in layers]
+    forms = [
+        form.changed(mean=None if form.learned else form.mean[0]) if form.mean is not None else form for form in forms
+    ]
+    return treefile.digest([[{name: getattr(layer, name) for name in names} for layer in layers], forms, exact])
 
 
 def codes_in(cache: KVCache, pages: Iterable[int]) -> Any:
@@ -228,7 +231,7 @@ def _placed(cache: KVCache, root: Root, slot: Array, length: Array, held: Array)
     ]
     form = cache.key_form
     if form.learned:
-        form = dataclasses.replace(form, mean=form.mean.at[slot].set(root[2]))
+        form = form.changed(mean=form.mean.at[slot].set(root[2]))
     return dataclasses.replace(
         cache,
         exact_keys=exact[0],

@@ -118,8 +118,9 @@ def strategy(name: str, key: Key, dim: int, *, latent: int | None = None) -> Str
     names, form = parsed(name)
     if latent is not None:
         latent = check_int("latent", latent, 1, dim - 1)
-        parts = named(names[0], key, dim - latent).keys, named(names[-1], key, latent).values
-        return Strategy(Split(parts), LastPart(), form, name)
+        values = named(names[-1], key, latent).values
+        assert isinstance(values, Quantizer)
+        return Strategy(Split((named(names[0], key, dim - latent).keys, values)), LastPart(), form, name)
     parts = [named(part, key, dim) for part in names]
     return Strategy(parts[0].keys, parts[-1].values, form, name)
 
