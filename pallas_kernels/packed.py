@@ -32,8 +32,8 @@ class Packed(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Softmax sums over some tokens: the largest score, the sum of exp(score - largest), and the values summed with
-    these weights."""
+    """Softmax sums over some tokens: the largest score, the sum of exp(score - largest), and that of the weighted
+    values."""
 
     largest: jax.Array
     total: jax.Array
@@ -41,8 +41,8 @@ class Sums(NamedTuple):
 
 
 def limbs(y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Splits numbers (n, rows, d) into int8 limbs (n, 2 rows, d), the high ones first, and the unit (n, rows) of the
-    low ones."""
+    """Splits numbers (n, rows, d) into int8 limbs (n, 2 rows, d), the high ones first, and the low ones' unit (n,
+    rows)."""
     unit = jnp.abs(y).max(-1) / LARGEST
     whole = jnp.round(y / jnp.where(unit > 0, unit, 1)[..., None]).astype(jnp.int32)
     return jnp.concatenate([whole >> 7, whole & 127], axis=1).astype(jnp.int8), unit

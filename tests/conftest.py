@@ -1,4 +1,4 @@
-"""How the tests run: the compiler's effort, which files are collected, and what the tests cost.
+"""Configuration of the tests: the compiler's effort, which files are collected, and what the tests cost.
 
 The tests compile more than they compute, so LLVM does not optimize: what XLA fuses, stores and divides by is decided
 before and stays the same, figures of memory included. The core is of the kernels that users run; in the full suite
@@ -67,8 +67,8 @@ elif hopper.folder().exists():
 
 
 MOST_MAPPINGS = 30_000
-"""Of memory, after a test. The programs of the laws alone leave 20,000; Linux grants a process 65,530
-(`vm.max_map_count`), past which LLVM dies of a segmentation fault while it compiles."""
+"""Most memory mappings after a test. The programs of the laws alone leave 20,000; Linux grants a process 65,530
+(`vm.max_map_count`). Beyond that LLVM dies of a segmentation fault while it compiles."""
 
 
 @pytest.hookimpl(trylast=True)

@@ -17,7 +17,7 @@ round_trip = jax.jit(lambda q, x: q.decode(q.encode(x)))
 
 
 def padded(n):
-    """Of several sizes, the last three quarters of the channels constant: heads padded with zeros."""
+    """Vectors of several sizes with the last three quarters of the channels constant: heads padded with zeros."""
     first, second = jax.random.split(KEY)
     x = jax.random.normal(first, (n, ALIVE)) * jnp.exp2(jax.random.normal(second, (n, 1)))
     return jnp.pad(x, [(0, 0), (0, DIM - ALIVE)])
@@ -25,13 +25,13 @@ def padded(n):
 
 @pytest.fixture
 def untrained(monkeypatch):
-    """What recipes train stays as it begins."""
+    """Disables training: recipes return what they begin with."""
     monkeypatch.setattr(learned, "fit", lambda quantizer, *_, **__: (quantizer, {}))
 
 
 @pytest.mark.full
 def test_bits_of_constant_channels():
-    """At 3 bits a channel there are more bits than 16 channels can take."""
+    """Budgets of 3 bits a channel exceed the bits that 16 channels can take."""
     x = norms.direction(padded(300))
     x = x[:, np.argsort(-x.var(axis=0))]
     bits = allocate(np.asarray(x.var(axis=0)) + 1e-30, 3 * DIM + 16)

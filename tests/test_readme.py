@@ -1,4 +1,4 @@
-"""What the documents say is true: examples run, figures are those of committed tables, links lead somewhere."""
+"""Documents are true: examples run, figures are those of committed tables, links lead somewhere."""
 
 import inspect
 import re
@@ -19,7 +19,7 @@ NOTES = {
         *readme.ROOT.glob("rqjax/*/NOTES.md"),
     ]
 }
-"""Why things are as they are, and in each room what was tried."""
+"""Notes on why things are as they are and, in each room, on what was tried."""
 SHORT = TEXTS["README.md"]
 EXAMPLES = [
     (name, i, code)

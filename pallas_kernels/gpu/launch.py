@@ -70,8 +70,7 @@ def tile_of(kernel: str, tokens: int | None, n: int, dim: int, interpret: Any) -
 
 
 def tile_tokens(kernel: str, dim: int, n: int) -> int:
-    """Returns the tokens of a tile: the tuned number, else 32 KiB of float32, or fewer so that all processors are
-    busy."""
+    """Returns the tokens of a tile: the tuned number, else 32 KiB of float32, or fewer to keep all processors busy."""
     if (kernel, dim, n) in TUNED:
         return TUNED[kernel, dim, n]
     fits = tile_sizes(dim)

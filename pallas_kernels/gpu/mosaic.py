@@ -1,4 +1,4 @@
-"""Parts of Pallas Mosaic GPU that all kernels need, and those that are not public or change between versions: only
+"""Parts of Pallas Mosaic GPU that all kernels need, and those that are private or change between versions: only
 here."""
 
 from typing import Any
@@ -7,8 +7,7 @@ import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
-"""Lane semantics. Warpgroup, the default from jax 0.11 on, has a layout inference that takes minutes for long
-kernels."""
+"""Lane semantics. Warpgroup, the default from jax 0.11 on, infers layouts for minutes in long kernels."""
 
 
 def interpreter(*, detect_races: bool = True) -> Any:

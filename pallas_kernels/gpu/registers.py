@@ -29,7 +29,7 @@ ROW, COLUMN = TILE.reduce(1), TILE.reduce(0)
 
 
 def tiling(columns: int, dtype: Any = jnp.int8) -> tuple[Any, ...]:
-    """Returns the layout of a matrix in shared memory: tiles of 8 rows of 128, 64 or 32 bytes, their 16-byte chunks
+    """Returns a matrix's layout in shared memory: tiles of 8 rows of 128, 64 or 32 bytes, their 16-byte chunks
     swizzled."""
     size = jnp.dtype(dtype).itemsize
     width = swizzle_width(columns * size)

@@ -112,8 +112,7 @@ def _largest(numbers):
 
 
 def _times(weights, x):
-    """Multiplies weights by a number of each token. Products with weight 0 are 0, since an unseen number may be
-    not-a-number."""
+    """Multiplies weights by a number of each token. Weight 0 gives 0, since an unseen number may be not-a-number."""
     return jnp.where(weights > 0, weights * _tall(x, weights.shape[1]), 0.0)
 
 

@@ -78,8 +78,8 @@ class Stream(NamedTuple):
         return jnp.zeros(4, jnp.uint32)
 
     def token(self, tile: int, row: jax.Array) -> tuple[int, jax.Array]:
-        """Returns the token of a block in a row of a tile of keys: the sum of a multiple of SLICE and a part that
-        differs by row."""
+        """Returns the token in a row of a tile of keys: the sum of a multiple of SLICE and a part that differs by
+        row."""
         return 0, ((row >> 4) << 5) + ((row & 7) << 2) + 2 * tile + (row >> 3 & 1)
 
     def numbers(self, ref: Any, tile: int, *, interpret: Any) -> jax.Array:
@@ -137,8 +137,7 @@ class Stream(NamedTuple):
         return found
 
     def value_indices(self, refs: Any, *, interpret: Any) -> list[list[Word]]:
-        """Returns by words of four tokens the bytes that have the windows of the thread's dimensions, the first at bit
-        0."""
+        """Returns, by words of four tokens, the bytes with the windows of the thread's dimensions, from bit 0 on."""
         each, total = self.dim // 32, self.dim * self.bits // 8
         place = registers.threads(interpret=interpret) >> 2
         lane, part = place & self.lanes - 1, place >> self.lanes.bit_length() - 1
@@ -204,7 +203,6 @@ def _aligned(ring: list[Word], shift: Word) -> list[Word]:
 
 
 def _joined(low: Word, high: Word, shift: Any) -> Word:
-    """Returns in each byte the bits of `low` from `shift` on, and above them the lowest bits of the same byte of
-    `high`."""
+    """Returns in each byte the bits of `low` from `shift` on, and above them the lowest bits of `high`'s byte."""
     kept = (np.uint32(255) >> (shift if isinstance(shift, jax.Array) else np.uint32(shift))) * _each(1)
     return (low >> shift & kept) | (high << (8 - shift) & ~kept)

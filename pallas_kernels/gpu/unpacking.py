@@ -40,8 +40,8 @@ class Side(NamedTuple):
         return 1.0 if self.tabled else 1 / 16
 
     def token(self, tile: int, row: jax.Array) -> tuple[int, jax.Array]:
-        """Returns the token of a block in a row of a tile of keys: the sum of a multiple of SLICE and a part that
-        differs by row."""
+        """Returns the token in a row of a tile of keys: the sum of a multiple of SLICE and a part that differs by
+        row."""
         return SLICE * tile, row
 
     def numbers(self, ref: Any, tile: int, *, interpret: Any) -> jax.Array:

@@ -16,8 +16,7 @@ ONES = 0x01010101
 
 
 def table(levels: jax.Array, bits: int) -> jax.Array:
-    """Returns the table in which `unpacked` finds levels, int32 (8, 128): a level a sublane, the upper half of 4-bit
-    levels."""
+    """Returns the table in which `unpacked` finds levels, int32 (8, 128): one a sublane, the upper half if 4 bits."""
     entries = jnp.resize(levels[8:] if bits == 4 else levels, SUBLANES).astype(jnp.int32) & 0xFF
     return jnp.broadcast_to(entries[:, None], (SUBLANES, LANES))
 
@@ -86,7 +85,7 @@ def _gathered(entries: jax.Array, sublanes: jax.Array) -> jax.Array:
 
 
 def _pairs(x: jax.Array) -> jax.Array:
-    """Turns rows of bytes with eight bits into twice as many with four, field f at bit 2 f; the bits between mean
+    """Turns rows of bytes with eight bits into twice as many with four, field f at bit 2 f; bits between mean
     nothing."""
     return jnp.concatenate([x, _right(x, 1)], axis=0)
 

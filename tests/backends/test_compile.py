@@ -30,7 +30,7 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def golden():
-    """Those of this jax, or of the newest before it, which another jax may exceed by a quarter."""
+    """Goldens of this jax, or of the newest before it, which another jax may exceed by a quarter."""
     of = hopper.goldens()
     version = hopper.jax_version()
     known = [v for v in of if hopper.release(v) <= hopper.release(version)]

@@ -17,7 +17,7 @@ def kernels():
 
 @pytest.fixture(scope="module")
 def golden():
-    """Those of this jax, or of the newest before it."""
+    """Goldens of this jax, or of the newest before it."""
     of, version = tpu.goldens(), tpu.jax_version()
     known = [v for v in of if tpu.release(v) <= tpu.release(version)]
     return of[max(known, key=tpu.release)]

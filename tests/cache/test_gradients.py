@@ -15,7 +15,7 @@ OPTIONS = {"float32": {"softcap": 2.0}, "levels": {"sliding_window": 200}, "trel
 
 
 def plain_attention(keys, values, q, *, softcap=None, sliding_window=None, mask=None):
-    """Of queries (time, heads, dim) to keys and values (tokens, dim)."""
+    """Attention of queries (time, heads, dim) to keys and values (tokens, dim)."""
     scores = jnp.einsum("thd,sd->ths", q, keys) / np.sqrt(q.shape[-1])
     scores = scores if softcap is None else softcap * jnp.tanh(scores / softcap)
     age = len(keys) - len(q) + np.arange(len(q))[:, None] - np.arange(len(keys))

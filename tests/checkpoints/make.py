@@ -257,7 +257,7 @@ CHANGES = (
 
 
 def facts(given: dict) -> dict:
-    """What a class makes of the fields of a config.json, with the modules of its model on no device."""
+    """Returns the facts that a class derives from a config.json's fields, with its model's modules on no device."""
     if given["model_type"] == "mistral" and "layer_types" in given:
         given = {**given, "model_type": "ministral"}  # as `from_pretrained` takes it
     config = transformers.AutoConfig.for_model(**copy.deepcopy(given))  # it writes to what it is given
@@ -321,7 +321,7 @@ def facts(given: dict) -> dict:
 
 
 def configs() -> None:
-    """Of each family: the facts of a config.json without fields, and those that change with some, or a refusal."""
+    """Writes for each family the facts of a config.json without fields, and those that some change, or a refusal."""
     table = {}
     for family in sorted({config_class.model_type for config_class, _ in FAMILIES.values()}):
         start = {"model_type": family, **NEEDED.get(family, {})}

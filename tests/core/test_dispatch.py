@@ -1,4 +1,4 @@
-"""Who computes an operation, and how often it is compiled."""
+"""Dispatch: which backend computes an operation, and how often it is compiled."""
 
 import jax
 import jax.numpy as jnp

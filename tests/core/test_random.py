@@ -21,7 +21,7 @@ KEYS = {
     "of one head": lambda key: jax.random.split(key, 1)[0],
     "of the first layer": lambda key: jax.random.fold_in(key, 0),
 }
-"""Of data, from that of the quantizer."""
+"""Keys of data, derived from the quantizer's."""
 
 
 def relative_error(quantizer, x):

@@ -59,8 +59,8 @@ def test_each_seed_of_recall_draws_vectors_and_rotation(codec, monkeypatch):
 
 
 def test_nothing_is_learned_about_vectors_held_out():
-    """Of isotropic vectors there is nothing to learn: what was fitted to 48 of them has on others the error of a random
-    rotation (1.01), and on those that it was fitted to two thirds of it and less."""
+    """Isotropic vectors have nothing to learn from. A fit to 48 of them errs on others as a random rotation does
+    (1.01), and on the 48 two thirds as much or less."""
     point = {"dim": 16, "bits": 2, "data": "gaussian", "n": 64, "seeds": 8, "parametrisation": "procrustes"}
     assert train_rotor.run(point)["vs_haar"] > 0.85
 

@@ -313,7 +313,7 @@ def test_a_config_that_is_too_deep(folder):
 
 
 def test_turns_end_by_other_tokens_than_texts(folder):
-    """As transformers' `generate` has it: by those of generation_config.json, if it is there, even if it has none."""
+    """Tokens of generation_config.json end a turn, if the file is there, even if it has none, as in transformers."""
     assert load_decoder(folder).config.eos_token_ids == (2,)
     for text, ids in (('{"eos_token_id": [7, 2]}', (7, 2)), ('{"eos_token_id": null}', ()), ('{"top_p": 0.9}', ())):
         (folder / "generation_config.json").write_text(text)

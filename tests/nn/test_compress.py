@@ -39,7 +39,7 @@ def with_noise(weights):
 
 
 def bound(name, layers):
-    """Of the relative error of logits. Keys and values of each layer err on their own, by the error of the code."""
+    """Bound on the relative error of logits. Keys and values of each layer err independently, as the code does."""
     x = jax.random.normal(KEY, (1000, DIM))
     error = jnp.linalg.norm(x - rqjax.roundtrip(rqjax.strategy(name, KEY, DIM).keys, x)) / jnp.linalg.norm(x)
     return max(float(error) * (2 * layers) ** 0.5, 1e-5)
@@ -72,7 +72,7 @@ def tunix_model(family):
     module = importlib.import_module(f"tunix.models.{family}.model")
     if family.startswith("gemma"):
         kinds = (module.AttentionType.LOCAL_SLIDING, module.AttentionType.GLOBAL)
-        # tunix 0.1.7 counts padding in Gemma 2's windows: only one that is never full is the same with and without.
+        # tunix 0.1.7 counts padding in Gemma 2's windows, so only a window that is never full gives the same tokens.
         config = dict(num_layers=2, num_embed=SIZE, sliding_window_size=CACHE, attention_types=kinds, **GEMMA_2)
         if family == "gemma3":  # every sixth layer is a global one
             config = dict(num_layers=6, num_embed=SIZE, param_dtype=jnp.float32, **GEMMA_3)

@@ -50,7 +50,7 @@ def requests(shared):
 
 @pytest.mark.parametrize("strategy", some(("float32", "turboquant_trellis_3", "eden_2+pre_rope"), []))
 def test_tokens_are_those_of_each_alone(decoder, strategy):
-    """With more requests than slots, prefixes that are shared, and pages for less than all: some are begun again."""
+    """Requests exceed the slots, share prefixes, and have pages for less than all, so that some are begun again."""
     engine = Engine(decoder, strategy, KEY, pages=6, slots=3, chunk=128, **OPTIONS)
     asked = requests(True)
     before = next_tokens._cache_size()
@@ -327,7 +327,7 @@ def test_files_of_prefixes_are_of_all_weights(decoder, tmp_path):
 
 @pytest.mark.full
 def test_a_thousand_requests(decoder):
-    """With cancels and stops: each answer is that of the request alone, nothing is compiled anew, no array stays."""
+    """Each answer is that of the request alone, with cancels and stops; nothing is compiled anew, no array stays."""
     rng = np.random.default_rng(0)
     engine = Engine(decoder, "float32", KEY, pages=3, slots=4, max_len=192, chunk=128, **OPTIONS)
     kinds = [

@@ -18,7 +18,7 @@ OPTIONS = {"num_local_experts": 6, "num_experts_per_tok": 2, "hidden_act": "relu
 
 
 def experts(family, dtype=jnp.float32):
-    """With large weights and random biases."""
+    """Experts with large weights and random biases."""
     config = DecoderConfig.parse(
         fields(model_type=family, sliding_window=None, layer_types=["full_attention"], **OPTIONS)
     )

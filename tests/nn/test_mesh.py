@@ -17,7 +17,7 @@ MESH = Mesh(np.array(jax.devices()[:1]), "heads")
 
 @pytest.mark.parametrize("family", some(["phi3", "glm4", "mixtral", "gpt_oss"], ["phi3", "gpt_oss"]))
 def test_a_mesh_of_one_device(family):
-    """Of phi3 and glm4, several parameters lie in one tensor, and rows of glm4's turn side by side."""
+    """Several parameters of phi3 and glm4 lie in one tensor, and rows of glm4's turn side by side."""
     expected = np.load(CHECKPOINTS / family / "logits.npz")
     logits = through_caches(load_decoder(CHECKPOINTS / family, mesh=MESH), expected["tokens"], "float32", [])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4, rtol=0)

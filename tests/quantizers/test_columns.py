@@ -117,7 +117,7 @@ def test_per_head_is_each_head_by_itself(heads):
 
 @pytest.mark.full
 def test_a_cache_of_quantizers_per_head(heads):
-    """As three caches of one head, bit for bit; integer tiles for the keys, decoded blocks for the values."""
+    """A cache equals three caches of one head: integer tiles for the keys, decoded blocks for the values."""
     k = jax.random.normal(jax.random.key(6), (2, 60, 3, 32))
     values = rqjax.PerHead(jax.vmap(lambda x: lloyd(x, (3,) * 32, 5))(jnp.swapaxes(k[0], 0, 1)))
 

@@ -23,7 +23,7 @@ ROOTS = np.array(
 
 
 def test_codes_are_all_points_of_the_cell():
-    """Of 2 bits: 4^8 codes of as many points, within the cell of 4 E8 about the origin, and of E8 less the offset."""
+    """Codes of 2 bits are 4^8 distinct points of E8 less the offset, within the cell of 4 E8 about the origin."""
     q = rqjax.NestedE8(jnp.float32(1), 2, 8)
     codes = np.arange(2**16, dtype=np.uint32)
     octets = np.stack([codes & 255, codes >> 8, np.zeros_like(codes)], axis=1).astype(np.uint8)
@@ -37,7 +37,7 @@ def test_codes_are_all_points_of_the_cell():
 
 @pytest.mark.parametrize(("bits", "error"), some([(2, 1.744), (4, 1.604)], []))
 def test_error_on_the_sphere(bits, error):
-    """Over Shannon's bound at the bits stored, and beside Lloyd-Max levels of as many."""
+    """Error is that over Shannon's bound at the bits stored, and below that of Lloyd-Max levels of as many bits."""
     x = jax.random.normal(jax.random.key(0), (8192, 128))
     x /= jnp.linalg.norm(x, axis=1, keepdims=True)
     q = rqjax.NestedE8.gaussian(128, bits, 1 / 128)

@@ -91,7 +91,7 @@ def test_oscar_is_its_formula(side, dim):
 
 
 def score_errors(keys, queries):
-    """Of OSCAR and of a Hadamard rotation before the same grid: relative squared errors of scores."""
+    """Relative squared errors of scores with OSCAR and with a Hadamard rotation before the same grid."""
     keys, moment = jnp.asarray(keys, jnp.float32), second_moments(queries[None])[0]
     oscar = FIT(KEY, keys, 2, queries=moment)
     plain = rqjax.Rotated(rqjax.rotations.Hadamard(jnp.ones(keys.shape[1], jnp.int8)), oscar.inner)
@@ -100,9 +100,12 @@ def score_errors(keys, queries):
 
 
 def test_the_rotation_follows_the_queries():
-    """Keys are loud along four Walsh functions, each of which a Hadamard matrix turns into one coordinate, and queries
-    look there: OSCAR spreads them. Along any four directions a Hadamard matrix serves as well, and where keys are the
-    same in all directions it does not matter which of them queries see."""
+    """Keys are loud along four Walsh functions, which a Hadamard matrix turns into one coordinate each, and queries
+    look there: OSCAR spreads them.
+
+    Along any four directions a Hadamard matrix serves as well. If keys are the same in all directions, it does not
+    matter which of them queries see.
+    """
     dim, rng = 128, np.random.default_rng(0)
     loud = np.where(np.arange(dim) < 4, 10, 1)
     few = np.where(np.arange(dim) < 4, 1, 0.01)
@@ -117,7 +120,7 @@ def test_the_rotation_follows_the_queries():
 
 
 def test_a_decoder_gives_it_its_queries():
-    """Of a layer: the second moments of its queries after rotary positions, and its keys to the values."""
+    """A decoder passes on second moments of a layer's queries after rotary positions, and its keys to the values."""
     model, tokens = load_decoder(LLAMA), np.load(LLAMA / "logits.npz")["tokens"]
     seen = []
 

@@ -46,8 +46,12 @@ def made(name):
     "name", some([name for name in distinct([*METHODS, *FITTED]) if name not in SLOW], ["turboquant_prod"])
 )
 def test_a_cache_and_an_index_have_the_products_of_decoded_vectors(name):
-    """With codes of 64 of 80 tokens and of 300 vectors; to 1e-4 of all products, the 15 bits of a query. Where scales
-    of coordinates are multiplied into it, the 15 bits are those of the largest product, others have fewer: 2e-4."""
+    """Products with codes of 64 of 80 tokens, and of 300 vectors, are right to 1e-4 of all products, the 15 bits of a
+    query.
+
+    If scales of coordinates are multiplied into it, the 15 bits are those of the largest product, and others have
+    fewer: 2e-4.
+    """
     quantizer, least = made(name), 2e-4 if name in SCALED else 1e-4
     assert quantizer.in_integers == (name not in DECODED)
     cache = rqjax.KVCache.init(2, 2, 80, quantizer, quantizer, window=0, sinks=0, dtype=jnp.float32)

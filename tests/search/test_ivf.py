@@ -30,7 +30,7 @@ def ivf():
 
 
 def in_lists(ivf, x, queries, probes):
-    """Which vectors are in the lists that each query looks into."""
+    """Returns which vectors are in the lists that each query looks into."""
     centroids = np.asarray(ivf.quantizer.centroids)
     if ivf.metric == "cosine":
         x, queries = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, queries))
@@ -247,7 +247,7 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 @pytest.mark.full
 def test_memory_does_not_grow_with_the_index(ivf):
-    """Of what a compiled search of 1000 queries allocates, 64 MiB are enough, whatever the number of vectors."""
+    """A compiled search of 1000 queries allocates less than 64 MiB, whatever the number of vectors."""
 
     def temporaries(count):
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), ivf.rows)

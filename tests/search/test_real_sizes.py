@@ -40,7 +40,7 @@ def build(kind, quantizer, x, **options):
     ),
 )
 def test_vectors_as_they_are_are_found_as_by_float64(kind, metric, dim, k, offset):
-    """What is found is as near as what is nearest: of equal distances in float32 either may come first."""
+    """Vectors found are as near as the nearest; of equal distances in float32 either may come first."""
     x, queries = vectors(dim, offset)
     options = {"key": KEY, "lists": 8} if kind == "IVF" else {}
     scores, ids = build(kind, rqjax.Exact(dim, "float32"), x, metric=metric, **options).search(queries, k)

@@ -148,14 +148,14 @@ def engine(decoder: Decoder, **options: Any) -> Engine:
 
 
 def answers(engine: Engine) -> dict[int, list[int]]:
-    """To prompts of which some begin alike, with pages for less than all."""
+    """Returns answers to prompts, some of which begin alike, with pages for less than all."""
     for i, prompt in enumerate((LONG, LONG[:20], [*LONG[:290], *LONG[:20]])):
         engine.submit(prompt, max_tokens=4, temperature=0.7 * i, seed=i)
     return engine.run()
 
 
 def written(decoder: Decoder) -> list[int]:
-    """Of `generate`."""
+    """Returns four tokens by `generate`."""
     caches = decoder.caches("turboquant_trellis_3", jax.random.key(0), 1, 256, **OPTIONS)
     tokens = generate(decoder, caches, TEXT[0, :12], key=jax.random.key(0), chunk=128, top_p=0.9)
     return [token for _, (token, _) in zip(range(4), tokens, strict=False)]

@@ -66,12 +66,12 @@ def hidden(codes, seen):
 
 
 def by_token(keys):
-    """Whether the rows of packed keys are tokens, as of all that are no streams."""
+    """Returns whether the rows of packed keys are tokens, as in all that are no streams."""
     return keys.levels is None or isinstance(keys.levels, np.ndarray)
 
 
 def attention(keys, values, y, seen, softcap=None, shift=0):
-    """In float64: the output, and the logarithm of the sum of exp(scores)."""
+    """Computes attention in float64: the output, and the logarithm of the sum of exp(scores)."""
     scores = np.einsum("bhgd,bhtd->bhgt", y.astype(np.float64), keys) + shift
     scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
     scores = np.where(seen[:, None, None], scores, -np.inf)

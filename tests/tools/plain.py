@@ -13,7 +13,7 @@ def recoded(quantizer, x):
 
 
 UNITS = 8
-"""That one call recodes."""
+"""Vectors that one call recodes."""
 
 
 class PlainCache:
@@ -100,7 +100,7 @@ class PlainCache:
         return mean * ((mean**2).sum(-1) > 0.75 * (keys**2).sum(-1).mean(0))[:, None]
 
     def _turned(self, x, positions):
-        """By the plain rope of one frequency a plane, of which the halves are the first and the last coordinates."""
+        """Turns by the plain rope: one frequency a plane, whose halves are the first and the last coordinates."""
         rope = self.cache.key_form.rope
         assert rope.kind == "default"
         count = int(x.shape[-1] * rope.share + 1e-6)

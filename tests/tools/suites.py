@@ -1,4 +1,4 @@
-"""Which parameters a test has, and which of them belong to the core."""
+"""Parameters of a test, and which of them belong to the core."""
 
 from collections.abc import Iterable
 from typing import Any
