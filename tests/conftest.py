@@ -73,7 +73,7 @@ MOST_MAPPINGS = 30_000
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown():
-    """Drops all programs where there are many."""
+    """Drops all compiled programs if there are many."""
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPPINGS:
         sys.modules["jax"].clear_caches()
@@ -82,7 +82,7 @@ def pytest_runtest_teardown():
 
 SLOWEST = 25
 COSTS: dict[tuple[bool, str], float] = collections.defaultdict(float)
-"""Seconds of a processor that each test took: (whether it is of the core, its name)."""
+"""Processor seconds of each test: (whether it belongs to the core, its name)."""
 
 
 def pytest_addoption(parser):
@@ -93,7 +93,7 @@ def pytest_addoption(parser):
 
 
 def spent() -> float:
-    """Seconds of this process and of those that it started, whatever else the machine does."""
+    """Processor seconds of this process and of those that it started, whatever else the machine does."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

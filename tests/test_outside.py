@@ -1,4 +1,4 @@
-"""Vectors unlike those that a code was fitted to: dead channels, directions and sizes that were not among them."""
+"""Vectors unlike those that a code was fitted to: dead channels, new directions and sizes."""
 
 import jax
 import jax.numpy as jnp
@@ -62,8 +62,8 @@ def test_bits_of_constant_channels():
     ),
 )
 def test_no_vector_decodes_to_one_far_away(untrained, name, sizes):
-    """The squared error is at most 4 times the vector's own square; of codes without a norm or gain it may be 4 times
-    the mean one of those that were learned from, if that is more."""
+    """Squared errors are at most 4 times the vector's own square. Codes without a norm or gain may have 4 times the
+    mean square of the vectors that they were learned from, if that is more."""
     train = padded(300) if sizes == "many" else norms.direction(padded(300))
     quantizer = rqjax.FITTED[name](KEY, train, 3)
     relative = isinstance(quantizer, rqjax.Scaled) or isinstance(getattr(quantizer, "inner", None), rqjax.Gain)
@@ -78,7 +78,7 @@ def test_no_vector_decodes_to_one_far_away(untrained, name, sizes):
 
 @pytest.mark.full
 def test_gains_of_usual_vectors_stay(untrained):
-    """Only vectors that would be decoded farther away than 0 get another gain."""
+    """Only vectors that would otherwise be decoded farther away than 0 get another gain."""
     x = padded(300)
     quantizer = rqjax.rotorquant_allocated(KEY, x, 3)
     gains = jax.jit(lambda q, x: (q.encode(x)[0], gain.nearest_gains(q.rotation(x), q.inner.weights)))

@@ -127,7 +127,7 @@ def test_every_method_and_public_name_is_listed():
 
 
 def test_committed_results_have_their_config():
-    """One of their name, or one that says that they go there."""
+    """Results have a config of their name, or one that names their folder."""
     texts = [path.read_text() for path in (readme.ROOT / "configs").glob("*.py")]
     for rows in (readme.ROOT / "results").glob("*/rows.csv"):
         folder = rows.parent

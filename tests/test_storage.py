@@ -210,7 +210,7 @@ DTYPES += ["float32", "complex64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b
 
 
 def test_every_dtype_comes_back(tmp_path):
-    """Arrays of no axis and of no number too, random keys, and what is no array."""
+    """Trees hold arrays of no axis and of no number too, random keys, and values that are no arrays."""
     arrays = {name: [jnp.ones(shape, name) for shape in ((), (0,), (3, 0, 2), (4, 3))] for name in DTYPES}
     keys = [jax.random.split(jax.random.key(0, impl=impl), 3) for impl in ("threefry2x32", "rbg")]
     assert_comes_back((arrays, keys, jax.random.PRNGKey(0), {}, (), []), tmp_path / "a.safetensors")

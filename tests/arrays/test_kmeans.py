@@ -1,4 +1,4 @@
-"""K-means: where it starts, and centroids that no vector is nearest to."""
+"""K-means: its first centroids, and centroids that no vector is nearest to."""
 
 import jax
 import jax.numpy as jnp

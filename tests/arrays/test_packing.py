@@ -13,7 +13,7 @@ from rqjax.arrays import packing
 
 @functools.partial(jax.jit, static_argnums=1)
 def through(indices, bits):
-    """Words and stream of indices, and what is unpacked of them."""
+    """Words and stream of indices, and the indices unpacked from them."""
     words, stream, dim = packing.pack(indices, bits), packing.pack_stream(indices, bits), indices.shape[-1]
     return words, packing.unpack(words, bits, dim), stream, packing.unpack_stream(stream, bits, dim)
 

@@ -1,4 +1,4 @@
-"""jax-metal and jax-mps without a Mac: what programs for them consist of, and what is made on the host."""
+"""Programs for jax-metal and jax-mps, without a Mac: their operations, and what is made on the host."""
 
 import subprocess
 import sys

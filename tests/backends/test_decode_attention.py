@@ -68,7 +68,7 @@ def of_kind(rng, kind, batch, tokens, dim, *, transposed):
 
 
 def encoded_on_a_trellis(rng, bits, batch, tokens, dim):
-    """The same of codes of a trellis: any bits are codes of some vector."""
+    """Random codes of a trellis, and their vectors: any bits are codes of some vector."""
     leaf = rqjax.trellis_coded(dim, bits)
     words = jnp.asarray(rng.integers(0, 2**32, (batch, 1, tokens, dim * bits // 32)), jnp.uint32)
     scale = jnp.asarray(rng.lognormal(sigma=0.4, size=(batch, 1, 1, tokens)) / 60, jnp.bfloat16)
@@ -80,7 +80,7 @@ def encoded_on_a_trellis(rng, bits, batch, tokens, dim):
 
 
 def encoded_in_columns(rng, rows, batch, tokens, dim):
-    """The same of columns with any bits of the ring, and levels anywhere; and as the last one the scale alone."""
+    """Random codes of columns with any bits of the ring and levels anywhere. The last column has the scale alone."""
     ring = rng.integers(0, 256, (batch, 1, rows, tokens), np.uint8)
     starts, widths = rng.integers(0, 8 * rows, dim), rng.integers(0, 9, dim)
     places, levels = rng.integers(0, 1024, dim) >> widths << widths, rng.integers(-127, 128, (1, 1280), np.int8)

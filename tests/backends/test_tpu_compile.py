@@ -35,7 +35,7 @@ def test_attention_needs_no_memory_beside_the_codes(kernels):
 
 
 def test_programs():
-    """A third of what compiles for GPUs."""
+    """Programs: a third of those that compile for GPUs."""
     names = list(programs.PROGRAMS)[::3]
     found = tpu.compiled("tpu_programs", names)
     assert sorted(found) == sorted(names)

@@ -36,7 +36,7 @@ KINDS = {
     "turned": ("eden_3+turned", 1),
     "pre_rope": ("eden_3+centered+pre_rope", 2),
 }
-"""A strategy of each kind, and the query heads of a head."""
+"""Strategy of each kind, and query heads a key-value head."""
 SIZES = (1, 16, 128, 129, 256, 300, 700)
 """Tokens of a call: as a decoder generates, at the edges of the window, as `generate` and `Engine` read, and all."""
 LONG_DIM = 64
@@ -76,7 +76,7 @@ class Schedule(RuleBasedStateMachine):
     @precondition(lambda self: self.room() >= 1)
     @rule(size=st.sampled_from(SIZES), ragged=st.sampled_from([1, 0, 0.5]))
     def append_and_attend(self, size, ragged):
-        """A piece in one call; as much of it counts as there is room for."""
+        """Appends a piece in one call; as much of it counts as there is room for."""
         size = size if size in self.sizes else self.sizes[-1]
         q, k, v = self.tokens(size)
         valid = np.minimum([size, round(ragged * size)], self.room())
@@ -92,7 +92,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(dropped=st.sampled_from([1, 5, 127, 150, 300]))
     def truncate(self, dropped):
-        """The newest tokens may be in codes now, of which three queries see not all."""
+        """Cuts all sequences. The newest tokens may be in codes now, and of three queries not all see them."""
         lengths = [max(len(keys) - dropped, 0) for keys in self.plain.keys]
         self.cache = truncate(self.cache, np.array(lengths))
         self.plain.truncate(lengths)
@@ -111,7 +111,7 @@ class Schedule(RuleBasedStateMachine):
 
 
 def of_kind(kind, max_len):
-    """An empty cache of a kind, and the query heads of a head."""
+    """Returns an empty cache of a kind, and its query heads a key-value head."""
     name, groups = KINDS[kind]
     options = {"rope": rqjax.Rope(1e4)} if "+turned" in name or "+pre_rope" in name else {}
     if kind == "latent":
@@ -314,7 +314,7 @@ OPTIONS = [
     (3, {"sliding_window": 20}),
     (1, {"sliding_window": 150, "softcap": 5.0}),
 ]
-"""Query heads of a KV head, and options of `attend`."""
+"""Query heads a key-value head, and options of `attend`."""
 
 
 @pytest.mark.full

@@ -57,7 +57,7 @@ def test_forward_mode_agrees():
 
 @pytest.mark.full
 def test_of_new_tokens_and_of_options():
-    """Tokens in full precision have them, those that are in codes have none."""
+    """Tokens in full precision have derivatives; tokens in codes have none."""
     cache, _ = of_kind("levels", 512)
     q, k, v = (jnp.asarray(x[:, :TIME]) for x in TEXTS)
 

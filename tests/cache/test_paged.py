@@ -37,7 +37,7 @@ KEYS, VALUES = np.append(RNG.standard_normal((2, 1000, HEADS, DIM)), np.full((2,
     "f4"
 )
 BAD = 1000
-"""The token whose key and value are not finite."""
+"""Token whose key and value are not finite."""
 TEXTS = RNG.integers(0, 1000, (2, LONG))
 append = jax.jit(
     lambda cache, k, v, **options: rqjax.append(cache, k, None if cache.values_in_keys else v, **options),
@@ -394,7 +394,7 @@ def same(paged, slot, text):
 
 
 def fails(paged):
-    """An append that is refused after pages were reserved for it."""
+    """An append is refused after pages were reserved for it."""
     with pytest.raises(ValueError, match="expected k of shape"):
         rqjax.append(paged.caches, np.zeros((1, 128, 1, 1)), np.zeros((1, 128, 1, 1)), slots=jnp.array([0]))
 

@@ -211,7 +211,7 @@ NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}, "mistral": {"head_dim": 128
 """Fields that classes cannot do without."""
 BY_LAYER = ("ministral", "qwen2", "qwen3", "gemma2", "gemma3_text", "smollm3", "gpt_oss")
 WINDOWED = ("mistral", "mixtral", "phi3", "qwen3_moe")
-"""Families whose classes read `layer_types`, and those of which all layers have the `sliding_window`."""
+"""Families whose classes read `layer_types`, and those whose layers all have the `sliding_window`."""
 TYPES = ["sliding_attention", "full_attention"] * 2
 CHANGES = (
     [{name: None} for name in NULLS]
@@ -338,7 +338,7 @@ def configs() -> None:
 
 
 LONG = ("llama", "gpt_oss")
-"""Families with logits of a text of 700 tokens, of every fiftieth."""
+"""Families with a text of 700 tokens, and logits of every fiftieth."""
 
 
 def long_logits(model: torch.nn.Module, folder: Path) -> None:

@@ -154,7 +154,7 @@ def test_numbers_of_sixteen_bits_of_another_library():
 
 
 def test_a_tensor_that_changed_is_encoded_anew():
-    """It is no constant of what was compiled for it."""
+    """A tensor's numbers are no constant of the program compiled for it."""
     tensor = Tensor(X.copy())
     before = Q.encode(tensor)
     tensor.array *= -1

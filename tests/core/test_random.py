@@ -1,4 +1,4 @@
-"""Random keys: data of a quantizer's own key is data like any other; what is taken for a key."""
+"""Random keys: data drawn from a quantizer's own key is data like any other, and which values are taken for a key."""
 
 import re
 from pathlib import Path

@@ -313,7 +313,7 @@ def test_fidelity_of_what_is_fitted():
 
 @pytest.mark.full
 def test_plain_and_compressed_caches_of_the_throughput_make_the_same_tokens():
-    """Both ways that are timed are the decoder."""
+    """Both timed ways compute the decoder."""
     decoder = models.load("qwen2-d64").decoder
     tokens = np.arange(40, 80)[None]
     logits = FORWARD(decoder, tokens)

@@ -66,7 +66,7 @@ def test_nothing_is_learned_about_vectors_held_out():
 
 
 def test_fit_does_not_train_on_what_it_holds_out():
-    """The last eighth alone is marked, and only marked vectors have a gradient."""
+    """Gradients come from marked vectors only, and only the last eighth is marked."""
     x = jnp.zeros((64, 4)).at[56:, 0].set(1)
     start = rqjax.Centered(jnp.zeros(4), rqjax.lloyd_max(4, 2))
     loss = lambda q, batch, progress: jnp.mean(batch[:, 0]) * (jnp.sum(q.mean) - 1) ** 2  # noqa: E731

@@ -264,7 +264,7 @@ def test_what_makes_the_rows_of_distortion():
 
 
 def test_backends_make_rows_too():
-    """They register for operations when rqjax is imported; nothing that a row is made with imports them."""
+    """Experiments register for operations when rqjax is imported; nothing that a row is made with imports them."""
     code = lambda: sources._code.__wrapped__(ROOT, "experiments.codes.distortion", frozenset())  # noqa: E731
     before = code()
     with pytest.MonkeyPatch.context() as patch:
@@ -373,7 +373,7 @@ def test_an_old_python_is_one_line(tmp_path):
 
 @pytest.fixture
 def without(monkeypatch):
-    """Takes a package away, and forgets the modules that have imported it."""
+    """Removes a package, and forgets the modules that have imported it."""
 
     def remove(package, *modules):
         monkeypatch.setitem(sys.modules, package, None)

@@ -255,7 +255,7 @@ def test_a_stopped_training_goes_on_to_the_bit(tmp_path):
 
 @pytest.mark.full
 def test_it_stops_when_held_out_vectors_fare_no_better():
-    """A step that is far too long: nothing better comes, and what was best is what is returned."""
+    """Steps that are far too long find nothing better, so the best so far is returned."""
     wild = optax.sgd(1e4)
     learned, history = fit(start(), optimizer=wild, patience=2, evaluations=20, steps=40)
     least = int(history["validation"].argmin())

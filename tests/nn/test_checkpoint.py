@@ -139,7 +139,7 @@ def test_tensors_of_no_module_are_named(folder):
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float64", "float16", "int8", "int32"])
 def test_dtypes_of_tensors(dtype, folder):
-    """All become ones to compute in, with the same numbers; bfloat16 has all of 8 bits."""
+    """All dtypes are converted to one to compute in, with the same numbers; bfloat16 holds all 8-bit numbers."""
     numbers = (np.random.default_rng(0).normal(size=(48, 32)) * 30).astype(jnp.dtype(dtype))
     from safetensors.flax import save_file as save_any  # NumPy's does not know those of 8 bits
 

@@ -165,7 +165,7 @@ def test_exact_attention_in_blocks(time, window, softcap):
 
 
 def fields(**changes):
-    """The config.json of a model of one layer."""
+    """Fields of a config.json for a model of one layer."""
     return {
         "model_type": "llama",
         "vocab_size": 32,
@@ -180,7 +180,7 @@ def fields(**changes):
 
 
 def test_fields_of_transformers_4():
-    """The same facts in the older form, and what its classes fill in."""
+    """Configs in the older form hold the same facts, and classes fill in the rest."""
     llama3 = {
         "rope_type": "llama3",
         "factor": 8.0,

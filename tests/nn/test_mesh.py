@@ -1,4 +1,4 @@
-"""Decoders on a mesh of devices against the same on one."""
+"""Decoders on a mesh of devices give what they give on one."""
 
 import jax
 import numpy as np
@@ -48,6 +48,6 @@ def test_devices_are_no_mesh():
 @pytest.mark.full
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_mesh_makes_the_same(processes, tmp_path):
-    """8 devices, in one process and in two that talk over the loopback device."""
+    """Decoders run on 8 devices, in one process and in two that talk over the loopback device."""
     mesh_decoder.write(tmp_path)
     on_devices("tests/tools/mesh_decoder.py", processes, tmp_path, timeout=900)

@@ -108,8 +108,8 @@ of_methods = pytest.mark.parametrize(
     "case", some(OF_METHODS, [label for label in CORE_CASES.values() if label in OF_METHODS]), indirect=True
 )
 HUGE, TINY, BAD = 2.0**124, 2.0**-110, (jnp.nan, -jnp.inf)
-"""Times vectors of 80 normal coordinates: norms at both ends of float32. Below, coordinates become subnormal, which are
-zero to XLA on a CPU. With powers of two nothing rounds otherwise."""
+"""Factors for vectors of 80 normal coordinates: norms at both ends of float32. Below, coordinates become subnormal, and
+XLA on a CPU makes these zero. Powers of two leave rounding as it is."""
 TRACES = []
 
 
@@ -246,7 +246,7 @@ def test_no_vectors_at_all(case):
 
 
 def test_a_bad_row_spoils_itself_alone(case):
-    """Not equal to the bit: one row out of the usual range changes how the norms of all are taken."""
+    """Products are not equal to the bit: one row out of the usual range changes how the norms of all are taken."""
     decoded, products = np.asarray(case.out.extreme[0]), np.asarray(case.out.extreme_products)
     clean = np.asarray(case.out.decoded).reshape(12, -1)
     error = np.linalg.norm(decoded[:12] - clean, axis=-1) / np.linalg.norm(clean, axis=-1)
@@ -288,7 +288,7 @@ def test_no_vector_decodes_to_one_far_away(case):
 
 
 def test_new_arrays_never_recompile(case):
-    """Nor do `eval_shape` and the arrays disagree."""
+    """Shapes by `eval_shape` are the arrays', and new arrays do not recompile."""
     before = len(TRACES)
     shapes = jax.eval_shape(lawful, case.quantizers, case.x, case.y)["codes"]
     assert shapes == jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), case.out.codes)
@@ -302,7 +302,7 @@ EAGER = ("rotorquant", "turboquant_prod", "nested_e8", "trellis_columns", "affin
 
 @pytest.mark.parametrize("name", some(EAGER, EAGER[:1]))
 def test_encode_is_the_same_outside_jit(name):
-    """Block by block, in a quantizer made outside jit."""
+    """Vectors are encoded block by block, in a quantizer made outside jit."""
     bits, dim = SHAPES.get(name, [(3, 80)])[-1]
     x = jax.random.normal(jax.random.key(1), (2, 3, dim))
     quantizer = RECIPES[name](jax.random.key(0), dim, bits)

@@ -140,7 +140,7 @@ def test_a_rotation_helps_where_coordinates_are_correlated():
     ),
 )
 def test_stored_bytes_never_exceed_the_budget(names, ratio, shape, word_bits):
-    """And, where centroids are what fills it, come near it."""
+    """Matrices come near the budget, too, if centroids are what fills it."""
     x, budget = matrix(*shape), shape[0] * shape[1] * word_bits / (8 * ratio)
     fitted = {}
     for name in names:

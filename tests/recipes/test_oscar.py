@@ -1,4 +1,4 @@
-"""OSCAR against its published formulas in NumPy, and what its rotation is good for."""
+"""OSCAR equals its published formulas in NumPy, and its rotation helps where it should."""
 
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def covariance(moments, keys=(), values=()):
 
 
 def axes_of(quantizer):
-    """U of the rotation U H P, which is that of all heads."""
+    """Returns U of the rotation U H P; all heads share it."""
     matrices = np.asarray(quantizer.inner.rotation.matrix, np.float64)
     assert (matrices == matrices[0]).all()
     return matrices[0].T @ reversed_bits(np.arange(matrices.shape[1])).T @ hadamard(matrices.shape[1])

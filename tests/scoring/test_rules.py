@@ -29,7 +29,7 @@ SCALED = {
 """Recipes with scales of each coordinate's own."""
 
 SLOW = {"rotorquant_allocated", "rotorquant_learned"}
-"""Recipes that train, of the parts of others here."""
+"""Recipes that train, made of parts of others here."""
 
 
 def vectors(seed, *shape):
@@ -71,7 +71,7 @@ def test_a_cache_and_an_index_have_the_products_of_decoded_vectors(name):
 
 @pytest.mark.full
 def test_a_new_leaf_takes_one_rule(tmp_path):
-    """It is laid out in tiles, multiplied in integers in a cache and an index, saved, loaded and trained."""
+    """A new leaf is laid out in tiles, multiplied in integers in a cache and an index, saved, loaded and trained."""
     steps = Steps(jnp.float32(1 / 8), DIM)
     nest = rqjax.Rotated(rqjax.rotations.Hadamard.random(KEY, DIM), steps)
     assert nest.in_integers

@@ -28,7 +28,7 @@ def vectors(count=1000, seed=0):
 
 
 def quantizer(name="eden_unbiased", bits=4):
-    """Its key is that of no vectors: random numbers that both share would not be independent."""
+    """A quantizer with a key that no vectors have: random numbers that both share would not be independent."""
     return rqjax.METHODS[name](jax.random.key(100), DIM, bits)
 
 
@@ -38,7 +38,7 @@ def index():
 
 
 def brute_force(x, queries, metric, k):
-    """Scores and rows of vectors that nothing is lost of."""
+    """Scores and rows by brute force, for vectors that are stored exactly."""
     if metric == "cosine":
         x, queries = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, queries))
     scores = queries @ x.T
@@ -434,7 +434,7 @@ while True:
 @pytest.mark.full
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_mesh_finds_the_same(processes):
-    """8 devices, in one process and in two that talk over the loopback device."""
+    """An index runs on 8 devices, in one process and in two that talk over the loopback device."""
     on_devices("tests/tools/mesh_search.py", processes)
 
 

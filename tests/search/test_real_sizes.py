@@ -82,7 +82,7 @@ def test_near_duplicates_far_from_the_origin(kind, offset):
 
 @pytest.mark.full
 def test_the_center_belongs_to_the_index(tmp_path):
-    """It stays with what is added later, on disk, in a mapped file, and on a mesh; some codes have none."""
+    """An offset stays with what is added later, on disk, in a mapped file, and on a mesh; some codes have none."""
     dim = 96
     x, queries = vectors(dim, 1000)
     whole = Index.build(rqjax.Exact(dim, "float32"), x, metric="l2")

@@ -39,7 +39,7 @@ EXCLUDED = {
 """Reasons why some operations are not on the list."""
 
 TYPES = {"i1", "i8", "i32", "i64", "ui8", "ui16", "ui32", "ui64", "f16", "bf16", "f32"}
-"""No float64 (jax issue 16435, release notes of jax-metal 0.1.1), no complex numbers."""
+"""Types, without float64 (jax issue 16435, release notes of jax-metal 0.1.1) and complex numbers."""
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ def _reason(op: Any) -> str | None:
 
 
 def _form(op: Any, name: str, types: list[Any], elements: list[str]) -> str | None:
-    """Forms of an allowed operation that are not."""
+    """Returns why the form of an allowed operation is not allowed, if it is not."""
     if name == "dot_general":
         # jax-mps multiplies integers as float32, and by the operands' type whatever the result's (its ops/linalg.cc)
         if len(set(elements)) > 1 or elements[0] not in ("f16", "bf16", "f32"):

@@ -11,7 +11,7 @@ from rqjax.scoring import tiles
 
 LEVELS = {1: (-50, 50), 2: (-127, -38, 38, 127), 3: (-127, -79, -45, -14, 14, 45, 79, 127)}
 LEVELS[4] = (-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127)
-"""Symmetric, about those of Lloyd and Max."""
+"""Levels, symmetric and near those of Lloyd and Max."""
 
 
 def encoded(rng, kind, batch, tokens, dim, *, transposed, heads=1):
