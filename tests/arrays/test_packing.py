@@ -45,7 +45,7 @@ def test_octets_are_in_their_order(dim, bits):
 
 
 @pytest.mark.parametrize(("dim", "bits"), [(128, 3), (40, 1), (8, 2), (12, 4), (128, 8)])
-def test_some_have_no_octets(dim, bits):
+def test_other_shapes_have_no_octet_order(dim, bits):
     assert packing.octet_order(dim, bits) is None
 
 

@@ -67,7 +67,7 @@ def test_programs():
     assert hopper.compiled(names) == {name: {} for name in names}
 
 
-def test_what_is_complained_about():
+def test_complaints():
     good = {"a": {"registers": 40, "spills": 0, "shared": 1024, "instructions": 9}}
     bad = {"a": {"registers": 41, "spills": 8, "shared": 300_000, "instructions": 9}}
     assert hopper.complaints("n", good, good) == []

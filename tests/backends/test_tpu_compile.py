@@ -42,7 +42,7 @@ def test_programs():
     assert {name: now for name, now in found.items() if set(now.values()) != {"compiles"}} == {}
 
 
-def test_what_is_complained_about():
+def test_complaints():
     good = {"v5e": {"code": 1000, "temporary": 0, "step": 100, "head": 10}}
     assert tpu.complaints("n", good, good) == []
     assert tpu.complaints("n", good, None) == ["n, v5e: has no golden"]

@@ -25,7 +25,7 @@ def plain_attention(keys, values, q, *, softcap=None, sliding_window=None, mask=
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", some([kind for kind in KINDS if kind != "latent"], ["levels"]))
-def test_of_queries(kind):
+def test_query_gradients_equal_those_of_plain_attention(kind):
     cache, groups = of_kind(kind, 512)
     q, k, v = TEXTS[0][:, :TIME].repeat(groups, axis=2), TEXTS[1][:, :TIME] + BIAS, TEXTS[2][:, :TIME]
     plain, options = PlainCache(cache), OPTIONS.get(kind, {})
@@ -56,7 +56,7 @@ def test_forward_mode_agrees():
 
 
 @pytest.mark.full
-def test_of_new_tokens_and_of_options():
+def test_gradients_of_new_tokens_and_options():
     """Tokens in full precision have derivatives; tokens in codes have none."""
     cache, _ = of_kind("levels", 512)
     q, k, v = (jnp.asarray(x[:, :TIME]) for x in TEXTS)

@@ -71,7 +71,7 @@ def test_tokens_that_are_not_finite(kind):
 
 
 def test_a_mean_outlives_the_tokens_it_is_of():
-    """A token that is not finite is no part of it."""
+    """Tokens that are not finite are no part of the mean."""
     cache, _, k, v = spoiled_text("centered")
     assert BAD[1] < cache.sinks + cache.window
     found = rqjax.append(cache, k, v).key_form.mean[0, 0]

@@ -416,8 +416,8 @@ ROLLED_BACK = {
 
 @pytest.mark.parametrize("name", ROLLED_BACK)
 def test_what_is_pending_is_rolled_back_with_the_rest(name):
-    """Tokens 130 to 258 are reserved and do not come: pages that they would have filled are not found again, whatever
-    else is appended, and are filled by who begins so later."""
+    """Tokens 130 to 258 are reserved and do not come. Pages that they would have filled are not found again, whatever
+    else is appended. A later text that begins so fills them."""
     paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
     paged.admit(TEXTS[0, :300])
     written(paged, 0, 0, TEXTS[0, :130])

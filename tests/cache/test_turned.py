@@ -147,7 +147,7 @@ def test_saved_and_loaded(tmp_path):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_what_does_not_fit():
+def test_key_forms_reject_invalid_arguments():
     with pytest.raises(ValueError, match=r"expected a rope for keys in the form TurnedMean\(learned\), got none"):
         made("eden_2+turned", None)
     with pytest.raises(ValueError, match=r"expected a rope for keys in the form BeforeRope\(\), got none"):

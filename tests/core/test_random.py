@@ -87,7 +87,7 @@ def test_seeds_and_numbers_of_keys_are_keys(key):
 
 
 @pytest.mark.parametrize("key", [None, 0.5, "0", True, np.zeros(2, np.float32)])
-def test_what_is_no_key(key):
+def test_as_key_rejects_other_values(key):
     with pytest.raises(TypeError, match=r"^expected a random key, such as jax\.random\.key\(0\), or a seed, got .*$"):
         as_key(key)
 

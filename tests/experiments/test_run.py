@@ -249,7 +249,7 @@ def test_a_row_is_stale_when_what_it_was_made_with_has_changed(path, old, new, c
     assert sources.is_current(late) != (changed or "late" in path)
 
 
-def test_what_makes_the_rows_of_distortion():
+def test_sources_of_the_rows_of_distortion():
     """Sources of a row are the modules taken by name from rqjax, and those that a data set imports when sampled."""
     code = sources._code(
         ROOT, "experiments.codes.distortion", frozenset(["experiments.language.models", "rqjax.nn", "json"])

@@ -297,7 +297,7 @@ np.testing.assert_allclose(train(x), train(shared), rtol=1e-5)
         (None, {"patience": 0}, "expected patience to be a whole number from 1"),
     ],
 )
-def test_what_nothing_can_be_learned_from(change, options, message):
+def test_fit_rejects_constant_and_nonfinite_data(change, options, message):
     with pytest.raises(ValueError, match=message):
         fit(start(), change(outliers()) if change else outliers(), **options)
 

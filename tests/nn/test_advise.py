@@ -99,7 +99,7 @@ def test_names_of_families():
     assert 2.5 not in rates("eden/rotorquant")
 
 
-def test_advice_that_cannot_be(found):
+def test_advise_rejects_invalid_arguments(found):
     model, tokens, _ = checkpoint("llama")
     cases = [
         (lambda: advise(model, tokens, KEY, bits=3, family="edn"), "unknown family 'edn'; did you mean 'eden'"),

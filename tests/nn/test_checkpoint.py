@@ -155,7 +155,7 @@ def test_dtypes_of_tensors(dtype, folder):
     assert load_decoder(folder, dtype="float32").layers[0].mlp.up_proj.weight[...].dtype == jnp.float32
 
 
-def test_dtypes_that_numpy_has_not(folder):
+def test_dtypes_unknown_to_numpy_are_rejected(folder):
     data = (folder / "model.safetensors").read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -262,7 +262,7 @@ def test_shards(folder):
         ({"model.more": FIRST}, f"index.json says that tensor 'model.more' is in {FIRST}, where it is not"),
     ],
 )
-def test_an_index_that_lies(folder, changes, message):
+def test_inconsistent_shard_index_is_rejected(folder, changes, message):
     write_index(folder, sharded(folder) | changes)
     with pytest.raises(ValueError, match=message):
         load_decoder(folder)
@@ -287,7 +287,7 @@ def test_a_tensor_in_two_files(folder):
         lambda header: header.pop(NORM),  # bytes of nothing
     ],
 )
-def test_headers_that_lie(folder, change):
+def test_inconsistent_headers_are_rejected(folder, change):
     data = (folder / "model.safetensors").read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])

@@ -134,9 +134,8 @@ def test_what_decoders_refuse(decoder, tokens, options, message):
 
 
 @pytest.mark.full
-def test_tokens_that_there_are_not(decoder):
-    """Tokens outside the vocabulary make a text's logits NaN under jit and without caches; padding may be any
-    number."""
+def test_logits_of_tokens_outside_the_vocabulary_are_nan(decoder):
+    """Tokens outside the vocabulary make logits NaN under jit and without caches; padding may be any number."""
     for call in (decoder, jax.jit(lambda tokens: decoder(tokens))):
         logits = call(np.array([[5, 96, 7], [-1, 5, 6], [5, 6, 7]]))[0]
         np.testing.assert_array_equal(jnp.isnan(logits).all((1, 2)), [1, 1, 0])

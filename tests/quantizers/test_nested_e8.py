@@ -60,7 +60,7 @@ def test_what_was_decoded_is_encoded_without_error(bits):
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_what_lies_beyond_every_cell_is_shrunk(bits):
+def test_overloaded_vectors_are_shrunk(bits):
     """A point that is decoded on the far side of a cell would be twice as far away as 0."""
     q = rqjax.NestedE8.gaussian(8, bits)
     directions = jax.random.normal(jax.random.key(0), (1000, 8))
@@ -71,7 +71,7 @@ def test_what_lies_beyond_every_cell_is_shrunk(bits):
     assert (jnp.sum(far * x[-100:], axis=1) > 0.5 * jnp.linalg.norm(far, axis=1) * 54).all()
 
 
-def test_bits_that_no_cell_has():
+def test_nested_e8_rejects_invalid_bits():
     for bits in (0, 9):
         with pytest.raises(ValueError, match="bits"):
             rqjax.nested_e8(jax.random.key(0), 64, bits)

@@ -243,7 +243,7 @@ def test_lloyd_steps_lower_the_error():
         (lambda: rqjax.TrellisColumns.gaussian(jnp.zeros(4), jnp.ones(4), (2, 4, 3, 1)), "expected descending bits"),
     ],
 )
-def test_what_no_trellis_can_do(make, message):
+def test_trellis_rejects_invalid_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
