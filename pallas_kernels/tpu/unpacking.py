@@ -53,7 +53,7 @@ def order(bits: int, rows: int, page: int) -> jax.Array:
 
 
 def _fields(bits: int) -> int:
-    """Returns how many indices share a byte; for 1 and 3 bits, after the widths are put together."""
+    """Returns how many indices share a byte; for 1 and 3 bits, after `_pairs`."""
     return 2 if bits == 4 else 4
 
 

@@ -37,7 +37,7 @@ def test_codes_are_all_points_of_the_cell():
 
 @pytest.mark.parametrize(("bits", "error"), some([(2, 1.744), (4, 1.604)], []))
 def test_error_on_the_sphere(bits, error):
-    """Error is that over Shannon's bound at the bits stored, and below that of Lloyd-Max levels of as many bits."""
+    """Errors have the known ratio to Shannon's bound at the bits stored, and are below those of Lloyd-Max levels."""
     x = jax.random.normal(jax.random.key(0), (8192, 128))
     x /= jnp.linalg.norm(x, axis=1, keepdims=True)
     q = rqjax.NestedE8.gaussian(128, bits, 1 / 128)
