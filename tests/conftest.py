@@ -1,4 +1,4 @@
-"""How the tests run: the compiler's effort, which files are collected, and what the tests cost.
+"""Configuration of the tests: the compiler's effort, which files are collected, and what the tests cost.
 
 The tests compile more than they compute, so LLVM does not optimize: what XLA fuses, stores and divides by is decided
 before and stays the same, figures of memory included. The core is of the kernels that users run; in the full suite
@@ -67,13 +67,13 @@ elif hopper.folder().exists():
 
 
 MOST_MAPPINGS = 30_000
-"""Of memory, after a test. The programs of the laws alone leave 20,000; Linux grants a process 65,530
-(`vm.max_map_count`), past which LLVM dies of a segmentation fault while it compiles."""
+"""Most memory mappings after a test. The programs of the laws alone leave 20,000; Linux grants a process 65,530
+(`vm.max_map_count`). Beyond that LLVM dies of a segmentation fault while it compiles."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown():
-    """Drops all programs where there are many."""
+    """Drops all compiled programs if there are many."""
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPPINGS:
         sys.modules["jax"].clear_caches()
@@ -82,7 +82,7 @@ def pytest_runtest_teardown():
 
 SLOWEST = 25
 COSTS: dict[tuple[bool, str], float] = collections.defaultdict(float)
-"""Seconds of a processor that each test took: (whether it is of the core, its name)."""
+"""Processor seconds of each test: (whether it belongs to the core, its name)."""
 
 
 def pytest_addoption(parser):
@@ -93,7 +93,7 @@ def pytest_addoption(parser):
 
 
 def spent() -> float:
-    """Seconds of this process and of those that it started, whatever else the machine does."""
+    """Processor seconds of this process and of those that it started, whatever else the machine does."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

@@ -16,9 +16,9 @@ NAMES |= {
 UNSAID = {"Unsupported", "UnknownName", "Quantizer", "static", "Codes", "nn.Event", "nn.DecoderConfig"} | {
     f"nn.{name}" for name in ("LatentAttention", "find_checkpoint", "load_calibration", "save_decoder")
 }
-"""Errors, and what has its example elsewhere."""
+"""Names without an example: errors, and what has its example elsewhere."""
 GENERATED = {*rqjax.METHODS, *rqjax.FITTED} - {"eden", "turboquant_mixed", "klt_trellis", "oscar"}
-"""Recipes whose example is the text of these, filled in."""
+"""Recipes whose example is one of these texts, filled in."""
 
 
 def texts(one):

@@ -1,4 +1,4 @@
-"""How the rooms of rqjax are laid out: who imports whom."""
+"""Layout of the rooms of rqjax: who imports whom."""
 
 import ast
 import subprocess
@@ -67,7 +67,7 @@ def test_no_arrow_goes_up():
 
 
 def depths() -> dict[str, int]:
-    """How many modules must be there before each; a circle raises RecursionError."""
+    """Returns how many modules each needs beneath it; a circle raises RecursionError."""
     known: dict[str, int] = {}
 
     def depth(module: str) -> int:

@@ -1,4 +1,4 @@
-"""Vectors unlike those that a code was fitted to: dead channels, directions and sizes that were not among them."""
+"""Vectors unlike those that a code was fitted to: dead channels, new directions and sizes."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ round_trip = jax.jit(lambda q, x: q.decode(q.encode(x)))
 
 
 def padded(n):
-    """Of several sizes, the last three quarters of the channels constant: heads padded with zeros."""
+    """Vectors of several sizes with the last three quarters of the channels constant: heads padded with zeros."""
     first, second = jax.random.split(KEY)
     x = jax.random.normal(first, (n, ALIVE)) * jnp.exp2(jax.random.normal(second, (n, 1)))
     return jnp.pad(x, [(0, 0), (0, DIM - ALIVE)])
@@ -25,13 +25,13 @@ def padded(n):
 
 @pytest.fixture
 def untrained(monkeypatch):
-    """What recipes train stays as it begins."""
+    """Disables training: recipes return what they begin with."""
     monkeypatch.setattr(learned, "fit", lambda quantizer, *_, **__: (quantizer, {}))
 
 
 @pytest.mark.full
 def test_bits_of_constant_channels():
-    """At 3 bits a channel there are more bits than 16 channels can take."""
+    """Budgets of 3 bits a channel exceed the bits that 16 channels can take."""
     x = norms.direction(padded(300))
     x = x[:, np.argsort(-x.var(axis=0))]
     bits = allocate(np.asarray(x.var(axis=0)) + 1e-30, 3 * DIM + 16)
@@ -62,8 +62,8 @@ def test_bits_of_constant_channels():
     ),
 )
 def test_no_vector_decodes_to_one_far_away(untrained, name, sizes):
-    """The squared error is at most 4 times the vector's own square; of codes without a norm or gain it may be 4 times
-    the mean one of those that were learned from, if that is more."""
+    """Squared errors are at most 4 times the vector's own square. Codes without a norm or gain may have 4 times the
+    mean square of the vectors that they were learned from, if that is more."""
     train = padded(300) if sizes == "many" else norms.direction(padded(300))
     quantizer = rqjax.FITTED[name](KEY, train, 3)
     relative = isinstance(quantizer, rqjax.Scaled) or isinstance(getattr(quantizer, "inner", None), rqjax.Gain)
@@ -78,7 +78,7 @@ def test_no_vector_decodes_to_one_far_away(untrained, name, sizes):
 
 @pytest.mark.full
 def test_gains_of_usual_vectors_stay(untrained):
-    """Only vectors that would be decoded farther away than 0 get another gain."""
+    """Only vectors that would otherwise be decoded farther away than 0 get another gain."""
     x = padded(300)
     quantizer = rqjax.rotorquant_allocated(KEY, x, 3)
     gains = jax.jit(lambda q, x: (q.encode(x)[0], gain.nearest_gains(q.rotation(x), q.inner.weights)))

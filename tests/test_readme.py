@@ -1,4 +1,4 @@
-"""What the documents say is true: examples run, figures are those of committed tables, links lead somewhere."""
+"""Documents are true: examples run, figures are those of committed tables, links lead somewhere."""
 
 import inspect
 import re
@@ -19,7 +19,7 @@ NOTES = {
         *readme.ROOT.glob("rqjax/*/NOTES.md"),
     ]
 }
-"""Why things are as they are, and in each room what was tried."""
+"""Notes on why things are as they are and, in each room, on what was tried."""
 SHORT = TEXTS["README.md"]
 EXAMPLES = [
     (name, i, code)
@@ -127,7 +127,7 @@ def test_every_method_and_public_name_is_listed():
 
 
 def test_committed_results_have_their_config():
-    """One of their name, or one that says that they go there."""
+    """Results have a config of their name, or one that names their folder."""
     texts = [path.read_text() for path in (readme.ROOT / "configs").glob("*.py")]
     for rows in (readme.ROOT / "results").glob("*/rows.csv"):
         folder = rows.parent

@@ -142,7 +142,7 @@ def test_a_failed_write_leaves_the_old_file(saved, monkeypatch):
 
 
 def test_a_quantizer_is_rebuilt_from_its_file(tmp_path):
-    """Without anything to compare it with: nest, static fields, dtypes."""
+    """A file alone restores the nest, static fields and dtypes."""
     path = tmp_path / "q.safetensors"
     keys, values = rqjax.rotor_chain(jax.random.key(0), 64, 3), rqjax.affine_rotated_sign(jax.random.key(1), 64, 4)
     rqjax.save(keys, path, recipe="rotor_chain")
@@ -184,7 +184,7 @@ def test_unknown_recipes_and_parts_are_named(tmp_path, monkeypatch):
 
 
 def assert_same(tree, again):
-    """To the bit, whatever the dtype."""
+    """Checks that trees are equal to the bit, whatever the dtype."""
     assert jax.tree.structure(again) == jax.tree.structure(tree)
     for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(tree), strict=True):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
@@ -195,7 +195,7 @@ def assert_same(tree, again):
 
 
 def assert_comes_back(tree, path):
-    """By itself, into what has its fields, in memory or mapped, packed or not."""
+    """Checks that a tree is loaded by itself, into a tree with its fields, in memory or mapped, packed or not."""
     rqjax.save(tree, path)
     assert_same(tree, rqjax.load(path))
     assert_same(tree, rqjax.load(path, like=tree))
@@ -210,7 +210,7 @@ DTYPES += ["float32", "complex64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b
 
 
 def test_every_dtype_comes_back(tmp_path):
-    """Arrays of no axis and of no number too, random keys, and what is no array."""
+    """Trees hold arrays of no axis and of no number too, random keys, and values that are no arrays."""
     arrays = {name: [jnp.ones(shape, name) for shape in ((), (0,), (3, 0, 2), (4, 3))] for name in DTYPES}
     keys = [jax.random.split(jax.random.key(0, impl=impl), 3) for impl in ("threefry2x32", "rbg")]
     assert_comes_back((arrays, keys, jax.random.PRNGKey(0), {}, (), []), tmp_path / "a.safetensors")
@@ -232,7 +232,7 @@ def test_every_cache_comes_back(name, tmp_path):
 
 @pytest.mark.parametrize("name", some([*rqjax.METHODS, *rqjax.FITTED], ["rotorquant_paper", "oscar"]))
 def test_every_recipe_comes_back(name, tmp_path):
-    """With codes."""
+    """Quantizers of every recipe come back together with codes."""
     x = jax.random.normal(jax.random.key(1), (400, 16))
     quantizer = (
         rqjax.METHODS[name](jax.random.key(0), 16, 2)

@@ -1,4 +1,4 @@
-"""The wheel has what it takes: README's first example runs with it outside the checkout, and a checker sees types."""
+"""The wheel is complete: README's first example runs with it outside the checkout, and a checker sees types."""
 
 import json
 import re

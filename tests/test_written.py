@@ -11,7 +11,7 @@ pytestmark = pytest.mark.full
 
 
 def test_what_was_saved_says_the_same():
-    """To a few roundings: other versions of jax sum in other orders."""
+    """Results agree to a few roundings: other versions of jax sum in other orders."""
     *parts, expected = rqjax.load(make.FILE)
     found = make.computed(*parts)
     assert jax.tree.structure(found) == jax.tree.structure(expected)

@@ -1,9 +1,9 @@
 """Codes of columns with bits and levels of their own in shared memory as tiles of levels in registers, int8.
 
-As in `streams` the codes of a vector are a ring of bits, whose bytes are rows, and tokens lie side by side. An index is
-up to eight bits of the ring, from any bit on, and its level is looked up in shared memory. So is where both are: that
-differs by thread, and one kernel serves all allocations of bits. The indices of four neighboring tokens are the bytes
-of a word. Where 8 does not divide the rows they are not swizzled: a tile has eight.
+As in `streams`, the codes of a vector are a ring of bits. The ring's bytes are rows, and tokens lie side by side. An
+index is up to eight bits of the ring, from any bit on, and its level is looked up in shared memory. The places of both
+are looked up too: they differ by thread, and one kernel serves all allocations of bits. The indices of four neighboring
+tokens are the bytes of a word. Rows are swizzled only if 8 divides their number, since a tile has eight.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from pallas_kernels.gpu.registers import SLICE, byte_permute
 from pallas_kernels.gpu.streams import TOKENS, Stream, Word
 
 PART = 128
-"""Columns of keys that are multiplied at once: more would take too many registers."""
+"""Columns of keys that are multiplied at once; more would take too many registers."""
 MAX_ROWS, MAX_SIZE = 256, 2**15 - 2**12
-"""Of a ring, and of levels: what fits into `Columns.table`."""
+"""Rows of a ring, and bytes of levels, that fit into `Columns.table`."""
 
 
 class Lookup(NamedTuple):
-    """Levels of columns, a multiple of 64 of them; indices are of a ring of all rows."""
+    """Levels of columns, whose number is a multiple of 64; indices are those of a ring of all rows."""
 
     starts: Any
     """int32 (columns,): the lowest bit of each index."""
@@ -37,7 +37,7 @@ class Lookup(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What is static of keys, or of values."""
+    """Static facts about keys, or about values."""
 
     dim: int
     """Columns, at most 512."""
@@ -45,9 +45,9 @@ class Columns(NamedTuple):
     """Bytes of the ring."""
     groups = 1
     biased = True
-    """By the scale: one more column has the level 1."""
+    """True, with the scale as the bias: one more column has the level 1."""
     unit = 1.0
-    """What tiles hold multiples of."""
+    """Number that tiles hold multiples of."""
 
     token, numbers = Stream.token, Stream.numbers
 
@@ -80,7 +80,7 @@ class Columns(NamedTuple):
                 yield _tile(halves, interpret)
 
     def value_indices(self, refs: Any, *, interpret: Any) -> Any:
-        """Nothing is read before `value_tiles` does."""
+        """Returns the refs: `value_tiles` is the first to read."""
         return refs
 
     def value_tiles(
@@ -103,13 +103,13 @@ class Columns(NamedTuple):
         return sums
 
     def _row(self, row: jax.Array) -> jax.Array:
-        """Where a row begins: the byte of its column k is at this xor k."""
+        """Returns the address where a row begins: the byte of its column k is at this xor k."""
         return 128 * row | (row & 7) << 4 if self.rows % 8 == 0 else 128 * row
 
     def _indices(
         self, ref: Any, table: Any, columns: list[jax.Array], tokens: list[jax.Array], interpret: Any
     ) -> list[tuple[list[Word], Word]]:
-        """For each column a word of the indices of each four tokens, and where in the table index 0 is."""
+        """Returns for each column a word of indices per four tokens, and where in the table index 0 is."""
         start = table.shape[0] * 128 - 8 * self.dim
         places = [start + 4 * (column + k * self.dim) for column in columns for k in range(2)]
         words, found = registers.load_at(table, places, interpret=interpret), []

@@ -4,11 +4,11 @@
     weights[t] = exp(scores[t] - largest)
     sums       = weights @ values
 
-All query heads of a key-value head are taken together. Both products run on tensor cores in exact integers: keys and
-transposed values are unpacked in registers to levels in int8, whose rows (tokens of keys, dimensions of values) are
-the M of the product; queries and weights are two int8 limbs, 15 bits. Scales and biases are folded into scores and
-weights. The running softmax is that of Milakov & Gimelshein (2018); blocks of threads share the tokens of a head
-(FlashDecoding) and their sums are put together outside.
+All query heads of a key-value head are taken together. Both products run on tensor cores in exact integers. Keys and
+transposed values are unpacked in registers to int8 levels. Their rows (tokens of keys, dimensions of values) are the M
+of the product. Queries and weights are two int8 limbs, 15 bits. Scales and biases are folded into scores and weights.
+The running softmax is that of Milakov & Gimelshein (2018). Blocks of threads share the tokens of a head
+(FlashDecoding), and their sums are put together outside.
 """
 
 import functools
@@ -30,7 +30,7 @@ from pallas_kernels.gpu.unpacking import Side
 from pallas_kernels.packed import NEVER, UNIT, Packed, Sums, limbs
 
 STAGES = 3
-"""Blocks of tokens that are on their way or in use."""
+"""Blocks of tokens that are being copied or used."""
 LOG2E = math.log2(math.e)
 
 
@@ -101,7 +101,7 @@ def decode_attention(
 
 class _Plan(NamedTuple):
     dim: int
-    """Of the values."""
+    """Dimension of the values."""
     rows: int
     splits: int
     softcap: float | None
@@ -111,7 +111,7 @@ class _Plan(NamedTuple):
 
 
 class _Arrays(NamedTuple):
-    """Of `Packed`, what is read block by block; in the kernel its refs."""
+    """Arrays of `Packed` that are read block by block; in the kernel their refs."""
 
     sections: tuple[Any, ...]
     scales: Any
@@ -119,7 +119,7 @@ class _Arrays(NamedTuple):
 
 
 class _Operands(NamedTuple):
-    """What is read block by block."""
+    """Operands that are read block by block."""
 
     keys: _Arrays
     values: _Arrays

@@ -16,7 +16,7 @@ class Codes(NamedTuple):
     group: int | None = None
     """Dimensions that share a scale and a bias; None: levels, and one scale for the whole vector."""
     trellis: bool = False
-    """Whether levels are of the states of a trellis."""
+    """True if levels are those of a trellis's states."""
     looked_up: int | None = None
     """Bytes of levels, where columns have bits and levels of their own; `bits` are their mean."""
 
@@ -31,7 +31,7 @@ class Shape(NamedTuple):
     tokens: int = 8192
     paged: bool = False
     shifted: bool = False
-    """Whether what is added to scores differs from token to token."""
+    """True if the number added to a score differs from token to token."""
 
     def arguments(self) -> tuple[jax.ShapeDtypeStruct | Packed | None, ...]:
         """Shapes and dtypes of queries, keys, values, start, stop, shift and tables."""
@@ -67,7 +67,7 @@ class Shape(NamedTuple):
 
 
 LEVELS = Companded(97, ((0, 1), (84, 1), (107, 1), (117, 2), (122, 4), (124, 8)))
-"""Those of 3 bits; what others compile to differs in the numbers only, and of 1 bit in one more step."""
+"""Levels for 3 bits. Those for other bits compile to the same with other numbers, and for 1 bit with one more step."""
 SHAPES = {
     "4 bits": Shape(128, 8, Codes(4), Codes(4)),
     "3 and 2 bits": Shape(128, 4, Codes(3), Codes(2)),

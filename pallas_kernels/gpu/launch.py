@@ -2,9 +2,9 @@
 
 A rotation is a chain of stages, each a pair of a name and an array, the first acting first:
 
-- ("rotor", coefficients (28, d / 8) as `stages.rotor` takes them), of the inverse rotor to rotate back;
-- ("hadamard", signs (1, d)), the signs acting first, or ("hadamard_inverse", signs), the signs acting last;
-- ("dense", `halves` (2, d, d) of a matrix), as the only stage.
+- "rotor": `coefficients` (28, d / 8) as `stages.rotor` takes them, those of the inverse rotor to rotate back.
+- "hadamard": `signs` (1, d), which act first; "hadamard_inverse": `signs`, which act last.
+- "dense": `halves` (2, d, d) of a matrix, as the only stage.
 """
 
 import functools
@@ -65,12 +65,12 @@ BY_TOKEN = ("x", "minus", "norm", "words")
 
 
 def tile_of(kernel: str, tokens: int | None, n: int, dim: int, interpret: Any) -> Tile:
-    """A tile of so many tokens, or of as many as suits a kernel for n vectors."""
+    """Returns a tile of `tokens` tokens, or of as many as suit a kernel for n vectors."""
     return Tile(Rows(tokens or tile_tokens(kernel, dim, n), bool(interpret)), dim)
 
 
 def tile_tokens(kernel: str, dim: int, n: int) -> int:
-    """Tokens of a tile: what was tuned, else 32 KiB of float32 or, of few vectors, as keeps all processors busy."""
+    """Returns the tokens of a tile: the tuned number, else 32 KiB of float32, or fewer to keep all processors busy."""
     if (kernel, dim, n) in TUNED:
         return TUNED[kernel, dim, n]
     fits = tile_sizes(dim)
@@ -79,7 +79,7 @@ def tile_tokens(kernel: str, dim: int, n: int) -> int:
 
 
 def tile_sizes(dim: int) -> list[int]:
-    """Tokens that a tile may have, of which each thread then has an even number of lanes."""
+    """Returns the tokens that a tile may have so that each thread has an even number of lanes."""
     return [t for t in (128, 64, 32) if dim // 8 % (256 // t) == 0]
 
 
@@ -141,7 +141,7 @@ def stage_arrays(rotation: Rotation) -> tuple[list[str], dict[str, jax.Array]]:
 
 
 def stage_memory(tile: Tile, names: list[str], dtype: Any) -> Memory:
-    """Shared memory for what cannot be done in place in a tile of a dtype."""
+    """Shared memory for stages that cannot work in place in a tile of a dtype."""
     work = {"work": swizzled(tile.rows.tokens, tile.dim, jnp.float32)}
     if names == ["dense"]:
         half = swizzled(stages.dense_rows(tile.dim), tile.dim, jnp.bfloat16)
@@ -150,7 +150,7 @@ def stage_memory(tile: Tile, names: list[str], dtype: Any) -> Memory:
 
 
 def rotate(tile: Tile, names: list[str], m: Memory, source: Any) -> Callable[[jax.Array], Fields]:
-    """The last stage, as a function of the lane; all others have been taken in shared memory."""
+    """Takes all stages but the last in shared memory, and returns the last as a function of the lane."""
     produce: Any = None
     for i, name in enumerate(names):
         array = m[f"stage{i}"]

@@ -1,4 +1,5 @@
-"""What all kernels need of Pallas Mosaic GPU, and what is not public or changed between versions: only here."""
+"""Parts of Pallas Mosaic GPU that all kernels need, and those that are private or change between versions: only
+here."""
 
 from typing import Any
 
@@ -6,7 +7,7 @@ import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
-"""From jax 0.11 on the default semantics are Warpgroup, whose layout inference takes minutes for long kernels."""
+"""Lane semantics. Warpgroup, the default from jax 0.11 on, infers layouts for minutes in long kernels."""
 
 
 def interpreter(*, detect_races: bool = True) -> Any:
@@ -22,7 +23,7 @@ def interpret() -> Any:
 
 
 def races_found() -> bool:
-    """Whether the last interpreted kernel read or wrote what another thread or copy was writing."""
+    """Returns whether the last interpreted kernel read or wrote memory that another thread or copy was writing."""
     from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
     return gpu_callbacks._races is not None and gpu_callbacks._races.races_found

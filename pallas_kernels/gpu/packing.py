@@ -1,7 +1,7 @@
 """Codes in shared memory and in their packed form.
 
-A tile of codes is lanes (tokens, d / 8): lane j holds the indices of the coordinates j, d / 8 + j, ..., each a field
-of b bits, as in `rqjax.packing`; above 4 bits, lanes of the low four bits are followed by lanes of the rest. All
+A tile of codes is lanes (tokens, d / 8). Lane j holds the indices of the coordinates j, d / 8 + j, ..., each a field
+of b bits, as in `rqjax.packing`. Above 4 bits, lanes of the low four bits are followed by lanes of the rest. All
 threads move words together, so that device memory is read and written in order.
 """
 
@@ -90,7 +90,7 @@ def _group(dim: int, bits: int) -> int:
 
 
 def _for_each(rows: Rows, columns: int, group: int, function: Any) -> None:
-    """`function(token, column)` for all groups of columns of a tile, 128 at a time in the order of memory."""
+    """Calls `function(token, column)` for all groups of columns of a tile, 128 at a time in the order of memory."""
     total, columns = rows.tokens * columns // group, columns // group
 
     def step(i, _):

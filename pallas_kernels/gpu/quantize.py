@@ -14,8 +14,10 @@ from pallas_kernels.gpu.stages import Tile
 
 
 def norm(tile: Tile, ref: Any, m: Any) -> jax.Array:
-    """Euclidean norms. Where a sum of squares leaves float32, or loses bits at its lower end, the coordinates are
-    summed again, divided by a power of two near the largest.
+    """Returns Euclidean norms.
+
+    If a sum of squares leaves float32, or loses bits at its lower end, the coordinates are summed again, divided by a
+    power of two near the largest.
     """
     rows = tile.rows
     square = _over_coordinates(tile, ref, m["partial"], operator.add, lambda x: x * x)
@@ -40,7 +42,7 @@ def norm(tile: Tile, ref: Any, m: Any) -> jax.Array:
 
 
 def _square_root(x: jax.Array) -> jax.Array:
-    """There is none, but its inverse."""
+    """Returns x rsqrt(x): kernels have no square root, but its inverse."""
     return jnp.where(x > 0, x * lax.rsqrt(x), 0.0)
 
 
@@ -68,7 +70,8 @@ def across(rows: Rows, partial: Any, combine: Any, total: jax.Array) -> jax.Arra
 def nearest(rows: Rows, table: Any, bits: int, symmetric: bool, norm: jax.Array) -> Callable[[jax.Array], jax.Array]:
     """The function from a coordinate to the number of boundaries, times the norm, that lie below it.
 
-    They are counted up to 4 bits, of symmetric ones only the positive against |x|; above 4 bits they are searched.
+    Up to 4 bits the boundaries are counted; symmetric ones only on the positive side, against |x|. Above 4 bits they
+    are searched.
     """
 
     table = readable(rows, table)

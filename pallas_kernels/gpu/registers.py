@@ -1,8 +1,8 @@
 """Operations on the registers of a warpgroup that Pallas does not have, each with a twin for its interpreter.
 
-Words are uint32 arrays (n, 128): n registers of each of 128 threads. Thread t is lane t mod 32 of warp t / 32; by the
-layout of matrices in registers (PTX ISA, "wgmma.mma_async") the lanes 4 g to 4 g + 3 hold the rows 16 warp + g and
-16 warp + g + 8 of a tile of 64 rows, of each 16 columns four neighboring ones of a byte.
+Words are uint32 arrays (n, 128): n registers of each of 128 threads. Thread t is lane t mod 32 of warp t / 32. Matrices
+lie in registers as the PTX ISA says ("wgmma.mma_async"). The lanes 4 g to 4 g + 3 hold the rows 16 warp + g and
+16 warp + g + 8 of a tile of 64 rows. Each holds four neighboring columns, a byte each, of every 16.
 """
 
 import functools
@@ -29,22 +29,23 @@ ROW, COLUMN = TILE.reduce(1), TILE.reduce(0)
 
 
 def tiling(columns: int, dtype: Any = jnp.int8) -> tuple[Any, ...]:
-    """How a matrix lies in shared memory: tiles of 8 rows of 128, 64 or 32 bytes, their 16-byte chunks swizzled."""
+    """Returns a matrix's layout in shared memory: tiles of 8 rows of 128, 64 or 32 bytes, their 16-byte chunks
+    swizzled."""
     size = jnp.dtype(dtype).itemsize
     width = swizzle_width(columns * size)
     return plgpu.TilingTransform((8, width // size)), plgpu.SwizzleTransform(width)
 
 
 def swizzle_width(size: int) -> int:
-    """Bytes of a row of a tile, of matrices of so many bytes a row."""
+    """Returns the bytes in a row of a tile, for matrices with `size` bytes a row."""
     return next(width for width in (128, 64, 32) if size % width == 0)
 
 
 def swizzled(row: Any, column: Any, columns: int, width: int) -> Any:
     """The byte where (row, column) of a matrix of so many columns lies, in tiles of 8 rows and `width` columns.
 
-    Of an address in bytes the bits 4 to 6 are exchanged with themselves xor the bits 7 to 9, of which a width of 128
-    takes all three, one of 64 the lower two and one of 32 the lowest.
+    Bits 4 to 6 of the address become themselves xor the bits 7 to 9. A width of 128 takes all three of the latter, one
+    of 64 the lower two, one of 32 the lowest.
     """
     linear = (row >> 3) * (8 * columns) + (column & -width) * 8 + (row & 7) * width + (column & (width - 1))
     return linear ^ (((linear >> 7) & (width // 16 - 1)) << 4)
@@ -65,7 +66,7 @@ def load(ref: Any, layout: Any, *, interpret: Any) -> jax.Array:
 
 
 def store(ref: Any, x: jax.Array, *, interpret: Any) -> None:
-    """ref[...] = x, in whatever pieces the layout of x gives; from jax 0.12 on small ones must be asked for."""
+    """Writes ref[...] = x in the pieces that the layout of x gives; from jax 0.12 on small ones must be asked for."""
     if interpret or not hasattr(plgpu, "store"):
         ref[...] = x
     else:
@@ -139,7 +140,7 @@ def load_at(ref: Any, offsets: list[jax.Array], *, tiled: bool = False, interpre
 
 
 def look_up(ref: Any, indices: list[jax.Array], first: jax.Array, *, interpret: Any) -> list[list[jax.Array]]:
-    """Of a ref of bytes (rows, 128) in shared memory those at first[t] + the four bytes of index[t] for each thread t.
+    """Loads bytes of a ref (rows, 128) in shared memory at first[t] + the four bytes of index[t] for each thread t.
 
     Args:
       ref: int8, without transforms.
@@ -159,7 +160,7 @@ def look_up(ref: Any, indices: list[jax.Array], first: jax.Array, *, interpret: 
         return_type=(plgpu.ShapeDtypeStruct((THREADS,), jnp.uint32, words_layout()),) * (4 * len(indices)),
     )
     def read(context, ref, first, *indices):
-        # Addresses of 32 bits: such as LLVM has, of 64, would take two more instructions for each byte.
+        # Addresses have 32 bits. LLVM's, of 64 bits, would take two more instructions for each byte.
         base = llvm.ptrtoint(int32(), mgpu.utils.memref_ptr(ref))  # a multiple of 1024, as Pallas places all
         page, loaded = arith.addi(base, _integer(first.registers.flat[0])), []
         for index in (_integer(x.registers.flat[0]) for x in indices):
@@ -265,7 +266,7 @@ def int8() -> ir.Type:
 
 
 def constant(value: int) -> ir.Value:
-    """A word."""
+    """Returns a word as an MLIR value."""
     return mgpu.c(int(np.int32(np.uint32(value))), int32())
 
 

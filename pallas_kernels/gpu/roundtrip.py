@@ -33,7 +33,7 @@ def rotor_roundtrip(
     tokens: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """What `decode` makes of what `encode` makes of x (n, d), in its dtype, without codes (RotorQuant, section 4).
+    """Returns x (n, d) encoded and decoded, in its dtype, without storing codes (RotorQuant, section 4).
 
     `forward` and `backward` (28, d / 8) are the coefficients of the rotor and of its inverse, as `stages.rotor` takes
     them; the other arguments are those of `encode.encode` and `decode.decode`.

@@ -2,8 +2,8 @@
 
 So norms, rotations and packing need no exchange between threads, whatever the dimension.
 
-To Pallas a number per thread is an array of shape (128,), the threads of a warpgroup. What Pallas cannot express, a
-thread's own place in memory, is written in Mosaic's operations, beside its plain form for the interpreter.
+To Pallas a number per thread is an array of shape (128,), the threads of a warpgroup. Pallas cannot express a thread's
+own place in memory. That is written in Mosaic's operations, beside its plain form for the interpreter.
 """
 
 from typing import Any, NamedTuple, TypeAlias
@@ -23,7 +23,7 @@ PER_THREAD = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
 
 
 class Rows(NamedTuple):
-    """How the threads share a tile: thread t has token t % tokens of the tile and part t // tokens of it."""
+    """Partition of a tile among the threads: thread t has token t % tokens of the tile and part t // tokens of it."""
 
     tokens: int
     interpret: bool
@@ -50,10 +50,10 @@ class Rows(NamedTuple):
         return x if self.interpret else plgpu.layout_cast(x, PER_THREAD)
 
     def peek(self, ref: Any, row: jax.Array, column: jax.Array, width: int = 1, at: "At" = (0, 0)) -> list[jax.Array]:
-        """The numbers ref[row, column + offset + (0 ... width - 1)] of each thread, of `swizzled` memory as of other.
+        """Reads the numbers ref[row, column + offset + (0 ... width - 1)] of each thread, swizzled memory or not.
 
-        `at` is the offset and, if that is a multiple of a power of two below which the columns are, the power, else 0:
-        then most of the address does not depend on the offset.
+        `at` is the offset and a power of two, or 0. A power divides the offset and exceeds the columns, so that most of
+        the address does not depend on the offset.
         """
         if self.interpret:
             found = ref[...][row[:, None], (column + at[0])[:, None] + jnp.arange(width)]
@@ -77,7 +77,7 @@ class Rows(NamedTuple):
         where: jax.Array | None = None,
         at: "At" = (0, 0),
     ) -> None:
-        """Writes the numbers that `peek` would read, `where` given only those of these threads."""
+        """Writes the numbers that `peek` would read; if `where` is given, only for these threads."""
         if self.interpret:
             place = row[:, None], (column + at[0])[:, None] + jnp.arange(len(values))
             if where is not None:
@@ -101,7 +101,7 @@ class Rows(NamedTuple):
         go(ref, _byte(ref, row, column, at), *mask, *values)
 
     def synchronize(self) -> None:
-        """What a thread poked others may peek after this."""
+        """Waits for all threads: values that one poked before, others may peek after."""
         if not self.interpret:
             plgpu.inline_mgpu()(lambda _: mgpu.warpgroup_barrier())()
 
@@ -112,7 +112,7 @@ def swizzled(tokens: int, dim: int, dtype: Any) -> Any:
 
 
 def _transforms(ref: Any) -> tuple[Any, ...]:
-    """Those of `swizzled` memory, none of other memory."""
+    """Returns the transforms of `swizzled` memory, or none for other memory."""
     seen = getattr(ref, "transforms", ())
     return () if all(isinstance(t, indexing.NDIndexer) for t in seen) else tiling(ref.shape[1], ref.dtype)
 
@@ -123,8 +123,7 @@ At: TypeAlias = tuple[int, int]
 def swizzled_byte(row: Any, column: Any, at: At, columns: int, itemsize: int) -> Any:
     """The byte where the number (row, column + offset) of `swizzled` memory of so many columns begins.
 
-    Where the bits of the column and those of the offset are not the same, the offset is put in last, so that the rest,
-    the same for all offsets, is computed once.
+    If column and offset share no bits, the offset is put in last, so that the rest is computed once for all offsets.
     """
     (offset, power), width = at, registers.swizzle_width(columns * itemsize)
     late = power and power * itemsize <= width

@@ -15,7 +15,7 @@ BLOCK = 128
 MAX_ROWS = 16
 """Queries of one key-value head."""
 MAGIC = 1.5 * 2**23
-"""A float32 to which a smaller number is added ends in the bits of that number, rounded to a whole one."""
+"""Float32 that rounds a smaller number added to it: the sum's low bits are those of the whole number."""
 
 
 def scores_of(plan, refs, table, y_smem, column, by_token=None):
@@ -52,7 +52,7 @@ def accumulated(plan, refs, table, weights_smem, scores, carry):
     if side.biased:
         shares = [sum(_times(w, bias) for w, (_, bias) in zip(weights, grid, strict=True)) for grid in grids]
         biases = tuple(b * kept + share for b, share in zip(biases, shares, strict=True))
-    # The limbs' unit is that of the block, not of all tokens: a larger weight elsewhere costs no bits here.
+    # The limbs' unit is the block's own, so that a larger weight elsewhere costs no bits here.
     sizes = [_times(w, _largest([jnp.abs(grid[k][0]) for grid in grids])) for k, w in enumerate(weights)]
     bound = jnp.maximum(jnp.max(jnp.maximum(*sizes), axis=0), 1e-30)
     inverse, tokens = wide(LARGEST / bound), [tokens_of(plan, k) for k in range(len(scores))]
@@ -61,7 +61,7 @@ def accumulated(plan, refs, table, weights_smem, scores, carry):
             whole = lax.bitcast_convert_type(_times(weight, scale) * inverse + MAGIC, jnp.int32)
             for row, limb in ((0, whole >> 7), (plan.rows, whole & 127)):
                 tensor_cores.store_transposed(smem, limb, row, *tokens[k], interpret=plan.interpret)
-    # All is read before the last fence: a copy may refill shared memory after it.
+    # Everything is read before the last fence, since a copy may refill shared memory after it.
     indices = side.value_indices(refs.sections, interpret=plan.interpret)
     plgpu.commit_smem()
     unit, sums = wide(bound * (side.unit / LARGEST)), list(sums)
@@ -97,12 +97,12 @@ def seen(plan, scores, tile, begin, end):
 
 
 def tokens_of(plan, tile):
-    """Of scores, the token of the block that each is of, as `token` of keys returns it."""
+    """Returns the token of the block that each score belongs to, as the keys' `token` returns it."""
     return plan.keys.token(tile, registers.iota((SLICE, plan.rows), 0, TILE, interpret=plan.interpret))
 
 
 def _merged(product):
-    """What products with two limbs stand for."""
+    """Returns the float32 numbers that products with two limbs stand for."""
     rows = product.shape[1] // 2
     return (product[:, :rows] * 128 + product[:, rows:]).astype(jnp.float32)
 
@@ -112,7 +112,7 @@ def _largest(numbers):
 
 
 def _times(weights, x):
-    """Weights times a number of each token; 0 where the weight is, for what is not seen may be not-a-number."""
+    """Multiplies weights by a number of each token. Weight 0 gives 0, since an unseen number may be not-a-number."""
     return jnp.where(weights > 0, weights * _tall(x, weights.shape[1]), 0.0)
 
 

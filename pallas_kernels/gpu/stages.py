@@ -17,7 +17,7 @@ from pallas_kernels.gpu.mosaic import load
 from pallas_kernels.gpu.rows import Rows
 
 Fields: TypeAlias = list[list[jax.Array]]
-"""Of some consecutive lanes the numbers of each of the 8 planes."""
+"""Numbers of consecutive lanes in each of the 8 planes."""
 
 
 class Tile(NamedTuple):
@@ -36,7 +36,7 @@ class Tile(NamedTuple):
         return 4 if self.lanes % (4 * self.rows.parts) == 0 else 2
 
     def plane(self, k: int) -> tuple[int, int]:
-        """Where plane k begins, and the power of two below which the lanes are if it is their number."""
+        """Returns where plane k begins, and the number of lanes if it is a power of two, else 0."""
         return k * self.lanes, self.lanes if self.lanes & (self.lanes - 1) == 0 else 0
 
     def over_lanes(self, step: Callable[[jax.Array, Any], Any], init: Any, times: Any = 1) -> Any:
@@ -59,8 +59,10 @@ class Tile(NamedTuple):
 
 
 def rotor(tile: Tile, ref: Any, coefficients: Any, lane: jax.Array) -> Fields:
-    """Rotations in 3-blocks: 9 coefficients a lane for planes 0 to 2, 9 for planes 5 to 7; in the band between, the
-    planes 3 and 4, five for each coordinate, of itself and its two neighbors on both sides."""
+    """Rotates in 3-blocks: 9 coefficients a lane for planes 0 to 2, 9 for planes 5 to 7.
+
+    The planes 3 and 4 are a band with five coefficients a coordinate: its own and those of two neighbors on each side.
+    """
     rows, width = tile.rows, tile.width
     c = [rows.peek(coefficients, rows.full(k, jnp.int32), lane, width) for k in range(28)]
 
@@ -82,7 +84,7 @@ def rotor(tile: Tile, ref: Any, coefficients: Any, lane: jax.Array) -> Fields:
 
 
 def planes(tile: Tile, source: Any, signs: Any | None, target: Any) -> None:
-    """The Hadamard transform within each plane, of `signs` (1, d) times the vectors if given; not normalized."""
+    """Takes the Hadamard transform within each plane, not normalized, of the vectors times `signs` (1, d) if given."""
     rows, size = tile.rows, tile.lanes
     width = 4 if size % 4 == 0 else 2
 
@@ -102,7 +104,7 @@ def planes(tile: Tile, source: Any, signs: Any | None, target: Any) -> None:
 
 
 def butterflies(tile: Tile, ref: Any, signs: Any | None, lane: jax.Array) -> Fields:
-    """The Hadamard transform between the planes, after `planes`; normalized, and times `signs` (1, d) if given."""
+    """Takes the Hadamard transform between the planes after `planes`, normalized, and times `signs` (1, d) if given."""
     x = tile.read(ref, lane)
     columns = [hadamard([x[k][i] for k in range(8)]) for i in range(tile.width)]
     scale = 1 / math.sqrt(tile.dim)
@@ -115,7 +117,7 @@ def butterflies(tile: Tile, ref: Any, signs: Any | None, lane: jax.Array) -> Fie
 
 
 def dense(tile: Tile, source: Any, matrix: Any, parts: list[Any], barrier: Any, target: Any) -> None:
-    """M x for each vector x of a tile of 64, into `target` in float32: tensor cores multiply bfloat16.
+    """Writes M x for each vector x of a tile of 64 into `target` in float32: tensor cores multiply bfloat16.
 
     `matrix` (2, d, d) holds M as the sum of two numbers of 8 bits, x is split in two likewise, and three products are
     added: 16 bits of both. `parts` is shared memory (`dense_rows`, d) for rows of either half.

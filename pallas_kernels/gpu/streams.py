@@ -18,7 +18,7 @@ from pallas_kernels.gpu import registers, tensor_cores
 from pallas_kernels.gpu.registers import ROW, SLICE, THREADS, byte_permute
 
 TOKENS = 128
-"""Of a block: four for each of the 32 rows of threads, which take them from one word."""
+"""Tokens of a block: four for each of the 32 rows of threads, which take them from one word."""
 WINDOW = 8
 Word: TypeAlias = jax.Array
 """uint32 (128,): a register of each thread."""
@@ -29,9 +29,9 @@ Word: TypeAlias = jax.Array
 class Companded:
     """Levels of states by arithmetic.
 
-    With p = s multiplier mod 256, of s ^ (s >> fold) in the place of s where `fold` is not 0, and x the distance of p
-    from the middle of 0 to 255, rounded down: half of the sum of slope * max(x - start, 0) over the bends
-    (start, slope) and of the offset, with the sign of p - 127.5. The first bend is at 0.
+    A state s is first folded to s ^ (s >> fold), unless `fold` is 0. Let p = s multiplier mod 256, and x the distance
+    of p from the middle of 0 to 255, rounded down. The level is half of the offset plus the sum of
+    slope * max(x - start, 0) over the bends (start, slope), with the sign of p - 127.5. The first bend is at 0.
     """
 
     multiplier: int
@@ -51,7 +51,7 @@ class Companded:
             beyond = (distance | _each(128)) - _each(start)  # in each byte 128 or more, if it is beyond the start
             total += (beyond & _signs(beyond, interpret) & _each(127)) * np.uint32(slope)
         size = total >> 1 & _each(127)
-        # -n = ~n + 1, but without a carry from byte to byte: the highest bit of each is put in at last.
+        # -n = ~n + 1, without a carry from byte to byte: the highest bit of each byte is set last.
         return ((size ^ (~upper & _each(127))) + (~upper & _each(1))) ^ (~upper & _each(128))
 
 
@@ -59,7 +59,7 @@ EVEN = np.uint32(0x00FF00FF)
 
 
 class Stream(NamedTuple):
-    """What is static of keys, or of values."""
+    """Static facts about keys, or about values."""
 
     dim: int
     bits: int
@@ -67,22 +67,23 @@ class Stream(NamedTuple):
     groups = 1
     biased = False
     unit = 1.0
-    """What tiles hold multiples of."""
+    """Number that tiles hold multiples of."""
 
     @property
     def lanes(self) -> int:
         return self.dim // 8
 
     def table(self, levels: Companded) -> jax.Array:
-        """Nothing is looked up."""
+        """Returns a placeholder: nothing is looked up."""
         return jnp.zeros(4, jnp.uint32)
 
     def token(self, tile: int, row: jax.Array) -> tuple[int, jax.Array]:
-        """Which token of a block is a row of a tile of keys: the sum of a multiple of SLICE and what differs by row."""
+        """Returns the token in a row of a tile of keys: the sum of a multiple of SLICE and a part that differs by
+        row."""
         return 0, ((row >> 4) << 5) + ((row & 7) << 2) + 2 * tile + (row >> 3 & 1)
 
     def numbers(self, ref: Any, tile: int, *, interpret: Any) -> jax.Array:
-        """Of the tokens of a tile of keys, (64,)."""
+        """Returns numbers of the tokens in a tile of keys, (64,)."""
         row = registers.iota((SLICE,), 0, ROW, interpret=interpret)
         return registers.gather(ref, self.token(tile, row)[1], interpret=interpret)
 
@@ -104,7 +105,11 @@ class Stream(NamedTuple):
             yield tensor_cores.fragments(*stacked, interpret=interpret)
 
     def _key_rings(self, ref: Any, interpret: Any) -> list[list[list[Word]]]:
-        """By groups of 16 lanes and by the thread's four tokens: the codes of its four lanes, in the bytes of words.
+        """Returns by groups of 16 lanes, and by the thread's four tokens, the codes of its four lanes in the bytes of
+        words.
+
+        The eight bits before them come first. If there are 8 lanes, two threads share each, with every other
+        coordinate.
 
         Before them are the eight bits that come before. Of 8 lanes, two threads have every other coordinate.
         """
@@ -132,7 +137,7 @@ class Stream(NamedTuple):
         return found
 
     def value_indices(self, refs: Any, *, interpret: Any) -> list[list[Word]]:
-        """By words of four tokens the bytes that have the windows of the thread's dimensions, the first at bit 0."""
+        """Returns, by words of four tokens, the bytes with the windows of the thread's dimensions, from bit 0 on."""
         each, total = self.dim // 32, self.dim * self.bits // 8
         place = registers.threads(interpret=interpret) >> 2
         lane, part = place & self.lanes - 1, place >> self.lanes.bit_length() - 1
@@ -170,17 +175,17 @@ class Stream(NamedTuple):
 
 
 def _each(byte: int) -> np.uint32:
-    """A word of four of it."""
+    """Returns a word of four such bytes."""
     return np.uint32(byte * 0x01010101)
 
 
 def _signs(words: Word, interpret: Any) -> Word:
-    """In each byte eight times its highest bit."""
+    """Returns words with eight times the highest bit of each byte."""
     return byte_permute(words, words, 0xBA98, interpret=interpret)
 
 
 def _transposed(a: Word, b: Word, c: Word, d: Word, interpret: Any) -> list[Word]:
-    """Of four words of four bytes, the first bytes of all, the second ones, ..."""
+    """Returns of four words the first bytes of all, the second ones, and so on."""
     permute = lambda x, y, selector: byte_permute(x, y, selector, interpret=interpret)  # noqa: E731
     pairs = [(permute(a, b, selector), permute(c, d, selector)) for selector in (0x5140, 0x7362)]
     return [permute(x, y, selector) for x, y in pairs for selector in (0x5410, 0x7632)]
@@ -198,6 +203,6 @@ def _aligned(ring: list[Word], shift: Word) -> list[Word]:
 
 
 def _joined(low: Word, high: Word, shift: Any) -> Word:
-    """Of each byte the bits from `shift` on, and above them the lowest of the same byte of `high`."""
+    """Returns in each byte the bits of `low` from `shift` on, and above them the lowest bits of `high`'s byte."""
     kept = (np.uint32(255) >> (shift if isinstance(shift, jax.Array) else np.uint32(shift))) * _each(1)
     return (low >> shift & kept) | (high << (8 - shift) & ~kept)

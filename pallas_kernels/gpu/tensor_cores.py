@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.gpu.registers import SLICE, TILE, array, constant, int8, iota, swizzled, words_layout
 
 SLICES = (plgpu.TilingTransform((8, SLICE)), plgpu.SwizzleTransform(SLICE))
-"""How the right side of a product lies in shared memory, one column of the product a row."""
+"""Layout in shared memory of a product's right side, one column of the product a row."""
 
 
 def fragments(upper: jax.Array, lower: jax.Array, *, interpret: Any) -> list[jax.Array]:
@@ -72,7 +72,7 @@ def store_transposed(ref: Any, x: jax.Array, row: int, first: int, column: jax.A
 
 
 def products(pairs: list[list[tuple[jax.Array, Any]]], *, interpret: Any) -> list[jax.Array]:
-    """For each list the sum of its products: a tile int8 (64, SLICE) times ref (n, SLICE), transposed: int32 (64, n).
+    """Sums the products of each list: a tile int8 (64, SLICE) times ref (n, SLICE), transposed, gives int32 (64, n).
 
     The refs are slices of columns of a ref with the transforms SLICES. All products are issued before the first wait.
     """

@@ -1,9 +1,9 @@
 """Packed codes in shared memory as tiles of levels in registers, int8, for products on tensor cores.
 
 Codes lie in groups of L rows: the 16 tokens of a unit of keys, all d dimensions of transposed values. A byte holds w
-bits of each of the rows i, i + L w / 8, i + 2 L w / 8, ... So in a byte the rows i and i + L / 2 are at the same place
-of the two nibbles, for w = 4, 2 and 1 alike, and a thread that loads the bytes of one has the other in the same word.
-What follows is the same for all numbers of bits: words with an index of up to 4 bits in each nibble.
+bits of each of the rows i, i + L w / 8, i + 2 L w / 8, ... So the rows i and i + L / 2 are at the same place of a
+byte's two nibbles, for w = 4, 2 and 1 alike. A thread that loads the bytes of one has the other in the same word. The
+rest is the same for all numbers of bits: words with an index of up to 4 bits in each nibble.
 """
 
 from collections.abc import Iterator
@@ -23,28 +23,29 @@ SIGNS, UPPER = np.uint32(0x80808080), np.uint32(0xF0F0F0F0)
 
 
 class Side(NamedTuple):
-    """What is static of keys, or of values."""
+    """Static facts about keys, or about values."""
 
     period: int
     """Rows that share bytes: UNIT, or the dimension."""
     bits: int
     groups: int
-    """Of dimensions, each with scales of its own."""
+    """Groups of dimensions, each with scales of its own."""
     biased: bool
     tabled: bool
-    """Whether levels are looked up. If not, an index n of 4 bits becomes 16 (n - 8): it stays in the upper nibble."""
+    """True if levels are looked up. If not, an index n of 4 bits becomes 16 (n - 8): it stays in the upper nibble."""
 
     @property
     def unit(self) -> float:
-        """What tiles hold multiples of."""
+        """Number that tiles hold multiples of."""
         return 1.0 if self.tabled else 1 / 16
 
     def token(self, tile: int, row: jax.Array) -> tuple[int, jax.Array]:
-        """Which token of a block is a row of a tile of keys: the sum of a multiple of SLICE and what differs by row."""
+        """Returns the token in a row of a tile of keys: the sum of a multiple of SLICE and a part that differs by
+        row."""
         return SLICE * tile, row
 
     def numbers(self, ref: Any, tile: int, *, interpret: Any) -> jax.Array:
-        """Of the tokens of a tile of keys, (64,)."""
+        """Returns numbers of the tokens in a tile of keys, (64,)."""
         return registers.load(ref.at[pl.ds(SLICE * tile, SLICE)], ROW, interpret=interpret)
 
     def table(self, levels: jax.Array | None) -> jax.Array:
@@ -62,7 +63,7 @@ class Side(NamedTuple):
             yield tensor_cores.fragments(*self._levels(indices, table, interpret), interpret=interpret)
 
     def value_indices(self, refs: Any, *, interpret: Any) -> list[tuple[jax.Array, ...]]:
-        """All that `value_tiles` needs of shared memory."""
+        """Reads all that `value_tiles` needs of shared memory."""
         warp, index = _place(interpret)
         if self.period == SLICE:
             return [(self._indices(refs, 0, 0, 8 * warp + index, 0, interpret),)]
@@ -75,8 +76,8 @@ class Side(NamedTuple):
     ) -> Iterator[dict[int, list[jax.Array]]]:
         """Tiles of 64 dimensions by their numbers, each as slices of tokens; if `paired`, two of a word at once.
 
-        The lower nibbles are the dimensions below d / 2, the upper those from d / 2 on. Where d = 64 both are in one
-        tile, whose order `in_order` undoes.
+        The lower nibbles are the dimensions below d / 2, the upper those from d / 2 on. If d = 64, both are in one
+        tile, and `in_order` restores the order.
         """
         for number, words in enumerate(indices):
             levels = [self._levels(word, table, interpret) for word in words]
@@ -92,7 +93,7 @@ class Side(NamedTuple):
     def in_order(self, sums: jax.Array) -> jax.Array:
         """Sums (n, d, rows) in the order of tiles, by dimension.
 
-        Of 64 the rows from 16 k on are 8 k to 8 k + 7, then these plus 32.
+        If d = 64, the rows from 16 k on are 8 k to 8 k + 7, then these plus 32.
         """
         n, dim, rows = sums.shape
         return sums.reshape(n, 4, 2, 8, rows).swapaxes(1, 2).reshape(sums.shape) if dim == SLICE else sums
@@ -119,8 +120,8 @@ class Side(NamedTuple):
     def _levels(self, indices: jax.Array, table: Any, interpret: Any) -> tuple[jax.Array, jax.Array]:
         """Levels of the lower and of the upper nibbles of words, as bytes.
 
-        A lookup by `byte_permute` takes 8 levels. Of 4 bits there are two: an index of the other half finds 0, because
-        the levels there have no sign bit that would be repeated; the signs follow from the indices.
+        A lookup by `byte_permute` takes 8 levels, so 4 bits take two. An index of the other half finds 0, because
+        `byte_permute` then repeats the sign bit, which these levels do not have. The signs follow from the indices.
         """
         if not self.tabled:
             return (indices << 4) & UPPER ^ SIGNS, indices & UPPER ^ SIGNS
@@ -143,5 +144,5 @@ def _place(interpret: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _each(nibble: int) -> np.uint32:
-    """A word of eight of it."""
+    """Returns a word of eight such nibbles."""
     return np.uint32(nibble * 0x11111111)

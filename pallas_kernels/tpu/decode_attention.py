@@ -26,9 +26,9 @@ from pallas_kernels.tpu.unpacking import LANES, SUBLANES
 PAGE = 128
 """Tokens of a page."""
 MAX_PAGES, STEP_BYTES = 8, 2**20
-"""Pages of a step, a power of two, and bytes of their codes: a step costs time however small it is."""
+"""Pages of a step at most, a power of two, and bytes of their codes: a step costs time however small it is."""
 UNIT, SHIFT, GROUPS = 0, 1, 2
-"""Columns of what the kernel has of each query: the unit of its limbs, what is added to scores, sums of its groups."""
+"""Columns of each query's numbers: the unit of its limbs, the number added to scores, and sums of its groups."""
 
 
 def decode_attention(
@@ -120,19 +120,19 @@ def decode_attention(
 
 
 def pages_of_step(count: int, page_bytes: int) -> int:
-    """How many of `count` pages a step takes."""
+    """Returns how many of `count` pages a step takes."""
     pages = max(2, min(count, MAX_PAGES, STEP_BYTES // page_bytes))  # a tile of a TPU's memory is two pages of one bit
     return min(count, 1 << pages.bit_length() - 1)
 
 
 class _Side(NamedTuple):
-    """What is static of keys, or of values."""
+    """Static facts about keys, or about values."""
 
     bits: int
     groups: int
     biased: bool
     tabled: bool
-    """Whether levels are looked up."""
+    """True if levels are looked up."""
 
     @classmethod
     def of(cls, codes: Packed, rows: int) -> "_Side":
@@ -144,23 +144,26 @@ class _Plan(NamedTuple):
     heads: int
     rows: int
     pages: int
-    """Of a step."""
+    """Pages of a step."""
     paged: bool
-    """Whether each page of a step comes from a place of its own."""
+    """True if each page of a step has a place of its own."""
     softcap: float | None
     per_token: bool
-    """Whether what is added to scores differs from token to token."""
+    """True if the number added to a score differs from token to token."""
     keys: _Side
     values: _Side
 
     @property
     def refs(self) -> int:
-        """Of each array in a step."""
+        """Refs of each array in a step."""
         return self.pages if self.paged else 1
 
 
 def _pages(x: jax.Array, axis: int, tokens: int, plan: _Plan, k: int) -> pl.BlockSpec:
-    """What a step reads of an array of so many tokens, or its k-th page: never again what is there, if none is seen."""
+    """Returns the block of an array of `tokens` tokens that a step reads, or its k-th page.
+
+    A step that sees no token is given the block that is there already, so that nothing is read again.
+    """
     shape = [1, *x.shape[1:]]
     shape[axis] = x.shape[axis] * (PAGE if plan.paged else PAGE * plan.pages) // tokens
 
@@ -243,7 +246,7 @@ def _read(plan, side, refs, h, entries, *, by_token):
 
 
 def _scores(plan, y, levels, column, scales, biases):
-    """(rows, tokens) of limbs (groups 2 rows, d)."""
+    """Scores (rows, tokens) of limbs (groups 2 rows, d)."""
     rows = plan.rows
     order = unpacking.order(plan.keys.bits, rows, PAGE)
 
@@ -272,5 +275,5 @@ def _weighted(weights, levels):
 
 
 def _product(limbs, levels):
-    """int32 (n, m) of int8 (n, k) and (m, k)."""
+    """Product int32 (n, m) of int8 (n, k) and (m, k)."""
     return lax.dot_general(limbs, levels, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)

@@ -40,12 +40,12 @@ class Attention(NamedTuple):
 
     @property
     def code_bytes(self) -> int:
-        """Of what the kernel reads of codes and their scales."""
+        """Bytes of codes and scales that the kernel reads."""
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self.arguments()[1:3]))
 
     @property
     def steps(self) -> int:
-        """Of a sequence."""
+        """Steps of the grid for a sequence."""
         count = self.tokens // PAGE
         page_bytes = self.heads * PAGE * self.dim * (self.keys.bits + self.values.bits) // 8
         return -(-count // pages_of_step(count, page_bytes))
@@ -81,7 +81,7 @@ ATTENTION = {
     "3 bits, heads of 256, 32 of them": Attention(Codes(3), Codes(3), dim=256, heads=32, batch=1),
 }
 N = 65536
-"""Vectors."""
+"""Number of vectors."""
 
 
 def _vectors(name: str, dim: int, bits: int, mode: str | None = None, dtype: str = "float32") -> Configuration:

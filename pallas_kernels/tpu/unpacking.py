@@ -1,7 +1,7 @@
 """Packed codes on a TPU: words of four bytes, and the int8 levels that they stand for.
 
 A TPU has no arithmetic on bytes, but its products take int8. So indices stay four to a word of 32 bits as long as they
-can, and levels are found among the eight sublanes of a register, one an instruction, at their place in the word.
+can. Levels are found among the eight sublanes of a register, one an instruction, at their place in the word.
 """
 
 import jax
@@ -16,7 +16,7 @@ ONES = 0x01010101
 
 
 def table(levels: jax.Array, bits: int) -> jax.Array:
-    """What `unpacked` finds levels in, int32 (8, 128): a level a sublane, of 4 bits the upper half of the levels."""
+    """Returns the table in which `unpacked` finds levels, int32 (8, 128): one a sublane, the upper half if 4 bits."""
     entries = jnp.resize(levels[8:] if bits == 4 else levels, SUBLANES).astype(jnp.int32) & 0xFF
     return jnp.broadcast_to(entries[:, None], (SUBLANES, LANES))
 
@@ -45,7 +45,7 @@ def unpacked(sections: tuple[jax.Array, ...], bits: int, entries: jax.Array | No
 
 
 def order(bits: int, rows: int, page: int) -> jax.Array:
-    """Where each token of a page is among its unpacked rows, (rows, page)."""
+    """Returns the place of each token of a page among its unpacked rows, (rows, page)."""
     t = lax.broadcasted_iota(jnp.int32, (rows, page), 1)
     size = UNIT // _fields(bits)  # rows of a unit that lie together
     field = (t & UNIT - 1) >> size.bit_length() - 1
@@ -53,7 +53,7 @@ def order(bits: int, rows: int, page: int) -> jax.Array:
 
 
 def _fields(bits: int) -> int:
-    """Indices whose bits share a byte: of 1 and 3 bits, those of the two."""
+    """Returns how many indices share a byte; for 1 and 3 bits, after `_pairs`."""
     return 2 if bits == 4 else 4
 
 
@@ -85,12 +85,13 @@ def _gathered(entries: jax.Array, sublanes: jax.Array) -> jax.Array:
 
 
 def _pairs(x: jax.Array) -> jax.Array:
-    """Rows of bytes with eight bits as twice as many with four, field f at bit 2 f; the bits between mean nothing."""
+    """Turns rows of bytes with eight bits into twice as many with four, field f at bit 2 f; bits between mean
+    nothing."""
     return jnp.concatenate([x, _right(x, 1)], axis=0)
 
 
 def _pairs_of_tokens(x: jax.Array) -> jax.Array:
-    """The same of units of tokens: two rows of bytes of a unit become four."""
+    """Does the same for units of tokens: two rows of bytes of a unit become four."""
     row = lax.broadcasted_iota(jnp.int32, (SUBLANES, x.shape[1]), 0)
     found = []
     for k in range(0, len(x), SUBLANES // 2):

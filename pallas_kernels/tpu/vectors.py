@@ -17,11 +17,11 @@ DIMS, MAX_BITS, DTYPES = (64, 128, 192, 256, 512), 4, ("float32", "bfloat16")
 TILE = 512
 """Vectors of a step."""
 LONGEST = 3**0.5
-"""Of what is decoded in mode "unbiased", relative to the vector; as in `rqjax.Scaled`."""
+"""Length of a decoded vector relative to the vector, at most, in mode "unbiased"; as in `rqjax.Scaled`."""
 
 
 class Plan(NamedTuple):
-    """What is static of a quantizer: a norm, or a scale, around a rotation and levels."""
+    """Static facts about a quantizer: a norm, or a scale, around a rotation and levels."""
 
     bits: int
     mode: str | None = None
@@ -108,7 +108,7 @@ def _roundtrip(plan, values, matrix, x, out):
 
 
 def _indices(plan, values, matrix, x):
-    """What is stored beside indices, (1, n), and these, int32 (d, n)."""
+    """Returns the norm or scale to store beside the indices, (1, n), and these, int32 (d, n)."""
     columns = x[...].astype(jnp.float32).T
     largest = jnp.abs(columns).max(0, keepdims=True)
     unit = jnp.where(largest > 0, largest, 1)  # squares of huge and tiny numbers leave float32
@@ -130,7 +130,7 @@ def _indices(plan, values, matrix, x):
 
 
 def _levels(values, indices, bits):
-    """float32 (d, n)."""
+    """Levels float32 (d, n) of indices."""
     half = 2 ** (bits - 1)
     upper = indices >= half
     above = jnp.where(upper, indices - half, half - 1 - indices)

@@ -21,7 +21,7 @@ def nearest(y):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int16])
-def test_what_is_left_is_to_the_nearest_point(dtype):
+def test_residues_are_those_of_the_nearest_point(dtype):
     unit = 1 if dtype == jnp.float32 else 16
     y = np.random.default_rng(0).normal(size=(50, 8)) * 2 * unit
     y = y if dtype == jnp.float32 else np.round(y)
@@ -35,7 +35,7 @@ def test_what_is_left_is_to_the_nearest_point(dtype):
     np.testing.assert_allclose(((y - points * unit) ** 2).sum(1) / unit**2, list(map(nearest, y / unit)), atol=1e-5)
 
 
-def test_points_themselves_have_nothing_left():
+def test_residues_of_lattice_points_are_zero():
     rng = np.random.default_rng(1)
     y = rng.integers(-5, 5, (100, 8)) + rng.integers(0, 2, (100, 1)) / 2
     y[:, 0] += y.sum(1) % 2

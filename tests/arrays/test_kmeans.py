@@ -1,4 +1,4 @@
-"""K-means: where it starts, and centroids that no vector is nearest to."""
+"""K-means: its first centroids, and centroids that no vector is nearest to."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ def test_centroids_without_vectors_move_to_the_farthest():
 
 
 def test_each_of_clusters_far_apart_has_a_centroid():
-    """Of as many random vectors as there are clusters, a third would be in one that has another of them."""
+    """K-means finds all clusters. Random vectors, one a cluster, would leave a third of them without a centroid."""
     rng = np.random.default_rng(0)
     centers = 100 * rng.standard_normal((12, 16))
     x = (centers[rng.integers(0, 12, 768)] + rng.standard_normal((768, 16))).astype(np.float32)

@@ -13,7 +13,7 @@ from rqjax.arrays import packing
 
 @functools.partial(jax.jit, static_argnums=1)
 def through(indices, bits):
-    """Words and stream of indices, and what is unpacked of them."""
+    """Words and stream of indices, and the indices unpacked from them."""
     words, stream, dim = packing.pack(indices, bits), packing.pack_stream(indices, bits), indices.shape[-1]
     return words, packing.unpack(words, bits, dim), stream, packing.unpack_stream(stream, bits, dim)
 
@@ -45,7 +45,7 @@ def test_octets_are_in_their_order(dim, bits):
 
 
 @pytest.mark.parametrize(("dim", "bits"), [(128, 3), (40, 1), (8, 2), (12, 4), (128, 8)])
-def test_some_have_no_octets(dim, bits):
+def test_other_shapes_have_no_octet_order(dim, bits):
     assert packing.octet_order(dim, bits) is None
 
 

@@ -59,7 +59,7 @@ KINDS += [(rqjax.TrellisColumns, (7.5, 2.5, 2.5, 2.5, 0.75))]
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "bits"), some(KINDS, KINDS[1:2]))
 def test_products_with_coordinates_of_many_bits(kind, bits):
-    """In a cache as with decoded vectors: bits that fill no byte, fine levels, coordinates without bits."""
+    """Products in a cache equal decoded vectors': bits that fill no byte, fine levels, coordinates without bits."""
     d, keys = len(bits), jax.random.split(jax.random.key(0), 4)
     mean, deviation = 0.3 * jax.random.normal(keys[0], (d,)), jnp.exp(-jnp.arange(d) / 3)
     q = kind.gaussian(mean, deviation, bits)

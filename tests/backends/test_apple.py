@@ -1,4 +1,4 @@
-"""jax-metal and jax-mps without a Mac: what programs for them consist of, and what is made on the host."""
+"""Programs for jax-metal and jax-mps, without a Mac: their operations, and what is made on the host."""
 
 import subprocess
 import sys
@@ -126,7 +126,7 @@ def test_random_matrices_are_made_on_the_host(device):
 
 @pytest.mark.parametrize("block", [None, 16])
 def test_rotations_under_jit_are_made_on_the_device(device, block):
-    """In plain operations, and the same up to rounding."""
+    """Rotations under jit use plain operations only and are the same up to rounding."""
     key = jax.random.key_data(jax.random.key(0))
     make = jax.jit(lambda key: Dense.haar(key, 128, block).matrix)
     made = make(key)

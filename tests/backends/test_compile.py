@@ -30,7 +30,7 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def golden():
-    """Those of this jax, or of the newest before it, which another jax may exceed by a quarter."""
+    """Goldens of this jax, or of the newest before it, which another jax may exceed by a quarter."""
     of = hopper.goldens()
     version = hopper.jax_version()
     known = [v for v in of if hopper.release(v) <= hopper.release(version)]
@@ -67,7 +67,7 @@ def test_programs():
     assert hopper.compiled(names) == {name: {} for name in names}
 
 
-def test_what_is_complained_about():
+def test_complaints():
     good = {"a": {"registers": 40, "spills": 0, "shared": 1024, "instructions": 9}}
     bad = {"a": {"registers": 41, "spills": 8, "shared": 300_000, "instructions": 9}}
     assert hopper.complaints("n", good, good) == []

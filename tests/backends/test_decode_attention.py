@@ -25,7 +25,7 @@ TOLERANCE = 5e-4
 """Relative root mean square error of a head: queries and weights are rounded to 15 bits of their largest. Measured:
 3e-4 at most."""
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""For the interpreter, whose programs are compiled once and run once."""
+"""Compiler options for the interpreter, whose programs are compiled once and run once."""
 
 CASES = {
     "2 bits, 4 bits, one query head": (64, 1, "2", "4", (256, 200), 1),
@@ -46,7 +46,7 @@ CASES = {
     "columns, heads of 256": (256, 2, "50 columns", "128 columns", (128, 40), 1),
     "columns, plain values": (128, 8, "48 columns", "4", (128, 100), 1),
 }
-"""Dimension, query heads a key-value head, kinds of keys and values, lengths, splits. Kinds begin with bits, those of
+"""Dimension, query heads a key-value head, kinds of keys and values, lengths, splits. Kinds begin with bits, those for
 columns with the bytes of a ring."""
 PAGED = (
     "3 bits, 2 bits, an empty sequence, idle splits",
@@ -55,7 +55,7 @@ PAGED = (
     "columns, heads of 256",
     "columns, plain values",
 )
-"""In pages: each kind once, the others side by side."""
+"""Cases with pages: each kind once, the others side by side."""
 
 
 def of_kind(rng, kind, batch, tokens, dim, *, transposed):
@@ -68,7 +68,7 @@ def of_kind(rng, kind, batch, tokens, dim, *, transposed):
 
 
 def encoded_on_a_trellis(rng, bits, batch, tokens, dim):
-    """The same of codes of a trellis: any bits are codes of some vector."""
+    """Random codes of a trellis, and their vectors: any bits are codes of some vector."""
     leaf = rqjax.trellis_coded(dim, bits)
     words = jnp.asarray(rng.integers(0, 2**32, (batch, 1, tokens, dim * bits // 32)), jnp.uint32)
     scale = jnp.asarray(rng.lognormal(sigma=0.4, size=(batch, 1, 1, tokens)) / 60, jnp.bfloat16)
@@ -80,7 +80,7 @@ def encoded_on_a_trellis(rng, bits, batch, tokens, dim):
 
 
 def encoded_in_columns(rng, rows, batch, tokens, dim):
-    """The same of columns with any bits of the ring, and levels anywhere; and as the last one the scale alone."""
+    """Random codes of columns with any bits of the ring and levels anywhere. The last column has the scale alone."""
     ring = rng.integers(0, 256, (batch, 1, rows, tokens), np.uint8)
     starts, widths = rng.integers(0, 8 * rows, dim), rng.integers(0, 9, dim)
     places, levels = rng.integers(0, 1024, dim) >> widths << widths, rng.integers(-127, 128, (1, 1280), np.int8)
@@ -161,7 +161,7 @@ def test_a_large_weight_of_a_small_value_costs_no_bits():
 
 @pytest.mark.parametrize("width", [64, 128])
 def test_swizzled_addresses_are_those_of_the_hardware(width):
-    """Of row r the chunk of 16 bytes c lies where chunk c ^ (r mod 8) would (128 bytes), or c ^ (r / 2 mod 4) (64)."""
+    """The chunk c of 16 bytes in row r lies where chunk c ^ (r mod 8) would (128 bytes), or c ^ (r / 2 mod 4) (64)."""
     rows, columns = np.meshgrid(np.arange(32), np.arange(256), indexing="ij")
     at = registers.swizzled(rows, columns, 256, width)
     assert sorted(at.ravel()) == list(range(32 * 256))

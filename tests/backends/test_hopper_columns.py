@@ -22,9 +22,9 @@ DIM, HEADS = 64, 2
 SPECTRUM = jnp.exp(-jnp.arange(DIM) / 24)
 MEAN = jnp.sin(jnp.arange(DIM)) * SPECTRUM
 ODD = (5,) * 3 + (4,) * 13 + (2.5,) * 16 + (1,) * 25 + (0,) * 7
-"""Bits that make a ring of no whole eights of bytes."""
+"""Bits whose ring has a number of bytes that 8 does not divide."""
 FINE = (6,) * 4 + (5,) * 4 + (3,) * 40 + (1,) * 8 + (0,) * 8
-"""The coordinates of more than 4 bits have two columns each, so that there are as many as coordinates."""
+"""Coordinates of more than 4 bits have two columns each, so that there are as many as coordinates."""
 
 
 def trellis(scale, bits):

@@ -14,7 +14,7 @@ from rqjax.core import Unsupported
 from tests.tools.suites import some
 
 ULP = 2.0**-22
-"""Of coordinates up to 1 that are sums of rotated ones: codes may differ where a boundary is as near as this."""
+"""Rounding error of coordinates up to 1 that are sums of rotated ones. Codes may differ where a boundary is as near."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def interpreted():
 
 
 def vectors(n, dim, dtype="float32"):
-    """Of loud and quiet channels and of norms from small to large."""
+    """Vectors with loud and quiet channels and norms from small to large."""
     rng = np.random.default_rng(n + dim)
     x = rng.normal(size=(n, dim)) * np.exp(rng.normal(size=dim)) * np.exp(rng.normal(size=(n, 1)))
     return jnp.asarray(x, dtype)
@@ -38,7 +38,8 @@ def recipe(method, dim, bits):
 
 
 def both(function, *operands):
-    """What the kernel and XLA make of the same, each jitted: `function(*operands, implementation)`."""
+    """Returns the kernel's and XLA's results on the same operands, each jitted: `function(*operands,
+    implementation)`."""
     run = jax.jit(lambda *operands: [function(*operands, name) for name in ("mosaic_gpu", "xla")])
     return run(*operands)
 
@@ -48,7 +49,7 @@ def encode(quantizer, x, implementation):
 
 
 def assert_same_codes(quantizer, x, got, want, ulp=ULP):
-    """Norms within one unit of the last place, and codes but for coordinates beside a boundary, at most one in 500."""
+    """Checks norms to one unit of the last place, and codes but for one in 500, beside a boundary."""
     norm, want_norm = (np.asarray(codes[0], np.float32) for codes in (got, want))
     np.testing.assert_allclose(norm, want_norm, rtol=2.0**-7)
     levels = quantizer.inner.inner
@@ -88,7 +89,7 @@ CASES = [
 def test_codes_and_decoded_vectors_are_those_of_xla(method, dim, bits, dtype, n):
     quantizer, x = recipe(method, dim, bits), vectors(n, dim, dtype)
     got, want = both(encode, quantizer, x)
-    # Dense matrices and vectors are taken with 16 bits: errors of 2^-17 of either, of which some add up.
+    # Dense matrices and vectors have 16 bits, with errors of 2^-17 of either, and some of them add up.
     assert_same_codes(quantizer, x, got, want, ulp=2.0**-16 if method == "turboquant" else ULP)
     if method == "turboquant":
         return
@@ -218,7 +219,7 @@ def test_gradients_are_those_of_the_twin():
 
 @pytest.mark.parametrize(("columns", "itemsize"), [(128, 4), (80, 4), (80, 2), (64, 2), (512, 4)])
 def test_swizzled_memory_is_the_hardwares(columns, itemsize):
-    """Of row r the 16-byte chunk c of a row of w bytes lies where c xor (r w / 128 mod w / 16) would."""
+    """The 16-byte chunk c of row r lies where chunk c xor (r w / 128 mod w / 16) would, in rows of w bytes."""
     row, column = np.meshgrid(np.arange(16), np.arange(columns), indexing="ij")
     width = next(w for w in (128, 64, 32) if columns * itemsize % w == 0)
     byte = column * itemsize

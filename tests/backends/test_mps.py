@@ -21,7 +21,7 @@ AFFINE = [(4, 32, "float32"), (8, 64, "bfloat16"), (4, 128, "bfloat16"), (8, 128
 
 @pytest.fixture(scope="module")
 def mps():
-    """On jax-mps."""
+    """Pretends to run on jax-mps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "jax_plugins.mps.ops", fake_mps)
         with apple.formulated("mps"):
@@ -62,7 +62,7 @@ def test_kernels_have_the_derivatives_of_their_twins(mps):
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_products_with_codebooks_are_exact(mps, bits):
-    """Of one coordinate at a time: 8 bits hold every level of a codebook."""
+    """Products are exact with one coordinate at a time, since 8 bits hold every level of a codebook."""
     scalar = rqjax.lloyd_max(128, bits)
     indices = jnp.arange(2**bits).repeat(128 // 2**bits)[None, None, None]
     levels = jnp.asarray(scalar.levels)[indices]

@@ -16,9 +16,9 @@ from tests.tools.packed_codes import attention, encoded, error, hidden, in_pages
 from tests.tools.suites import some
 
 TOLERANCE = 5e-4
-"""As of the kernels for NVIDIA GPUs: queries and weights are rounded to 15 bits of their largest. Measured: 4e-4."""
+"""Relative error, as on NVIDIA GPUs: queries and weights are rounded to 15 bits of their largest. Measured: 4e-4."""
 STRICT = {"detect_races": True, "uninitialized_memory": "nan", "out_of_bounds_reads": "raise"}
-"""Of the interpreter that simulates memories."""
+"""Options of the interpreter that simulates memories."""
 INTERPRETED = jax.default_backend() != "tpu"
 CASES = {
     "4 bits": (128, 8, "4", "4", (300, 77), {}),
@@ -30,7 +30,7 @@ CASES = {
     "affine keys of 1 bit, heads of 64": (64, 9, "1 affine 64", "1", (250, 16), {}),
     "what is added differs by token": (64, 3, "4", "3", (400, 128), {"paged": True, "shifted": True}),
 }
-"""Dimension, query heads a key-value head, kinds of keys and values, lengths, and what is special."""
+"""Dimension, query heads a key-value head, kinds of keys and values, lengths, and special options."""
 
 
 def run(dim, rows, keys, values, stop, *, start=None, softcap=None, paged=False, shifted=False, interpret=INTERPRETED):

@@ -17,7 +17,7 @@ def kernels():
 
 @pytest.fixture(scope="module")
 def golden():
-    """Those of this jax, or of the newest before it."""
+    """Goldens of this jax, or of the newest before it."""
     of, version = tpu.goldens(), tpu.jax_version()
     known = [v for v in of if tpu.release(v) <= tpu.release(version)]
     return of[max(known, key=tpu.release)]
@@ -35,14 +35,14 @@ def test_attention_needs_no_memory_beside_the_codes(kernels):
 
 
 def test_programs():
-    """A third of what compiles for GPUs."""
+    """Programs: a third of those that compile for GPUs."""
     names = list(programs.PROGRAMS)[::3]
     found = tpu.compiled("tpu_programs", names)
     assert sorted(found) == sorted(names)
     assert {name: now for name, now in found.items() if set(now.values()) != {"compiles"}} == {}
 
 
-def test_what_is_complained_about():
+def test_complaints():
     good = {"v5e": {"code": 1000, "temporary": 0, "step": 100, "head": 10}}
     assert tpu.complaints("n", good, good) == []
     assert tpu.complaints("n", good, None) == ["n, v5e: has no golden"]

@@ -17,7 +17,7 @@ from tests.tools.suites import some
 
 BATCH, HEADS, DIM = 2, 1, 32
 BIAS = np.array([3, 0], np.float32)[:, None, None, None]
-"""Of the keys: the first sequence's are centered, the second's have no mean to speak of."""
+"""Bias of the keys: the first sequence's are centered, the second's have a negligible mean."""
 append = jax.jit(rqjax.append, donate_argnums=0)
 attend = jax.jit(rqjax.attend, static_argnames=("sliding_window", "softcap", "scale"))
 attend_anew = jax.jit(rqjax.dot_product_attention)
@@ -36,7 +36,7 @@ KINDS = {
     "turned": ("eden_3+turned", 1),
     "pre_rope": ("eden_3+centered+pre_rope", 2),
 }
-"""A strategy of each kind, and the query heads of a head."""
+"""Strategy of each kind, and query heads a key-value head."""
 SIZES = (1, 16, 128, 129, 256, 300, 700)
 """Tokens of a call: as a decoder generates, at the edges of the window, as `generate` and `Engine` read, and all."""
 LONG_DIM = 64
@@ -76,7 +76,7 @@ class Schedule(RuleBasedStateMachine):
     @precondition(lambda self: self.room() >= 1)
     @rule(size=st.sampled_from(SIZES), ragged=st.sampled_from([1, 0, 0.5]))
     def append_and_attend(self, size, ragged):
-        """A piece in one call; as much of it counts as there is room for."""
+        """Appends a piece in one call; as much of it counts as there is room for."""
         size = size if size in self.sizes else self.sizes[-1]
         q, k, v = self.tokens(size)
         valid = np.minimum([size, round(ragged * size)], self.room())
@@ -92,7 +92,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(dropped=st.sampled_from([1, 5, 127, 150, 300]))
     def truncate(self, dropped):
-        """The newest tokens may be in codes now, of which three queries see not all."""
+        """Cuts all sequences. The newest tokens may be in codes now, and of three queries not all see them."""
         lengths = [max(len(keys) - dropped, 0) for keys in self.plain.keys]
         self.cache = truncate(self.cache, np.array(lengths))
         self.plain.truncate(lengths)
@@ -111,7 +111,7 @@ class Schedule(RuleBasedStateMachine):
 
 
 def of_kind(kind, max_len):
-    """An empty cache of a kind, and the query heads of a head."""
+    """Returns an empty cache of a kind, and its query heads a key-value head."""
     name, groups = KINDS[kind]
     options = {"rope": rqjax.Rope(1e4)} if "+turned" in name or "+pre_rope" in name else {}
     if kind == "latent":
@@ -126,8 +126,11 @@ def of_kind(kind, max_len):
 
 
 def tolerance(kind):
-    """Where keys turn, the last bits of angles differ, so that an index may be another one. Where scales of coordinates
-    are multiplied into a query, its 15 bits are those of the largest product."""
+    """Returns the tolerated relative error.
+
+    If keys turn, the last bits of angles differ, so that an index may be another one. If scales of coordinates are
+    multiplied into a query, its 15 bits are those of the largest product.
+    """
     if KINDS[kind][0].endswith(("turned", "pre_rope")) or kind == "latent":
         return 5e-3
     return 2e-4 if kind == "transform" else 1e-4
@@ -149,11 +152,11 @@ def schedules(kind, empty, texts, path, *, sizes=SIZES, examples=10):
 
 
 def in_pieces(kind, cache, texts, pieces):
-    """A text in one call, or piece by piece. Then it is cut where tokens in codes are the newest, grows and goes on."""
+    """Appends a text in one call, or in pieces. It is then cut where tokens in codes are the newest, and goes on."""
     plain = PlainCache(cache)
 
     def agree(found, q, **options):
-        """Of two query heads, since the plain cache is slow."""
+        """Compares two query heads only, since the plain cache is slow."""
         assert error(found[:, :, :2], plain.attend(q[:, :, :2], **options)) < tolerance(kind)
 
     def goes_on(cache, size):
@@ -183,7 +186,7 @@ def test_a_few_schedules(tmp_path):
 
 
 def test_many_tokens_at_once():
-    """Of which more are in codes where the sinks are not counted."""
+    """A cache takes many tokens in one call; more of them are in codes if the sinks are not counted."""
     empty, groups = of_kind("centered", 720)
     in_pieces("centered", empty, texts_of(groups), [720])
 
@@ -191,7 +194,8 @@ def test_many_tokens_at_once():
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_schedules_pieces_and_a_long_prompt(kind, tmp_path):
-    """Of one size of cache, so that all share their programs, but where many query heads would take long."""
+    """Caches have one size, so that all share their programs; pieces have two query heads where many would take
+    long."""
     empty, groups = of_kind(kind, 5000)
     schedules(kind, empty, texts_of(groups), tmp_path / "cache.safetensors")
     texts = texts_of(groups if groups <= 4 else 2)
@@ -310,7 +314,7 @@ OPTIONS = [
     (3, {"sliding_window": 20}),
     (1, {"sliding_window": 150, "softcap": 5.0}),
 ]
-"""Query heads of a KV head, and options of `attend`."""
+"""Query heads a key-value head, and options of `attend`."""
 
 
 @pytest.mark.full
@@ -402,7 +406,7 @@ BOUNDS = {"v3_4": 3.6, "v3_3.5": 4.1, "v3_3": 4.7, "v3_2.5": 5.5, "v3_2": 6.5, "
 @pytest.mark.skipif(jax.config.jax_enable_x64, reason="rotations have 8 bytes a number, and are in these bytes")
 @pytest.mark.parametrize("name", some(BOUNDS, ["v3_3.5", "rotorquant"]))
 def test_compression_in_bytes(name):
-    """At T = 8192, d = 128, 8 heads: codes, norms, window, sinks, lengths and the quantizer itself."""
+    """Caches keep their compression at T = 8192, d = 128, 8 heads, window, sinks and the quantizer included."""
     cache = rqjax.strategy(name, jax.random.key(0), 128).cache(1, 8, 8192)
     assert cache.nbytes == sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
     assert 2 * 2 * 8192 * 8 * 128 / cache.nbytes >= BOUNDS[name]
@@ -419,7 +423,7 @@ def test_codes_take_their_bits_and_no_more():
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["rotorquant_3", "bfloat16"])
 def test_memory_beside_the_codes_does_not_grow_with_the_history(name):
-    """What the compiler sets aside to append and attend with one token and with 512, at 64k and at 512k tokens."""
+    """Temporaries of append and attend, with one token and with 512, are as large at 64k tokens as at 512k."""
     strategy = rqjax.strategy(name, jax.random.key(0), 64)
 
     def sizes(max_len, time):
@@ -459,7 +463,7 @@ def test_centering_takes_a_common_bias_off():
 
 
 def test_centering_leaves_keys_without_a_dominant_mean_as_they_are():
-    """What the first keys have in common by chance, or by slow rotary angles, is not the mean of all."""
+    """A mean that the first keys share by chance, or by slow rotary angles, is not that of all, nor subtracted."""
     k = random(1, 2, 300, 1, DIM) + np.array([1.5, 2.0], np.float32)[:, None, None, None]  # shares of 0.69 and 0.8
     cache = append(empty(max_len=320), k, random(2, 2, 300, 1, DIM))
     np.testing.assert_array_equal(cache.key_form.mean[0], 0)

@@ -15,7 +15,7 @@ OPTIONS = {"float32": {"softcap": 2.0}, "levels": {"sliding_window": 200}, "trel
 
 
 def plain_attention(keys, values, q, *, softcap=None, sliding_window=None, mask=None):
-    """Of queries (time, heads, dim) to keys and values (tokens, dim)."""
+    """Attention of queries (time, heads, dim) to keys and values (tokens, dim)."""
     scores = jnp.einsum("thd,sd->ths", q, keys) / np.sqrt(q.shape[-1])
     scores = scores if softcap is None else softcap * jnp.tanh(scores / softcap)
     age = len(keys) - len(q) + np.arange(len(q))[:, None] - np.arange(len(keys))
@@ -25,7 +25,7 @@ def plain_attention(keys, values, q, *, softcap=None, sliding_window=None, mask=
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", some([kind for kind in KINDS if kind != "latent"], ["levels"]))
-def test_of_queries(kind):
+def test_query_gradients_equal_those_of_plain_attention(kind):
     cache, groups = of_kind(kind, 512)
     q, k, v = TEXTS[0][:, :TIME].repeat(groups, axis=2), TEXTS[1][:, :TIME] + BIAS, TEXTS[2][:, :TIME]
     plain, options = PlainCache(cache), OPTIONS.get(kind, {})
@@ -56,8 +56,8 @@ def test_forward_mode_agrees():
 
 
 @pytest.mark.full
-def test_of_new_tokens_and_of_options():
-    """Tokens in full precision have them, those that are in codes have none."""
+def test_gradients_of_new_tokens_and_options():
+    """Tokens in full precision have derivatives; tokens in codes have none."""
     cache, _ = of_kind("levels", 512)
     q, k, v = (jnp.asarray(x[:, :TIME]) for x in TEXTS)
 

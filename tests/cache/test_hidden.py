@@ -1,4 +1,4 @@
-"""What a query does not see changes nothing, whatever its bits: 0 times not-a-number is not a number."""
+"""Unseen tokens change nothing, whatever their bits: 0 times not-a-number is not a number."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from tests.tools.plain import PlainCache, error
 from tests.tools.suites import some
 
 TIME, BAD, SPOILED = 450, (60, 90), (np.inf, np.nan)
-"""Of the first sequence two tokens in codes are not finite."""
+"""Length of the texts, two tokens of the first sequence that lie in codes, and their numbers, which are not finite."""
 
 
 def spoiled_text(kind):
@@ -27,7 +27,7 @@ def spoiled_text(kind):
 
 
 def with_junk(cache):
-    """Where no token lies all bits are 1, which is not-a-number for floats."""
+    """Sets all bits to 1 where no token lies, which is not-a-number for floats."""
     coded = np.asarray(cache.coded)
 
     def of(leaf):
@@ -71,7 +71,7 @@ def test_tokens_that_are_not_finite(kind):
 
 
 def test_a_mean_outlives_the_tokens_it_is_of():
-    """A token that is not finite is no part of it."""
+    """Tokens that are not finite are no part of the mean."""
     cache, _, k, v = spoiled_text("centered")
     assert BAD[1] < cache.sinks + cache.window
     found = rqjax.append(cache, k, v).key_form.mean[0, 0]

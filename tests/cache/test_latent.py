@@ -90,7 +90,7 @@ def test_files_and_other_quantizers(tmp_path):
 
 
 def test_bytes_of_a_long_text():
-    """Of a layer with latents of 512 and 64 coordinates that turn, as DeepSeek's: everything, the window included."""
+    """Bytes of a layer, window included, with latents of 512 and 64 rotary coordinates, as DeepSeek's."""
     size = lambda name: rqjax.strategy(name, jax.random.key(0), 576, latent=512).nbytes(1, 1, 8192)  # noqa: E731
     assert size("bfloat16") > 3.5 * size("rotorquant_trellis_4")
     assert size("bfloat16") > 6.5 * size("rotorquant_trellis_2")

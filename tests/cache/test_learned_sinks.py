@@ -43,7 +43,8 @@ def test_sinks_of_caches_with_pages(slots):
 
 @pytest.mark.full
 def test_gradients_of_sinks():
-    """Through exact attention and through a cache without codes, whose blocks are a loop without a transpose."""
+    """Gradients go through exact attention and through a cache without codes, whose blocks are a loop without a
+    transpose."""
     k, v, q = random(1, 1, 12, 2, 32), random(2, 1, 12, 2, 32), random(3, 1, 12, 4, 32)
     cache = append(empty("float32", window=192, sinks=0, batch=1, heads=2), k, v)
 
@@ -60,7 +61,7 @@ def test_gradients_of_sinks():
 
 @pytest.mark.full
 def test_sinks_alone_are_seen():
-    """Nothing is summed where a query sees no token."""
+    """Nothing is summed for a query that sees no token."""
     cache = append(empty(heads=2), random(1, 2, 40, 2, 32), random(2, 2, 40, 2, 32))
     out = attend(cache, random(3, 2, 1, 4, 32), mask=jnp.zeros(192, bool), sink_logits=SINKS)
     np.testing.assert_array_equal(out, np.zeros_like(out))

@@ -37,7 +37,7 @@ KEYS, VALUES = np.append(RNG.standard_normal((2, 1000, HEADS, DIM)), np.full((2,
     "f4"
 )
 BAD = 1000
-"""The token whose key and value are not finite."""
+"""Token whose key and value are not finite."""
 TEXTS = RNG.integers(0, 1000, (2, LONG))
 append = jax.jit(
     lambda cache, k, v, **options: rqjax.append(cache, k, None if cache.values_in_keys else v, **options),
@@ -254,7 +254,7 @@ def test_a_text_that_is_not_finite_leaves_nothing_behind(given_back):
 
 @pytest.mark.parametrize("cut", [0, 130])
 def test_what_is_appended_after_a_cut_is_another_prefix(cut):
-    """What was appended before is found if it is still known, and not what has taken its place."""
+    """A prefix from before the cut is found if it is still known; tokens that took its place are another prefix."""
     paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
     text = np.concatenate([TEXTS[0, :cut], TEXTS[1, : 400 - cut]])
     paged.admit(TEXTS[0])
@@ -394,7 +394,7 @@ def same(paged, slot, text):
 
 
 def fails(paged):
-    """An append that is refused after pages were reserved for it."""
+    """An append is refused after pages were reserved for it."""
     with pytest.raises(ValueError, match="expected k of shape"):
         rqjax.append(paged.caches, np.zeros((1, 128, 1, 1)), np.zeros((1, 128, 1, 1)), slots=jnp.array([0]))
 
@@ -416,8 +416,8 @@ ROLLED_BACK = {
 
 @pytest.mark.parametrize("name", ROLLED_BACK)
 def test_what_is_pending_is_rolled_back_with_the_rest(name):
-    """Tokens 130 to 258 are reserved and do not come: pages that they would have filled are not found again, whatever
-    else is appended, and are filled by who begins so later."""
+    """Tokens 130 to 258 are reserved and do not come. Pages that they would have filled are not found again, whatever
+    else is appended. A later text that begins so fills them."""
     paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
     paged.admit(TEXTS[0, :300])
     written(paged, 0, 0, TEXTS[0, :130])
@@ -521,7 +521,7 @@ def test_an_append_that_fails_in_the_second_layer_is_rolled_back_in_both():
 
 
 def test_a_slot_without_room_goes_on():
-    """Under jit tokens without pages leave a mark, which `truncate` takes away with what was reserved."""
+    """Tokens without pages leave a mark under jit. `truncate` removes it, together with what was reserved."""
     paged = rqjax.PagedCache(cache(SLOTS, PAGES), chunk=CHUNK)
     paged.admit(TEXTS[0, :300])
     written(paged, 0, 0, TEXTS[0, :130])
@@ -647,7 +647,7 @@ OTHERS = {
 
 
 def test_pages_of_other_caches_are_other_files(tmp_path):
-    """Of a folder that texts of many kinds of caches are saved to, each finds its own."""
+    """Each kind of cache finds its own files in a folder that texts of many kinds are saved to."""
 
     def new(name="eden_3+turned", seed=0, chunk=CHUNK, bytes=b"", layers=1, latent=False, **options):
         options = {"window": 16, "sinks": 2, "pages": PAGES, "rope": rqjax.Rope(1e4, share=0.25), **options}
@@ -684,7 +684,7 @@ def damaged(path, other):
 
 @pytest.mark.full
 def test_a_damaged_or_foreign_file_is_a_prefix_that_is_computed_again(tmp_path):
-    """Whatever lies where a prefix is looked for; `save` then writes it anew."""
+    """Prefixes are computed again whatever lies at their place; `save` then writes it anew."""
     first, second, _ = (tmp_path / key.hex() for key in filled(tmp_path)[0]._prefixes.blocks)
     rqjax.save(rqjax.Rope(1e4), tmp_path / "tree")
     for content in (*damaged(first, second.read_bytes()), (tmp_path / "tree").read_bytes(), None):

@@ -94,6 +94,6 @@ def test_a_book_goes_on_with_other_quantizers(tmp_path):
         ("eden_2", {"pages": 9}, "expected pages of a cache with at most as many, got 9 for 2"),
     ],
 )
-def test_what_does_not_fit_is_refused(name, options, message):
+def test_requantize_rejects_incompatible_strategies(name, options, message):
     with pytest.raises(ValueError, match=message):
         rqjax.requantize(cache("eden_4")[1], rqjax.strategy(name, jax.random.key(0), 32), **options)

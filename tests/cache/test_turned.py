@@ -69,7 +69,7 @@ EXACT = ("eden_8+turned", "eden_8+pre_rope", "eden_8+pre_rope+centered")
     ),
 )
 def test_eight_bits_are_exact_attention(name, rope):
-    """An error of a hundredth is that of eight bits."""
+    """An error of a hundredth is what eight bits cost."""
     q, k, v = tokens()
     cache = append(made(name, ROPES[rope]), k, v)
     assert error(attend(cache, q[:, -3:]), exact(q, k, v, ROPES[rope], 3)) < 0.01 * (
@@ -147,7 +147,7 @@ def test_saved_and_loaded(tmp_path):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_what_does_not_fit():
+def test_key_forms_reject_invalid_arguments():
     with pytest.raises(ValueError, match=r"expected a rope for keys in the form TurnedMean\(learned\), got none"):
         made("eden_2+turned", None)
     with pytest.raises(ValueError, match=r"expected a rope for keys in the form BeforeRope\(\), got none"):

@@ -211,7 +211,7 @@ NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}, "mistral": {"head_dim": 128
 """Fields that classes cannot do without."""
 BY_LAYER = ("ministral", "qwen2", "qwen3", "gemma2", "gemma3_text", "smollm3", "gpt_oss")
 WINDOWED = ("mistral", "mixtral", "phi3", "qwen3_moe")
-"""Families whose classes read `layer_types`, and those of which all layers have the `sliding_window`."""
+"""Families whose classes read `layer_types`, and those whose layers all have the `sliding_window`."""
 TYPES = ["sliding_attention", "full_attention"] * 2
 CHANGES = (
     [{name: None} for name in NULLS]
@@ -257,7 +257,7 @@ CHANGES = (
 
 
 def facts(given: dict) -> dict:
-    """What a class makes of the fields of a config.json, with the modules of its model on no device."""
+    """Returns the facts that a class derives from a config.json's fields, with its model's modules on no device."""
     if given["model_type"] == "mistral" and "layer_types" in given:
         given = {**given, "model_type": "ministral"}  # as `from_pretrained` takes it
     config = transformers.AutoConfig.for_model(**copy.deepcopy(given))  # it writes to what it is given
@@ -321,7 +321,7 @@ def facts(given: dict) -> dict:
 
 
 def configs() -> None:
-    """Of each family: the facts of a config.json without fields, and those that change with some, or a refusal."""
+    """Writes for each family the facts of a config.json without fields, and those that some change, or a refusal."""
     table = {}
     for family in sorted({config_class.model_type for config_class, _ in FAMILIES.values()}):
         start = {"model_type": family, **NEEDED.get(family, {})}
@@ -338,7 +338,7 @@ def configs() -> None:
 
 
 LONG = ("llama", "gpt_oss")
-"""Families with logits of a text of 700 tokens, of every fiftieth."""
+"""Families with a text of 700 tokens, and logits of every fiftieth."""
 
 
 def long_logits(model: torch.nn.Module, folder: Path) -> None:

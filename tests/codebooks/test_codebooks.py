@@ -17,7 +17,7 @@ def density(dim):
 @pytest.mark.parametrize("dim", [3, 4, 64, 128, 344, 4096, None])
 @pytest.mark.parametrize("bits", [1, 2, 3, 5, 8])
 def test_levels_are_means_of_their_cells(dim, bits):
-    """By numerical integration of the density as the paper prints it."""
+    """Levels equal the means by numerical integration of the density as the paper prints it."""
     levels = codebooks.gaussian(bits) if dim is None else codebooks.beta(dim, bits)
     pdf, bound = density(dim)
     sigma = 1 if dim is None else dim**-0.5

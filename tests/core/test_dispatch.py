@@ -1,4 +1,4 @@
-"""Who computes an operation, and how often it is compiled."""
+"""Dispatch: which backend computes an operation, and how often it is compiled."""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def test_the_second_call_outside_jit_compiles_nothing(caplog):
 
 
 class Toy:
-    """Not a pytree: a static argument."""
+    """A static argument, not a pytree."""
 
 
 @operation
@@ -78,6 +78,6 @@ def test_bodies_kernels_and_refusals():
 
 
 def test_options_of_equal_value_are_not_taken_for_each_other():
-    """True is 1 is 1.0 to a dictionary."""
+    """Options are told apart by type: to a dictionary True is 1 is 1.0."""
     x = jnp.arange(3)
     assert [shifted(Toy, x, by=by).dtype for by in (1, 1.0, True)] == ["int32", "float32", "int32"]

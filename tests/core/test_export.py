@@ -49,7 +49,7 @@ def test_what_is_exported_computes_the_same(case):
         np.testing.assert_array_equal(a, b)
 
 
-def test_what_is_no_literal_is_not_exported():
+def test_export_rejects_static_fields_that_are_no_literals():
     @rqjax.pytree
     class Held:
         array: jax.Array

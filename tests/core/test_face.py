@@ -1,4 +1,4 @@
-"""What a session at a terminal meets: names, short reprs, sizes before anything is made, gradients through rounding."""
+"""Interactive use: names, short reprs, sizes before anything is made, gradients through rounding."""
 
 import importlib.metadata
 
@@ -76,7 +76,7 @@ def test_gradients_go_straight_through():
 @pytest.mark.full
 @pytest.mark.parametrize("name", some(distinct(METHODS), ["eden", "rotorquant", "rotorquant_trellis"]))
 def test_whole_quantizers_have_gradients(name):
-    """Without `allow_int`, though they hold whole numbers; what is put together again decodes to the same."""
+    """Quantizers have gradients without `allow_int`, though they hold integers; rebuilt ones decode to the same."""
     x, q = jax.random.normal(KEY, (20, 64)), METHODS[name](KEY, 64, 4)
     if not jax.tree.leaves(q):  # levels of its own for each vector, and nothing random
         assert name == "affine"
@@ -90,7 +90,8 @@ def test_whole_quantizers_have_gradients(name):
 
 @pytest.mark.full
 def test_a_layer_with_rounded_weights_trains():
-    """To within 3 % of the loss in float, at 4 bits; of twelve rotations 2.0 to 2.5."""
+    """Training with rounded weights ends within 3 % of the loss in float, at 4 bits (2.0 to 2.5 for twelve
+    rotations)."""
     x, true = jax.random.normal(KEY, (512, 64)), jax.random.normal(jax.random.key(1), (64, 16)) / 8
     y = x @ true + jax.random.normal(jax.random.key(2), (512, 16))
     q = rqjax.eden(jax.random.key(3), 64, 4)

@@ -52,7 +52,7 @@ MESSAGES = [
 
 @pytest.mark.full
 def test_messages_without_runtime_type_checks():
-    """As users see them: the checks of the test run would speak first."""
+    """Messages are those that users see; in the test run the runtime type checks would speak first."""
     script = f"""
 import jax, jax.numpy as jnp, rqjax
 key = jax.random.key(0)
@@ -154,7 +154,7 @@ def test_numbers_of_sixteen_bits_of_another_library():
 
 
 def test_a_tensor_that_changed_is_encoded_anew():
-    """It is no constant of what was compiled for it."""
+    """A tensor's numbers are no constant of the program compiled for it."""
     tensor = Tensor(X.copy())
     before = Q.encode(tensor)
     tensor.array *= -1
@@ -224,7 +224,7 @@ for name in ("rotorquant", "turboquant_prod", "turboquant_mixed", "rotorquant_pa
 
 @pytest.mark.full
 def test_the_cache_and_the_index_under_x64():
-    """Of float64 tokens, vectors and queries; what is found is what the decoded ones give."""
+    """Caches and indexes of float64 tokens, vectors and queries return what the decoded ones give."""
     script = """
 import jax, numpy as np, rqjax
 rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What the compiler promises about memory, and the norm's and packing's fast paths."""
+"""Memory that the compiler promises, and the fast paths of norms and packing."""
 
 import itertools
 
@@ -45,7 +45,7 @@ def test_rotated_copies_are_made_in_blocks(method, dim):
 
 @pytest.mark.parametrize("x", [np.float32("nan"), np.float32("-inf"), np.uint32(2**32 - 1), np.uint8(255)])
 def test_stored_changes_nothing_and_stays(x):
-    """Whatever the numbers, its loop makes no trip; the compiler does not know."""
+    """The loop of `materialized` makes no trip, whatever the numbers, but the compiler does not know."""
     compiled = jax.jit(planes.materialized).lower(x := np.full((2, 3), x)).compile()
     assert " while(" in str(compiled.as_text())
     np.testing.assert_array_equal(compiled(x), x)

@@ -1,4 +1,4 @@
-"""Random keys: data of a quantizer's own key is data like any other; what is taken for a key."""
+"""Random keys: data drawn from a quantizer's own key is data like any other, and which values are taken for a key."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ KEYS = {
     "of one head": lambda key: jax.random.split(key, 1)[0],
     "of the first layer": lambda key: jax.random.fold_in(key, 0),
 }
-"""Of data, from that of the quantizer."""
+"""Keys of data, derived from the quantizer's."""
 
 
 def relative_error(quantizer, x):
@@ -87,7 +87,7 @@ def test_seeds_and_numbers_of_keys_are_keys(key):
 
 
 @pytest.mark.parametrize("key", [None, 0.5, "0", True, np.zeros(2, np.float32)])
-def test_what_is_no_key(key):
+def test_as_key_rejects_other_values(key):
     with pytest.raises(TypeError, match=r"^expected a random key, such as jax\.random\.key\(0\), or a seed, got .*$"):
         as_key(key)
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.full
 
 
 def made_up(dim):
-    """Of two layers, the second a hundredth as sensitive."""
+    """Sensitivities of two layers, the second a hundredth as sensitive."""
     bits = [METHODS["eden"](KEY, dim, b).bits_per_vector / dim for b in rates("eden")]
     kl = np.array([1, 0.01])[:, None, None] * 4.0 ** -np.array(rates("eden")) * np.ones((2, 2, 1))
     return Sensitivities("eden", np.tile(bits, (2, 2, 1)), kl)

@@ -76,7 +76,7 @@ def test_a_file_of_its_own_comes_first(tmp_path):
         ("{{ 'x' * 10 ** 10 }}", "MemoryError"),
     ],
 )
-def test_what_templates_may_not(tmp_path, template, message):
+def test_invalid_and_unsafe_templates_are_rejected(tmp_path, template, message):
     with pytest.raises(ValueError, match=f"the chat template of {tmp_path}: .*{message}"):
         chat.rendered(folder(tmp_path, template), TALK)
 

@@ -1,4 +1,4 @@
-"""What experiments measure; files and points that are wrong are one clear line."""
+"""Experiments measure what they say; wrong files and points are refused in one clear line."""
 
 import hashlib
 import os
@@ -79,7 +79,7 @@ def test_cached_arrays_are_made_once_and_mended(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_words_are_real_vectors(monkeypatch):
-    """From a tenth of the corpus, so that it takes seconds: related words are near. Which Python runs plays no part."""
+    """Related words are near, from a tenth of the corpus (for speed). The running Python plays no part."""
     monkeypatch.setattr(words, "corpus", lambda: pytest.fail("the running Python's library was read"))
     texts = words.pinned_words()
     whole = hashlib.sha256("\n".join(texts).encode()).hexdigest()
@@ -102,7 +102,7 @@ def test_words_are_real_vectors(monkeypatch):
 
 @pytest.mark.full
 def test_nothing_is_trained_on_what_is_held_out(monkeypatch):
-    """Of `train_rotor`: a quarter of the rows is measured, on the point's parametrization and both references."""
+    """Experiment `train_rotor` measures a quarter of the rows, for the point's parametrization and both references."""
     made, measured, make = [], [], train_rotor._make
 
     def errors(quantizers, x):
@@ -247,7 +247,7 @@ def test_caches_of_latents():
 
 @pytest.mark.full
 def test_weights_are_those_of_attention():
-    """Of a cache that keeps everything exact they are the softmax, with positions and without."""
+    """Weights of a cache that keeps everything exact are the softmax, with positions and without."""
     k, v = jax.random.normal(jax.random.key(0), (2, 1, 64, 2, 16))
     q = jax.random.normal(jax.random.key(1), (1, 8, 6, 16))
     rope, exact = rqjax.Rope(1e4), rqjax.Exact(16, "float32")

@@ -40,7 +40,7 @@ def talking(tmp_path):
 
 @pytest.mark.full
 def test_chat(tmp_path, talking):
-    """A message, and a conversation that is the same: the same answers."""
+    """A message, and a conversation that equals it, get the same answers."""
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "import os"}]
     lines = [json.dumps({name: said, "temperature": 0}) for name, said in (("prompt", "import os"), ("messages", talk))]
     made = run(tmp_path, lines[:1], "--chat", f"--model={talking}", "--system=be brief")

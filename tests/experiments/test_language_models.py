@@ -59,7 +59,7 @@ def test_bytes_and_byte_pairs(corpus, monkeypatch, tmp_path):
 
 
 def test_the_held_out_text_is_pinned(monkeypatch):
-    """What is held out of Python's library is the same under every Python, and no model was trained on it."""
+    """Text held out of Python's library is the same under every Python, and no model was trained on it."""
     monkeypatch.setattr(words, "corpus", lambda: pytest.fail("the running Python's library was read"))
     held, seen = (text.documents("", part) for part in ("held_out", "seen"))
     whole = hashlib.sha256("\0".join(held.values()).encode()).hexdigest()
@@ -313,7 +313,7 @@ def test_fidelity_of_what_is_fitted():
 
 @pytest.mark.full
 def test_plain_and_compressed_caches_of_the_throughput_make_the_same_tokens():
-    """Both ways that are timed are the decoder."""
+    """Both timed ways compute the decoder."""
     decoder = models.load("qwen2-d64").decoder
     tokens = np.arange(40, 80)[None]
     logits = FORWARD(decoder, tokens)
@@ -327,7 +327,7 @@ def test_plain_and_compressed_caches_of_the_throughput_make_the_same_tokens():
 
 @pytest.mark.full
 def test_generation():
-    """Without temperature every token is the likeliest after those before."""
+    """Every token is the likeliest after those before, if there is no temperature."""
     model = Decoder(DecoderConfig.parse(fields(num_hidden_layers=2)), rngs=nnx.Rngs(0))
     caches = model.caches("float32", jax.random.key(0), 1, 24, dtype=jnp.float32)
     prompt = [3, 1, 4, 1, 5]

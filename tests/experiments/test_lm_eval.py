@@ -65,7 +65,7 @@ FORWARD = jax.jit(lambda decoder, tokens: decoder(tokens)[0])
 
 
 def logits(model, tokens):
-    """Padded to a multiple of 128 tokens: few programs for all lengths."""
+    """Texts padded to a multiple of 128 tokens, so that few programs serve all lengths."""
     return FORWARD(model.decoder, np.pad(tokens, (0, -len(tokens) % 128))[None])[0, : len(tokens)]
 
 

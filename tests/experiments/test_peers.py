@@ -59,14 +59,14 @@ def test_each_seed_of_recall_draws_vectors_and_rotation(codec, monkeypatch):
 
 
 def test_nothing_is_learned_about_vectors_held_out():
-    """Of isotropic vectors there is nothing to learn: what was fitted to 48 of them has on others the error of a random
-    rotation (1.01), and on those that it was fitted to two thirds of it and less."""
+    """Isotropic vectors have nothing to learn from. A fit to 48 of them errs on others as a random rotation does
+    (1.01), and on the 48 two thirds as much or less."""
     point = {"dim": 16, "bits": 2, "data": "gaussian", "n": 64, "seeds": 8, "parametrisation": "procrustes"}
     assert train_rotor.run(point)["vs_haar"] > 0.85
 
 
 def test_fit_does_not_train_on_what_it_holds_out():
-    """The last eighth alone is marked, and only marked vectors have a gradient."""
+    """Gradients come from marked vectors only, and only the last eighth is marked."""
     x = jnp.zeros((64, 4)).at[56:, 0].set(1)
     start = rqjax.Centered(jnp.zeros(4), rqjax.lloyd_max(4, 2))
     loss = lambda q, batch, progress: jnp.mean(batch[:, 0]) * (jnp.sum(q.mean) - 1) ** 2  # noqa: E731

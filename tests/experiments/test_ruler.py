@@ -22,7 +22,7 @@ POINT = {"corpus": "", "tasks": (), "examples": 1, "seeds": 2, "chunk": 16, "kee
 
 
 def solved(texts):
-    """What the last of these turns asks for, read out of all of them."""
+    """Returns the answer to the last turn's question, read out of all turns."""
     whole, asked = "".join(texts), texts[-1].rpartition("\n")[2]
     if match := re.fullmatch(r"The secret numbers? of (\w+) (?:is|are)", asked):
         needles = re.findall(r"^The secret number of (\w+) is (\d{7})\.$", whole, re.M)

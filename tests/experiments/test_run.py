@@ -181,7 +181,7 @@ def test_another_config_makes_new_rows(tmp_path, counted):
 
 
 def test_fresh_repeats_the_rows_of_other_code_only(tmp_path, counted):
-    """Of four rows one was made by other code, and one does not know by which."""
+    """One of four rows was made by other code, and one does not know by which code."""
     assert "other code" not in run.run(CONFIG, tmp_path).markdown
     first, second, *others = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
     first["environment"]["made_by"] = "0" * 12
@@ -249,8 +249,8 @@ def test_a_row_is_stale_when_what_it_was_made_with_has_changed(path, old, new, c
     assert sources.is_current(late) != (changed or "late" in path)
 
 
-def test_what_makes_the_rows_of_distortion():
-    """What it takes by name from rqjax, and not all of it; what a data set imports when it is sampled."""
+def test_sources_of_the_rows_of_distortion():
+    """Sources of a row are the modules taken by name from rqjax, and those that a data set imports when sampled."""
     code = sources._code(
         ROOT, "experiments.codes.distortion", frozenset(["experiments.language.models", "rqjax.nn", "json"])
     )
@@ -264,7 +264,7 @@ def test_what_makes_the_rows_of_distortion():
 
 
 def test_backends_make_rows_too():
-    """They register for operations when rqjax is imported; nothing that a row is made with imports them."""
+    """Experiments register for operations when rqjax is imported; nothing that a row is made with imports them."""
     code = lambda: sources._code.__wrapped__(ROOT, "experiments.codes.distortion", frozenset())  # noqa: E731
     before = code()
     with pytest.MonkeyPatch.context() as patch:
@@ -373,7 +373,7 @@ def test_an_old_python_is_one_line(tmp_path):
 
 @pytest.fixture
 def without(monkeypatch):
-    """Takes a package away, and forgets the modules that have imported it."""
+    """Removes a package, and forgets the modules that have imported it."""
 
     def remove(package, *modules):
         monkeypatch.setitem(sys.modules, package, None)
@@ -390,7 +390,7 @@ def message(package, extra):
 
 
 def test_a_missing_extra_is_one_line(without, command, tmp_path):
-    """Where it is met, before anything has run. HDF5 files: tests/experiments/test_vector_files.py."""
+    """Missing extras are met before anything has run. HDF5 files: tests/experiments/test_vector_files.py."""
     without("matplotlib", "experiments.harness.plot", "experiments.codes.distortion")
     with pytest.raises(extras.MissingExtra, match=message("matplotlib", "experiments")):
         command("--config=configs/smoke.py", f"--workdir={tmp_path}")

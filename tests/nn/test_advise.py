@@ -18,11 +18,11 @@ from tests.tools.suites import some
 pytestmark = pytest.mark.full
 
 BOTH = "eden_3/eden_2+pre_rope"
-"""Of different codes, of keys before they turn."""
+"""Strategy with different codes for keys and values, and keys before they turn."""
 
 
 def stored_bits(strategies):
-    """Of real codes: bytes of a thousand vectors, for a number."""
+    """Bits a number in real codes, from the bytes of a thousand vectors."""
     parts = [part for one in strategies for part in (one.keys, one.values)]
     x = jnp.ones((1000, parts[0].dim))
     codes = [jax.eval_shape(part.encode, x) for part in parts]
@@ -64,7 +64,7 @@ def test_the_budget_is_kept_by_real_bytes(quiet, found):
 
 
 def test_marginal_gains_find_the_least_loss():
-    """Against all combinations, of convex losses and steps of the same cost."""
+    """Marginal gains find the best of all combinations, for convex losses and steps of the same cost."""
     rng = np.random.default_rng(0)
     costs = np.tile(np.arange(1.0, 5), (4, 1))
     losses = np.cumsum(np.sort(rng.exponential(size=(4, 4)), axis=1), axis=1)[:, ::-1]
@@ -99,7 +99,7 @@ def test_names_of_families():
     assert 2.5 not in rates("eden/rotorquant")
 
 
-def test_advice_that_cannot_be(found):
+def test_advise_rejects_invalid_arguments(found):
     model, tokens, _ = checkpoint("llama")
     cases = [
         (lambda: advise(model, tokens, KEY, bits=3, family="edn"), "unknown family 'edn'; did you mean 'eden'"),

@@ -90,7 +90,7 @@ def test_a_calibration_knows_its_checkpoint(tmp_path):
         load_calibration(model, tmp_path, "eden_2+turned")
 
 
-def test_calibration_that_cannot_be():
+def test_calibrate_rejects_invalid_arguments():
     model, tokens, _ = checkpoint("llama")
     with pytest.raises(ValueError, match=r"expected at least \d+ tokens \(n, time\)"):
         model.calibrate(tokens[:1, :3], "klt_trellis_2", KEY)

@@ -139,7 +139,7 @@ def test_tensors_of_no_module_are_named(folder):
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float64", "float16", "int8", "int32"])
 def test_dtypes_of_tensors(dtype, folder):
-    """All become ones to compute in, with the same numbers; bfloat16 has all of 8 bits."""
+    """All dtypes are converted to one to compute in, with the same numbers; bfloat16 holds all 8-bit numbers."""
     numbers = (np.random.default_rng(0).normal(size=(48, 32)) * 30).astype(jnp.dtype(dtype))
     from safetensors.flax import save_file as save_any  # NumPy's does not know those of 8 bits
 
@@ -155,7 +155,7 @@ def test_dtypes_of_tensors(dtype, folder):
     assert load_decoder(folder, dtype="float32").layers[0].mlp.up_proj.weight[...].dtype == jnp.float32
 
 
-def test_dtypes_that_numpy_has_not(folder):
+def test_dtypes_unknown_to_numpy_are_rejected(folder):
     data = (folder / "model.safetensors").read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -262,7 +262,7 @@ def test_shards(folder):
         ({"model.more": FIRST}, f"index.json says that tensor 'model.more' is in {FIRST}, where it is not"),
     ],
 )
-def test_an_index_that_lies(folder, changes, message):
+def test_inconsistent_shard_index_is_rejected(folder, changes, message):
     write_index(folder, sharded(folder) | changes)
     with pytest.raises(ValueError, match=message):
         load_decoder(folder)
@@ -287,7 +287,7 @@ def test_a_tensor_in_two_files(folder):
         lambda header: header.pop(NORM),  # bytes of nothing
     ],
 )
-def test_headers_that_lie(folder, change):
+def test_inconsistent_headers_are_rejected(folder, change):
     data = (folder / "model.safetensors").read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -313,7 +313,7 @@ def test_a_config_that_is_too_deep(folder):
 
 
 def test_turns_end_by_other_tokens_than_texts(folder):
-    """As transformers' `generate` has it: by those of generation_config.json, if it is there, even if it has none."""
+    """Tokens of generation_config.json end a turn, if the file is there, even if it has none, as in transformers."""
     assert load_decoder(folder).config.eos_token_ids == (2,)
     for text, ids in (('{"eos_token_id": [7, 2]}', (7, 2)), ('{"eos_token_id": null}', ()), ('{"top_p": 0.9}', ())):
         (folder / "generation_config.json").write_text(text)

@@ -23,7 +23,7 @@ DONATED = pytest.mark.filterwarnings("error:Some donated buffers")
 
 KEY, SIZE, DIM, CACHE, STEPS = jax.random.key(0), 128, 32, 128, 20
 OPTIONS = {"window": 8, "sinks": 2}
-"""So that most of a prompt is in codes."""
+"""Window small enough that most of a prompt is in codes."""
 SAME = dict(embed_dim=SIZE, hidden_dim=64, num_heads=4, head_dim=DIM, num_kv_heads=2)
 WINDOW = 24
 GEMMA_2 = dict(final_logit_softcap=30.0, attn_logits_soft_cap=5.0, use_post_attn_norm=True, use_post_ffw_norm=True)
@@ -39,7 +39,7 @@ def with_noise(weights):
 
 
 def bound(name, layers):
-    """Of the relative error of logits. Keys and values of each layer err on their own, by the error of the code."""
+    """Bound on the relative error of logits. Keys and values of each layer err independently, as the code does."""
     x = jax.random.normal(KEY, (1000, DIM))
     error = jnp.linalg.norm(x - rqjax.roundtrip(rqjax.strategy(name, KEY, DIM).keys, x)) / jnp.linalg.norm(x)
     return max(float(error) * (2 * layers) ** 0.5, 1e-5)
@@ -72,7 +72,7 @@ def tunix_model(family):
     module = importlib.import_module(f"tunix.models.{family}.model")
     if family.startswith("gemma"):
         kinds = (module.AttentionType.LOCAL_SLIDING, module.AttentionType.GLOBAL)
-        # tunix 0.1.7 counts padding in Gemma 2's windows: only one that is never full is the same with and without.
+        # tunix 0.1.7 counts padding in Gemma 2's windows, so only a window that is never full gives the same tokens.
         config = dict(num_layers=2, num_embed=SIZE, sliding_window_size=CACHE, attention_types=kinds, **GEMMA_2)
         if family == "gemma3":  # every sixth layer is a global one
             config = dict(num_layers=6, num_embed=SIZE, param_dtype=jnp.float32, **GEMMA_3)
@@ -90,7 +90,7 @@ class Tunix:
     """A sampler of its own for a model."""
 
     PROMPTS = ("class Queue: def put(self, item): self.items.append(item)", "import re")
-    """The second is padded on the left, by more than its own length."""
+    """Prompts, of which the second is padded on the left, by more than its own length."""
 
     def __init__(self, model):
         from tunix.generate.sampler import CacheConfig, Sampler
@@ -98,7 +98,8 @@ class Tunix:
         self.sampler = Sampler(model, Bytes(), CacheConfig(CACHE, model.config.num_layers, 2, DIM))
 
     def __call__(self, prompts=PROMPTS, **options):
-        """Tokens of each prompt and of what follows, without the first, and the logits that foretell them."""
+        """Returns the tokens of each prompt and of its continuation, without the first, and the logits that predict
+        them."""
         out = self.sampler(prompts, STEPS, echo=True, return_logits=True, forbidden_tokens=(0, 2), **options)
         return [np.asarray(x)[1:] for x in out.tokens], [np.asarray(x)[1:] for x in out.logits]
 
@@ -180,7 +181,7 @@ def gm():
 
 
 PROMPTS = ["Hello there ! My name is Morgane hello world " * 4 + "!", "input string !"]
-"""The second is padded on the right."""
+"""Prompts, of which the second is padded on the right."""
 
 
 def gemma_model(gm, version):

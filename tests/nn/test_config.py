@@ -1,4 +1,4 @@
-"""What a `config.json` means to transformers' classes: the table that `tests/checkpoints/make.py configs` writes."""
+"""Meaning of a `config.json` to transformers' classes: the table that `tests/checkpoints/make.py configs` writes."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ LENIENT = {"num_key_value_heads", "head_dim", "norm_topk_prob"}
 
 
 def facts(config):
-    """What the table has, of a parsed config."""
+    """Returns those facts of a parsed config that the table has."""
     layers, latent, ropes = config.num_hidden_layers, config.kv_lora_rank > 0, {}
     for window, rope in zip(config.windows, config.ropes, strict=True):
         if rope.kind != "none":

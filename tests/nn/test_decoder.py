@@ -79,7 +79,7 @@ def test_layers_without_positions(name):
 
 
 def test_texts_of_the_original_length():
-    """By the frequencies of a longrope for such, if nothing longer is to come; transformers changes them underway."""
+    """Short frequencies of a longrope are used if nothing longer is to come; transformers changes them underway."""
     folder = CHECKPOINTS / "phi3_longrope"
     expected = np.load(folder / "logits.npz")
     model = load_decoder(folder, context=32)
@@ -165,7 +165,7 @@ def test_exact_attention_in_blocks(time, window, softcap):
 
 
 def fields(**changes):
-    """The config.json of a model of one layer."""
+    """Fields of a config.json for a model of one layer."""
     return {
         "model_type": "llama",
         "vocab_size": 32,
@@ -180,7 +180,7 @@ def fields(**changes):
 
 
 def test_fields_of_transformers_4():
-    """The same facts in the older form, and what its classes fill in."""
+    """Configs in the older form hold the same facts, and classes fill in the rest."""
     llama3 = {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -225,7 +225,7 @@ def test_which_layers_have_experts():
 
 
 def test_activations():
-    """Against their formulas; `gelu_new` and others are by tanh."""
+    """Activations equal their formulas; `gelu_new` and others are by tanh."""
     x = np.linspace(-3, 3, 13)
     erf, tanh = np.vectorize(math.erf), np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))
     expected = dict.fromkeys(("silu", "swish"), x / (1 + np.exp(-x))) | {"gelu": x * (1 + erf(x / 2**0.5)) / 2}

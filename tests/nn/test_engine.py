@@ -29,7 +29,7 @@ def text(seed, length):
 
 
 def alone(decoder, strategy, prompt, count, seed=0, stop=(), **sampling):
-    """The tokens of `generate`."""
+    """Tokens of `generate` for one request alone."""
     caches = decoder.caches(strategy, KEY, 1, 1024, **OPTIONS)
     tokens = []
     for token, _ in generate(decoder, caches, prompt, key=jax.random.key(seed), chunk=128, **sampling):
@@ -40,7 +40,7 @@ def alone(decoder, strategy, prompt, count, seed=0, stop=(), **sampling):
 
 
 def requests(shared):
-    """Prompts, of which some begin alike, with what is asked for."""
+    """Prompts, some of which begin alike, with their options."""
     prompts = [text(0, 300), text(1, 40), [*text(0, 290), *text(2, 30)], text(3, 1), [*text(0, 290), *text(4, 5)]]
     return [
         (np.asarray(prompt), {"max_tokens": 6 + i, "temperature": 0.5 * i, "top_p": 0.8 if i == 2 else 1.0, "seed": i})
@@ -50,7 +50,7 @@ def requests(shared):
 
 @pytest.mark.parametrize("strategy", some(("float32", "turboquant_trellis_3", "eden_2+pre_rope"), []))
 def test_tokens_are_those_of_each_alone(decoder, strategy):
-    """With more requests than slots, prefixes that are shared, and pages for less than all: some are begun again."""
+    """Requests exceed the slots, share prefixes, and have pages for less than all, so that some are begun again."""
     engine = Engine(decoder, strategy, KEY, pages=6, slots=3, chunk=128, **OPTIONS)
     asked = requests(True)
     before = next_tokens._cache_size()
@@ -65,8 +65,8 @@ def test_tokens_are_those_of_each_alone(decoder, strategy):
 
 
 def test_the_text_admitted_last_gives_its_pages_back(decoder):
-    """Three texts need three pages, of which there are two: the youngest is made again, before a fourth, when another
-    is done."""
+    """Three texts need three pages, and there are two: the youngest is made again, before a fourth, once another is
+    done."""
     engine = Engine(decoder, "float32", KEY, pages=2, slots=3, max_len=256, chunk=128, **OPTIONS)
     ids = [engine.submit(text(i, 30), max_tokens=14, seed=i) for i in range(4)]
     events = []
@@ -188,7 +188,7 @@ def test_wrong_requests(decoder, arguments, message):
 
 @pytest.mark.full
 def test_prompts_as_tokenizers_give_them(decoder):
-    """`input_ids` of one text, in arrays or lists; seeds to their ends, of which None is any."""
+    """Prompts are `input_ids` of one text, in arrays or lists; seeds may reach their ends, and None is any."""
     engine = Engine(decoder, "float32", KEY, pages=4, slots=2, chunk=128, **OPTIONS)
     prompt = text(0, 20)
     forms = [
@@ -277,7 +277,7 @@ def changed(decoder, seed, size=0.5, step=1):
 
 @pytest.mark.full
 def test_new_weights_answer_for_themselves():
-    """Prefixes of the old ones are forgotten; a text that runs goes on as if the new ones had read all of it."""
+    """Prefixes computed by old weights are forgotten; a running text goes on as if the new ones had read all of it."""
     model, prompt = load_decoder(CHECKPOINTS / "llama"), text(0, 300)
     engine = Engine(model, "float32", KEY, pages=6, slots=3, chunk=128, **OPTIONS)
     options = {"max_tokens": 6, "temperature": 0}
@@ -327,7 +327,7 @@ def test_files_of_prefixes_are_of_all_weights(decoder, tmp_path):
 
 @pytest.mark.full
 def test_a_thousand_requests(decoder):
-    """With cancels and stops: each answer is that of the request alone, nothing is compiled anew, no array stays."""
+    """Each answer is that of the request alone, with cancels and stops; nothing is compiled anew, no array stays."""
     rng = np.random.default_rng(0)
     engine = Engine(decoder, "float32", KEY, pages=3, slots=4, max_len=192, chunk=128, **OPTIONS)
     kinds = [

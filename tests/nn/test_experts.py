@@ -18,7 +18,7 @@ OPTIONS = {"num_local_experts": 6, "num_experts_per_tok": 2, "hidden_act": "relu
 
 
 def experts(family, dtype=jnp.float32):
-    """With large weights and random biases."""
+    """Experts with large weights and random biases."""
     config = DecoderConfig.parse(
         fields(model_type=family, sliding_window=None, layer_types=["full_attention"], **OPTIONS)
     )
@@ -29,7 +29,7 @@ def experts(family, dtype=jnp.float32):
 
 
 def parted(made):
-    """A function of its arrays, and those: modules of flax 0.10 do not go into jitted functions."""
+    """Returns a function of the module's arrays, and those: modules of flax 0.10 do not go into jitted functions."""
     graph, state = nnx.split(made)
     return lambda state, x, chosen: nnx.merge(graph, state)(x, chosen), state
 
@@ -51,7 +51,7 @@ def alone(made, x, expert):
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
 @pytest.mark.parametrize("count", some([1, 5, 100], [1, 100]))
 def test_tokens_through_experts(count, family, cpu, monkeypatch):
-    """All tokens to one expert, to all, and some experts have none."""
+    """Tokens go all to one expert, or to all, and some experts have none."""
     monkeypatch.setattr(platforms, "on_cpu", lambda: cpu)
     made, rng = experts(family), np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(count, 16)), jnp.float32)
@@ -67,7 +67,7 @@ def test_tokens_through_experts(count, family, cpu, monkeypatch):
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_reach_the_experts(dtype):
-    """Weights are taken as bits, whose derivative is given."""
+    """Weights are taken as bits, whose derivative is defined explicitly."""
     made, x = experts("gpt_oss", dtype), jax.random.normal(jax.random.key(1), (4, 16), dtype)
     chosen = jnp.array([[0, 1], [1, 2], [5, 0], [1, 1]])
     graph, state = nnx.split(made)

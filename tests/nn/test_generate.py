@@ -1,4 +1,4 @@
-"""What `generate` and decoders take, and what they refuse before anything is computed."""
+"""Arguments of `generate` and decoders, and those refused before anything is computed."""
 
 import dataclasses
 from pathlib import Path
@@ -30,7 +30,7 @@ def made(decoder, prompt, count=4, **options):
 
 
 class Tensor:
-    """What is asked of an array of another library."""
+    """An array of another library, with only the methods that are needed."""
 
     def __init__(self, array):
         self.array = np.asarray(array)
@@ -73,7 +73,7 @@ def test_one_prompt_in_any_form(decoder):
     ],
 )
 def test_what_generate_refuses(decoder, prompt, options, message):
-    """When it is called, not when the first token is asked for."""
+    """Arguments are refused when `generate` is called, not when the first token is asked for."""
     with pytest.raises(ValueError, match=message) as raised:
         generate(decoder, caches(decoder), prompt, **{"key": KEY, "temperature": 0, **options})
     assert "\n" not in str(raised.value)
@@ -134,8 +134,8 @@ def test_what_decoders_refuse(decoder, tokens, options, message):
 
 
 @pytest.mark.full
-def test_tokens_that_there_are_not(decoder):
-    """Under jit and without caches logits of their texts are NaN, of others not; padding may be any number."""
+def test_logits_of_tokens_outside_the_vocabulary_are_nan(decoder):
+    """Tokens outside the vocabulary make logits NaN under jit and without caches; padding may be any number."""
     for call in (decoder, jax.jit(lambda tokens: decoder(tokens))):
         logits = call(np.array([[5, 96, 7], [-1, 5, 6], [5, 6, 7]]))[0]
         np.testing.assert_array_equal(jnp.isnan(logits).all((1, 2)), [1, 1, 0])

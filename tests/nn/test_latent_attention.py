@@ -71,7 +71,7 @@ def test_is_attention_of_heads_of_their_own(rank):
 
 
 def test_norms_within_attention_have_an_epsilon_of_their_own():
-    """1e-6 in transformers' classes, whatever `rms_norm_eps` is."""
+    """Epsilon is 1e-6 in transformers' classes, whatever `rms_norm_eps` is."""
     config = DecoderConfig.parse({**FIELDS, "q_lora_rank": 24, "rms_norm_eps": 0.5})
     layer, x = Decoder(config, rngs=nnx.Rngs(0)).layers[0], jnp.full(32, 1e-3)
     np.testing.assert_allclose(layer.self_attn.kv_a_layernorm(x), 1e-3 / (1e-6 + 1e-6) ** 0.5, rtol=1e-5)
@@ -82,7 +82,7 @@ def test_norms_within_attention_have_an_epsilon_of_their_own():
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ["float32", "eden_3/turboquant_trellis_2+turned"])
 def test_an_engine_makes_the_tokens_of_each_alone(strategy):
-    """Prompts of which two begin alike, in pages."""
+    """Prompts in pages, two of which begin alike."""
     decoder, options = checkpoint("deepseek_v3"), {"window": 16, "sinks": 4}
     text = np.random.default_rng(0).integers(3, 90, 320)
     prompts = [text[:300], text[:40], np.concatenate([text[:290], text[:7]])]
@@ -98,7 +98,7 @@ def test_an_engine_makes_the_tokens_of_each_alone(strategy):
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["klt_trellis_3+pre_rope", "oscar_4/klt_trellis_2"])
 def test_codes_fitted_to_latents_beat_random_ones(name, tmp_path):
-    """On the text that they were fitted to."""
+    """Fitted codes err less than random ones on the text that they were fitted to."""
     decoder = checkpoint("deepseek_v2")
     text = jnp.asarray(np.random.default_rng(0).integers(3, 90, (16, 128)))
     fitted = decoder.calibrate(text, name, KEY)

@@ -1,4 +1,4 @@
-"""Decoders on a mesh of devices against the same on one."""
+"""Decoders on a mesh of devices give what they give on one."""
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ MESH = Mesh(np.array(jax.devices()[:1]), "heads")
 
 @pytest.mark.parametrize("family", some(["phi3", "glm4", "mixtral", "gpt_oss"], ["phi3", "gpt_oss"]))
 def test_a_mesh_of_one_device(family):
-    """Of phi3 and glm4, several parameters lie in one tensor, and rows of glm4's turn side by side."""
+    """Several parameters of phi3 and glm4 lie in one tensor, and rows of glm4's turn side by side."""
     expected = np.load(CHECKPOINTS / family / "logits.npz")
     logits = through_caches(load_decoder(CHECKPOINTS / family, mesh=MESH), expected["tokens"], "float32", [])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4, rtol=0)
@@ -48,6 +48,6 @@ def test_devices_are_no_mesh():
 @pytest.mark.full
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_mesh_makes_the_same(processes, tmp_path):
-    """8 devices, in one process and in two that talk over the loopback device."""
+    """Decoders run on 8 devices, in one process and in two that talk over the loopback device."""
     mesh_decoder.write(tmp_path)
     on_devices("tests/tools/mesh_decoder.py", processes, tmp_path, timeout=900)

@@ -1,4 +1,4 @@
-"""The nnx module in the place of an attention function."""
+"""The nnx module used as an attention function."""
 
 import doctest
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 CHECKPOINTS = ROOT / "tests" / "checkpoints"
 KEY = jax.random.key(0)
 EVERY = 50
-"""Of how many tokens one has its logits in `long.npz`."""
+"""Distance between tokens whose logits are in `long.npz`."""
 FORWARD = jax.jit(lambda model, tokens: model(tokens)[0])
 STEP = jax.jit(lambda model, tokens, caches: model(tokens, caches), donate_argnums=2)
 

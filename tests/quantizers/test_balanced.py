@@ -103,7 +103,7 @@ def test_tiles_are_saved(tmp_path):
 
 
 @pytest.mark.full
-def test_zeros_and_what_is_no_whole_tile():
+def test_zeros_decode_to_zeros_and_partial_tiles_are_rejected():
     strategy = rqjax.strategy("kvarn_2", jax.random.key(0), DIM)
     for quantizer in (strategy.keys, strategy.values):
         assert not np.any(quantizer.decode(quantizer.encode(np.zeros((TILE, DIM), np.float32))))

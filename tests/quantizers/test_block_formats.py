@@ -14,7 +14,7 @@ pytestmark = pytest.mark.full
 
 
 def vectors():
-    """Of many sizes, with ties, constant and zero ones."""
+    """Vectors of many sizes, with ties, constant and zero ones."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 128)) * np.exp(2 * rng.normal(size=(200, 1)))
     x[0], x[1], x[2, :32], x[3, 16:48] = 0, -3, np.arange(-16, 16) / 4, np.arange(32) / 8 + 2

@@ -32,7 +32,7 @@ def test_each_coordinate_has_its_nearest_level():
 
 
 @pytest.mark.parametrize("bits", [BITS, pytest.param((3,) * 16, marks=pytest.mark.full), (8, 5, 1), (0, 0)])
-def test_codes_take_the_bits_that_there_are(bits):
+def test_codes_are_packed_to_whole_bytes(bits):
     columns = Columns.gaussian(jnp.zeros(len(bits)), jnp.ones(len(bits)), bits)
     x = jnp.asarray(X[..., :1].repeat(len(bits), -1))
     codes = columns.encode(x)
@@ -76,7 +76,7 @@ def test_allocation_is_optimal_and_exact():
         ([], "expected powers of two"),
     ],
 )
-def test_levels_that_are_none(shapes, message):
+def test_columns_reject_invalid_level_shapes(shapes, message):
     with pytest.raises(ValueError, match=message):
         Columns(tuple(map(np.zeros, shapes)))
 
@@ -117,7 +117,7 @@ def test_per_head_is_each_head_by_itself(heads):
 
 @pytest.mark.full
 def test_a_cache_of_quantizers_per_head(heads):
-    """As three caches of one head, bit for bit; integer tiles for the keys, decoded blocks for the values."""
+    """A cache equals three caches of one head: integer tiles for the keys, decoded blocks for the values."""
     k = jax.random.normal(jax.random.key(6), (2, 60, 3, 32))
     values = rqjax.PerHead(jax.vmap(lambda x: lloyd(x, (3,) * 32, 5))(jnp.swapaxes(k[0], 0, 1)))
 

@@ -83,7 +83,7 @@ def scales_of_eight_bits(key, dim, bits):
 
 OTHERS = (trellis_columns, gain, uniform, product_rounded, exchanged, local, steps)
 OTHERS += (norms_of_eight_bits, scales_of_eight_bits)
-"""What learned quantizers are made of, and a leaf that rqjax does not know."""
+"""Parts of learned quantizers, and a leaf that rqjax does not know."""
 
 RECIPES = {name: METHODS[name] for name in distinct(METHODS)} | {make.__name__: make for make in OTHERS}
 CORE = (
@@ -108,8 +108,8 @@ of_methods = pytest.mark.parametrize(
     "case", some(OF_METHODS, [label for label in CORE_CASES.values() if label in OF_METHODS]), indirect=True
 )
 HUGE, TINY, BAD = 2.0**124, 2.0**-110, (jnp.nan, -jnp.inf)
-"""Times vectors of 80 normal coordinates: norms at both ends of float32. Below, coordinates become subnormal, which are
-zero to XLA on a CPU. With powers of two nothing rounds otherwise."""
+"""Factors for vectors of 80 normal coordinates: norms at both ends of float32. Below, coordinates become subnormal, and
+XLA on a CPU makes these zero. Powers of two leave rounding as it is."""
 TRACES = []
 
 
@@ -246,7 +246,7 @@ def test_no_vectors_at_all(case):
 
 
 def test_a_bad_row_spoils_itself_alone(case):
-    """Not equal to the bit: one row out of the usual range changes how the norms of all are taken."""
+    """Products are not equal to the bit: one row out of the usual range changes how the norms of all are taken."""
     decoded, products = np.asarray(case.out.extreme[0]), np.asarray(case.out.extreme_products)
     clean = np.asarray(case.out.decoded).reshape(12, -1)
     error = np.linalg.norm(decoded[:12] - clean, axis=-1) / np.linalg.norm(clean, axis=-1)
@@ -260,7 +260,7 @@ def test_a_bad_row_spoils_itself_alone(case):
 @of_methods
 def test_zero_decodes_to_zero(case):
     np.testing.assert_array_equal(case.out.extreme[0, 38], 0)
-    # affine levels are centered: what that takes off and a bias adds again rounds
+    # affine levels are centered: a part is subtracted that the bias adds again, with rounding
     np.testing.assert_allclose(case.out.extreme_products[:, 38], 0, atol=1e-12)
     assert jnp.abs(case.out.extreme[0, 39]).max() < 1e-6  # a subnormal one
 
@@ -274,7 +274,7 @@ def test_huge_and_tiny_vectors_keep_their_shape(case):
     )
     np.testing.assert_allclose(huge, usual, rtol=0.05)
     if isinstance(case.quantizer, rqjax.Affine | rqjax.Residual | rqjax.Rotated):
-        # MLX's layout has no step below 1e-7: what is smaller becomes zero, exactly as there
+        # MLX's layout has no step below 1e-7; smaller numbers become zero, exactly as in MLX
         assert tiny <= (1.7 if isinstance(case.quantizer, rqjax.Residual) else 1.001)  # a sketch of all of it
     else:
         np.testing.assert_allclose(tiny, usual, rtol=0.05)
@@ -288,7 +288,7 @@ def test_no_vector_decodes_to_one_far_away(case):
 
 
 def test_new_arrays_never_recompile(case):
-    """Nor do `eval_shape` and the arrays disagree."""
+    """Shapes by `eval_shape` are the arrays', and new arrays do not recompile."""
     before = len(TRACES)
     shapes = jax.eval_shape(lawful, case.quantizers, case.x, case.y)["codes"]
     assert shapes == jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), case.out.codes)
@@ -302,7 +302,7 @@ EAGER = ("rotorquant", "turboquant_prod", "nested_e8", "trellis_columns", "affin
 
 @pytest.mark.parametrize("name", some(EAGER, EAGER[:1]))
 def test_encode_is_the_same_outside_jit(name):
-    """Block by block, in a quantizer made outside jit."""
+    """Vectors are encoded block by block, in a quantizer made outside jit."""
     bits, dim = SHAPES.get(name, [(3, 80)])[-1]
     x = jax.random.normal(jax.random.key(1), (2, 3, dim))
     quantizer = RECIPES[name](jax.random.key(0), dim, bits)
@@ -337,7 +337,7 @@ def test_fractional_bits_split_the_channels():
 
 @pytest.mark.parametrize("method", some([rqjax.turboquant, rqjax.eden], [rqjax.turboquant]))
 def test_norms_of_eight_bits(method):
-    """Of sizes that they hold the error is nearly that with 16 bits, which take 8 more; others decode to no more."""
+    """Norms of 8 bits cost hardly any error within their range; beyond it vectors decode to none that are longer."""
     usual = method(jax.random.key(0), 32, 3)
     eight = dataclasses.replace(usual, dtype="uint8")
     assert eight.bits_per_vector == usual.bits_per_vector - 8

@@ -23,7 +23,7 @@ ROOTS = np.array(
 
 
 def test_codes_are_all_points_of_the_cell():
-    """Of 2 bits: 4^8 codes of as many points, within the cell of 4 E8 about the origin, and of E8 less the offset."""
+    """Codes of 2 bits are 4^8 distinct points of E8 less the offset, within the cell of 4 E8 about the origin."""
     q = rqjax.NestedE8(jnp.float32(1), 2, 8)
     codes = np.arange(2**16, dtype=np.uint32)
     octets = np.stack([codes & 255, codes >> 8, np.zeros_like(codes)], axis=1).astype(np.uint8)
@@ -37,7 +37,7 @@ def test_codes_are_all_points_of_the_cell():
 
 @pytest.mark.parametrize(("bits", "error"), some([(2, 1.744), (4, 1.604)], []))
 def test_error_on_the_sphere(bits, error):
-    """Over Shannon's bound at the bits stored, and beside Lloyd-Max levels of as many."""
+    """Errors have the known ratio to Shannon's bound at the bits stored, and are below those of Lloyd-Max levels."""
     x = jax.random.normal(jax.random.key(0), (8192, 128))
     x /= jnp.linalg.norm(x, axis=1, keepdims=True)
     q = rqjax.NestedE8.gaussian(128, bits, 1 / 128)
@@ -60,7 +60,7 @@ def test_what_was_decoded_is_encoded_without_error(bits):
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_what_lies_beyond_every_cell_is_shrunk(bits):
+def test_overloaded_vectors_are_shrunk(bits):
     """A point that is decoded on the far side of a cell would be twice as far away as 0."""
     q = rqjax.NestedE8.gaussian(8, bits)
     directions = jax.random.normal(jax.random.key(0), (1000, 8))
@@ -71,7 +71,7 @@ def test_what_lies_beyond_every_cell_is_shrunk(bits):
     assert (jnp.sum(far * x[-100:], axis=1) > 0.5 * jnp.linalg.norm(far, axis=1) * 54).all()
 
 
-def test_bits_that_no_cell_has():
+def test_nested_e8_rejects_invalid_bits():
     for bits in (0, 9):
         with pytest.raises(ValueError, match="bits"):
             rqjax.nested_e8(jax.random.key(0), 64, bits)

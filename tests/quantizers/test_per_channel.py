@@ -59,7 +59,7 @@ def test_chunks_do_not_change_codes():
     jax.tree.map(np.testing.assert_array_equal, whole, parts)
 
 
-def test_what_is_no_whole_tile_is_refused():
+def test_partial_tiles_are_rejected():
     keys = rqjax.strategy("kivi_2", jax.random.key(0), DIM).keys
     with pytest.raises(ValueError, match="a multiple of 32"):
         keys.encode(vectors(0, 33))

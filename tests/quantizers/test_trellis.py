@@ -31,7 +31,7 @@ def table(state_bits):
 
 @jax.jit
 def error(trellis, x):
-    """Of a vector, relative to its squared norm."""
+    """Error of a vector relative to its squared norm."""
     return rqjax.metrics.relative_mse(x, trellis.decode(trellis.encode(x)))
 
 
@@ -154,7 +154,7 @@ def distortion(bits, state_bits=8):
 
 @pytest.mark.parametrize(("bits", "state_bits"), some([(1.5, 8), (3.5, 8), (2.5, 10)], []))
 def test_half_bits_are_on_the_line_of_whole_ones(bits, state_bits):
-    """Within 2 % of the geometric mean of the neighbors' errors, whose bits are theirs on the average."""
+    """Errors are within 2 % of the geometric mean of the neighbors', whose bits are theirs on the average."""
     found, *neighbors = (distortion(b, state_bits) for b in (bits, bits - 0.5, bits + 0.5))
     assert found < 1.02 * np.sqrt(np.prod(neighbors))
 
@@ -184,7 +184,7 @@ def test_more_states_are_better_and_each_table_beats_lloyd_max():
 
 @pytest.mark.parametrize("bits", some(range(1, 9), [3]))
 def test_companded_levels_are_what_their_numbers_say(bits):
-    """From the middle outwards: the offset, and at each place on the line the slopes of all bends before it."""
+    """Sizes from the middle outwards are the offset and, at each place, the slopes of all bends before it."""
     table = trellis_tables.trained(bits)
     rises = np.zeros(127, int)
     for start, slope in table.bends:
@@ -200,7 +200,7 @@ def test_companded_levels_are_what_their_numbers_say(bits):
 
 @pytest.mark.parametrize("bits", [3, 4, 5])
 def test_codes_that_may_follow_on_a_state_are_spread_evenly(bits):
-    """What came before shifts them by less than their spacing."""
+    """Codes before a state shift its successors by less than their spacing."""
     multiplier = trellis_tables.trained(bits).multiplier
     for before in range(2 ** (8 - bits)):
         places = np.sort((np.arange(2**bits) * 2 ** (8 - bits) + before) * multiplier % 256)
@@ -243,7 +243,7 @@ def test_lloyd_steps_lower_the_error():
         (lambda: rqjax.TrellisColumns.gaussian(jnp.zeros(4), jnp.ones(4), (2, 4, 3, 1)), "expected descending bits"),
     ],
 )
-def test_what_no_trellis_can_do(make, message):
+def test_trellis_rejects_invalid_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -266,7 +266,7 @@ def test_committed_tables_are_what_training_makes():
 
 @pytest.mark.full
 def test_one_ring_through_coordinates_of_many_bits():
-    """What the ring takes off a transform code of the same bytes."""
+    """One ring takes a quarter off the error of a transform code of the same bytes."""
     deviation = jnp.exp(-jnp.arange(64) / 16)
     bits = allocate(np.asarray(deviation**2), 128)
     assert len(set(bits)) >= 5

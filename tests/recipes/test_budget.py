@@ -140,7 +140,7 @@ def test_a_rotation_helps_where_coordinates_are_correlated():
     ),
 )
 def test_stored_bytes_never_exceed_the_budget(names, ratio, shape, word_bits):
-    """And, where centroids are what fills it, come near it."""
+    """Matrices come near the budget, too, if centroids are what fills it."""
     x, budget = matrix(*shape), shape[0] * shape[1] * word_bits / (8 * ratio)
     fitted = {}
     for name in names:
@@ -159,8 +159,8 @@ def test_stored_bytes_never_exceed_the_budget(names, ratio, shape, word_bits):
 
 @pytest.mark.full
 def test_error_of_each_part_of_qet_relative_to_pq():
-    """At ratio 4, the paper: 36.5 % of PQ's error without optimizations, 40 % of that with rounded codebooks, 7 % with
-    all; one matrix of 1024 x 128 with outliers one in ten thousand."""
+    """Errors at ratio 4 are the paper's: 36.5 % of PQ's without optimizations, 40 % of that with rounded codebooks, 7 %
+    with all. The matrix of 1024 x 128 has outliers, one in ten thousand."""
     x = matrix(1024, 128, 1e-4)
     mse = {
         name: float(error(x, *rqjax.fit_under_budget(name, KEY, x, 4)))

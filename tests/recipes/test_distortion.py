@@ -1,4 +1,4 @@
-"""The golden distortions: the main job on vectors of known law."""
+"""Golden distortions: the main job on vectors with known law."""
 
 import functools
 
@@ -19,7 +19,7 @@ SEEDS, N, DIM = 5, 2000, 128
 
 @functools.cache
 def errors(recipe, bits):
-    """Compiled once for all data."""
+    """Encodes and decodes; one program serves all data."""
 
     def one(key, x):
         quantizers = [recipe(key, DIM, b) for b in bits]

@@ -1,4 +1,4 @@
-"""OSCAR against its published formulas in NumPy, and what its rotation is good for."""
+"""OSCAR equals its published formulas in NumPy, and its rotation helps where it should."""
 
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def covariance(moments, keys=(), values=()):
 
 
 def axes_of(quantizer):
-    """U of the rotation U H P, which is that of all heads."""
+    """Returns U of the rotation U H P; all heads share it."""
     matrices = np.asarray(quantizer.inner.rotation.matrix, np.float64)
     assert (matrices == matrices[0]).all()
     return matrices[0].T @ reversed_bits(np.arange(matrices.shape[1])).T @ hadamard(matrices.shape[1])
@@ -91,7 +91,7 @@ def test_oscar_is_its_formula(side, dim):
 
 
 def score_errors(keys, queries):
-    """Of OSCAR and of a Hadamard rotation before the same grid: relative squared errors of scores."""
+    """Relative squared errors of scores with OSCAR and with a Hadamard rotation before the same grid."""
     keys, moment = jnp.asarray(keys, jnp.float32), second_moments(queries[None])[0]
     oscar = FIT(KEY, keys, 2, queries=moment)
     plain = rqjax.Rotated(rqjax.rotations.Hadamard(jnp.ones(keys.shape[1], jnp.int8)), oscar.inner)
@@ -100,9 +100,12 @@ def score_errors(keys, queries):
 
 
 def test_the_rotation_follows_the_queries():
-    """Keys are loud along four Walsh functions, each of which a Hadamard matrix turns into one coordinate, and queries
-    look there: OSCAR spreads them. Along any four directions a Hadamard matrix serves as well, and where keys are the
-    same in all directions it does not matter which of them queries see."""
+    """Keys are loud along four Walsh functions, which a Hadamard matrix turns into one coordinate each, and queries
+    look there: OSCAR spreads them.
+
+    Along any four directions a Hadamard matrix serves as well. If keys are the same in all directions, it does not
+    matter which of them queries see.
+    """
     dim, rng = 128, np.random.default_rng(0)
     loud = np.where(np.arange(dim) < 4, 10, 1)
     few = np.where(np.arange(dim) < 4, 1, 0.01)
@@ -117,7 +120,7 @@ def test_the_rotation_follows_the_queries():
 
 
 def test_a_decoder_gives_it_its_queries():
-    """Of a layer: the second moments of its queries after rotary positions, and its keys to the values."""
+    """A decoder passes on second moments of a layer's queries after rotary positions, and its keys to the values."""
     model, tokens = load_decoder(LLAMA), np.load(LLAMA / "logits.npz")["tokens"]
     seen = []
 

@@ -23,7 +23,7 @@ ROPES = {
 
 
 def complex_turned(rope, x, positions):
-    """By complex numbers in float64, plane by plane."""
+    """Turns by complex numbers in float64, plane by plane."""
     x, frequencies = np.asarray(x, np.float64), rope.frequencies(x.shape[-1]).astype(np.float64)
     half = len(frequencies)
     z = x[..., :half] + 1j * x[..., half : 2 * half]
@@ -44,7 +44,7 @@ def test_turns_planes_and_back(name):
 @pytest.mark.parametrize("first", some([0, 4, 1000], [1000]))
 @pytest.mark.parametrize("name", ROPES)
 def test_products_with_what_turns(name, first):
-    """By tables, not token by token."""
+    """Products by tables equal those token by token."""
     rope, (y, x) = ROPES[name], jax.random.normal(jax.random.key(0), (2, 2, 3, 64))
     turned = rope(jnp.broadcast_to(x[:, :1], (2, 256, 64)), first + jnp.arange(256))
     np.testing.assert_allclose(rope.inner(y, x[:, 0], first, 256), jnp.einsum("nrd,ntd->nrt", y, turned), atol=2e-3)

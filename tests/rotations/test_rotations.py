@@ -165,7 +165,7 @@ def test_rotor_equals_the_band_form_for_bfloat16():
 
 
 def test_strided_rotor_is_the_clifford_sandwich():
-    """Of 17 coordinates 3 apart: whole groups, groups of two, and one coordinate that stays."""
+    """A rotor of 17 coordinates 3 apart has whole groups, groups of two, and one coordinate that stays."""
     rotor, x = StridedRotor.random(jax.random.key(0), 17, 3), jax.random.normal(jax.random.key(1), (4, 17))
     y = np.asarray(apply(rotor, x))
     assert rotor.groups.tolist() == [[0, 3, 6], [1, 4, 7], [2, 5, 8], *[[9, 12, 15], [10, 13, 16]]]

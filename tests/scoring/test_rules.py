@@ -29,7 +29,7 @@ SCALED = {
 """Recipes with scales of each coordinate's own."""
 
 SLOW = {"rotorquant_allocated", "rotorquant_learned"}
-"""Recipes that train, of the parts of others here."""
+"""Recipes that train, made of parts of others here."""
 
 
 def vectors(seed, *shape):
@@ -46,8 +46,12 @@ def made(name):
     "name", some([name for name in distinct([*METHODS, *FITTED]) if name not in SLOW], ["turboquant_prod"])
 )
 def test_a_cache_and_an_index_have_the_products_of_decoded_vectors(name):
-    """With codes of 64 of 80 tokens and of 300 vectors; to 1e-4 of all products, the 15 bits of a query. Where scales
-    of coordinates are multiplied into it, the 15 bits are those of the largest product, others have fewer: 2e-4."""
+    """Products with codes of 64 of 80 tokens, and of 300 vectors, are right to 1e-4 of all products, the 15 bits of a
+    query.
+
+    If scales of coordinates are multiplied into it, the 15 bits are those of the largest product, and others have
+    fewer: 2e-4.
+    """
     quantizer, least = made(name), 2e-4 if name in SCALED else 1e-4
     assert quantizer.in_integers == (name not in DECODED)
     cache = rqjax.KVCache.init(2, 2, 80, quantizer, quantizer, window=0, sinks=0, dtype=jnp.float32)
@@ -67,7 +71,7 @@ def test_a_cache_and_an_index_have_the_products_of_decoded_vectors(name):
 
 @pytest.mark.full
 def test_a_new_leaf_takes_one_rule(tmp_path):
-    """It is laid out in tiles, multiplied in integers in a cache and an index, saved, loaded and trained."""
+    """A new leaf is laid out in tiles, multiplied in integers in a cache and an index, saved, loaded and trained."""
     steps = Steps(jnp.float32(1 / 8), DIM)
     nest = rqjax.Rotated(rqjax.rotations.Hadamard.random(KEY, DIM), steps)
     assert nest.in_integers

@@ -28,7 +28,7 @@ def vectors(count=1000, seed=0):
 
 
 def quantizer(name="eden_unbiased", bits=4):
-    """Its key is that of no vectors: random numbers that both share would not be independent."""
+    """A quantizer with a key that no vectors have: random numbers that both share would not be independent."""
     return rqjax.METHODS[name](jax.random.key(100), DIM, bits)
 
 
@@ -38,7 +38,7 @@ def index():
 
 
 def brute_force(x, queries, metric, k):
-    """Scores and rows of vectors that nothing is lost of."""
+    """Scores and rows by brute force, for vectors that are stored exactly."""
     if metric == "cosine":
         x, queries = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, queries))
     scores = queries @ x.T
@@ -58,7 +58,7 @@ def test_exact_codes_find_what_brute_force_finds(metric):
 
 
 SCORED = [("turboquant_mixed", "ip"), ("affine", "ip"), ("turboquant_prod", "l2")]
-"""With both metrics; of every method: tests/scoring/test_rules.py."""
+"""Cases with both metrics. Every method is tested in tests/scoring/test_rules.py."""
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_reranking_finds_what_the_store_finds(index):
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
 def test_reranked_scores_are_those_of_the_store(metric):
-    """Where the store is exact and all are candidates, what brute force finds; lengths differ, so that |x|^2 counts."""
+    """Search finds what brute force finds, with an exact store and all as candidates; lengths differ for |x|^2."""
     x, queries = vectors(100) * np.linspace(0.5, 2, 100, dtype=np.float32)[:, None], vectors(5, seed=1)
     built = Index.build(quantizer(bits=2), x, metric=metric, store=rqjax.Exact(DIM, "float32"))
     scores, ids = built.search(queries, 20, rerank=100)
@@ -362,7 +362,7 @@ def test_an_index_comes_back_from_disk(index, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("metric", some(("ip", "l2", "cosine"), ["l2"]))
 def test_rows_may_stay_in_the_file(metric, tmp_path, monkeypatch):
-    """In parts, the last of which overlaps the one before; with a store a part has candidates of its own."""
+    """A mapped index is searched in parts; the last overlaps the one before. A store gives each part its candidates."""
     monkeypatch.setattr(index_module, "IN_MEMORY", 300)
     path, queries = tmp_path / "a.safetensors", vectors(20, seed=1)
     built = Index.build(quantizer(), vectors(), metric=metric, store=rqjax.Exact(DIM, "float16"))
@@ -434,14 +434,14 @@ while True:
 @pytest.mark.full
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_mesh_finds_the_same(processes):
-    """8 devices, in one process and in two that talk over the loopback device."""
+    """An index runs on 8 devices, in one process and in two that talk over the loopback device."""
     on_devices("tests/tools/mesh_search.py", processes)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["turboquant", "turboquant_trellis"])
 def test_a_search_takes_memory_for_one_block(name):
-    """Of what a compiled search allocates, 8 bytes a vector at most grow with the index, and 64 MiB do not."""
+    """Memory that a compiled search allocates grows by 8 bytes a vector at most, and the rest is below 64 MiB."""
     small = Index.build(quantizer(name), vectors(100))
 
     def temporaries(count):
@@ -459,7 +459,7 @@ def test_a_search_takes_memory_for_one_block(name):
     ("metric", "stored"), some([(m, s) for m in ("ip", "l2", "cosine") for s in (False, True)], [])
 )
 def test_no_queries_find_nothing_and_no_vectors_change_nothing(metric, stored, tmp_path):
-    """In each kind of index, with filters, reranked, from a file, on a mesh."""
+    """Each kind of index does so, with filters, reranked, from a file, on a mesh."""
     x, store = vectors(300), rqjax.Exact(DIM, "float16") if stored else None
     index = Index.build(quantizer(), x, metric=metric, store=store)
     index.save(tmp_path / "i.safetensors")

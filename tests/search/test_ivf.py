@@ -30,7 +30,7 @@ def ivf():
 
 
 def in_lists(ivf, x, queries, probes):
-    """Which vectors are in the lists that each query looks into."""
+    """Returns which vectors are in the lists that each query looks into."""
     centroids = np.asarray(ivf.quantizer.centroids)
     if ivf.metric == "cosine":
         x, queries = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, queries))
@@ -69,7 +69,7 @@ def assert_same(found, expected):
         [("l2", True, 5)],
     ),
 )
-def test_what_is_found_is_the_best_of_the_nearest_lists(metric, residual, probes, monkeypatch):
+def test_search_equals_brute_force_in_the_nearest_lists(metric, residual, probes, monkeypatch):
     """Few and many queries, in parts of lists, whose numbers do not come out even."""
     monkeypatch.setattr(probe, "LEAST_ROWS", 16)
     monkeypatch.setattr(probe, "MOST_ROWS", 16)
@@ -125,7 +125,7 @@ def test_residuals_have_less_error_than_vectors():
 
 
 @pytest.mark.full
-def test_of_few_that_pass_all_are_scored_of_many_those_in_the_lists(ivf):
+def test_selective_filters_search_all_lists(ivf):
     x, queries = vectors(), vectors(5, seed=1)
     few, many = np.arange(0, 600, 40), np.arange(600) % 3 > 0
     assert_same(
@@ -216,7 +216,7 @@ def test_bad_input_is_one_error(ivf, change, message):
     assert "\n" not in str(error.value)
 
 
-def test_it_comes_back_from_disk_and_a_torn_file_does_not(ivf, tmp_path):
+def test_save_and_load_and_torn_files(ivf, tmp_path):
     path, queries = tmp_path / "a.safetensors", vectors(5, seed=1)
     ivf.save(path)
     again = IVF.load(path)
@@ -247,7 +247,7 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 @pytest.mark.full
 def test_memory_does_not_grow_with_the_index(ivf):
-    """Of what a compiled search of 1000 queries allocates, 64 MiB are enough, whatever the number of vectors."""
+    """A compiled search of 1000 queries allocates less than 64 MiB, whatever the number of vectors."""
 
     def temporaries(count):
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), ivf.rows)

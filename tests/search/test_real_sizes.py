@@ -40,7 +40,7 @@ def build(kind, quantizer, x, **options):
     ),
 )
 def test_vectors_as_they_are_are_found_as_by_float64(kind, metric, dim, k, offset):
-    """What is found is as near as what is nearest: of equal distances in float32 either may come first."""
+    """Vectors found are as near as the nearest; of equal distances in float32 either may come first."""
     x, queries = vectors(dim, offset)
     options = {"key": KEY, "lists": 8} if kind == "IVF" else {}
     scores, ids = build(kind, rqjax.Exact(dim, "float32"), x, metric=metric, **options).search(queries, k)
@@ -82,7 +82,7 @@ def test_near_duplicates_far_from_the_origin(kind, offset):
 
 @pytest.mark.full
 def test_the_center_belongs_to_the_index(tmp_path):
-    """It stays with what is added later, on disk, in a mapped file, and on a mesh; some codes have none."""
+    """An offset stays with what is added later, on disk, in a mapped file, and on a mesh; some codes have none."""
     dim = 96
     x, queries = vectors(dim, 1000)
     whole = Index.build(rqjax.Exact(dim, "float32"), x, metric="l2")

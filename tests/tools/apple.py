@@ -1,4 +1,4 @@
-"""What programs for Apple's devices may consist of: a list of StableHLO operations, and conditions with their sources.
+"""Operations that programs for Apple's devices may consist of: a list for StableHLO, and conditions with their sources.
 
 An operation that is not on the list is not known to work; it is put there, or the code is formulated otherwise, after
 looking. `check` walks a lowered program.
@@ -22,8 +22,8 @@ ALLOWED = {
     *("select", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sine", "slice", "sqrt"),
     *("subtract", "tanh", "transpose", "while", "xor"),
 }
-"""Of StableHLO; jax-mps 0.11.1 has a handler for each. Beside them `chlo.top_k`, which jax-metal 0.1.1 has repaired,
-and `chlo.erf_inv`, without which there would be no random normals."""
+"""Operations of StableHLO; jax-mps 0.11.1 has a handler for each. `chlo.top_k` comes beside them, which jax-metal 0.1.1
+has repaired, and `chlo.erf_inv`, without which there would be no random normals."""
 
 EXCLUDED = {
     "custom_call": "not legalised by jax-metal (jax issue 16287); QR, eigh and callbacks are such",
@@ -36,22 +36,22 @@ EXCLUDED = {
     "reduce_window": "not legalised by jax-metal with padding (jax issue 21389)",
     "rng_bit_generator": "random numbers are made on the host, or by threefry in plain arithmetic",
 }
-"""Why some of those that are not on the list are not."""
+"""Reasons why some operations are not on the list."""
 
 TYPES = {"i1", "i8", "i32", "i64", "ui8", "ui16", "ui32", "ui64", "f16", "bf16", "f32"}
-"""No float64 (jax issue 16435, release notes of jax-metal 0.1.1), no complex numbers."""
+"""Types, without float64 (jax issue 16435, release notes of jax-metal 0.1.1) and complex numbers."""
 
 
 @contextlib.contextmanager
 def formulated(name: str) -> Iterator[str]:
-    """For a platform that is not there."""
+    """Formulates programs for a platform that is not there."""
     token = platforms.PLATFORM.set(name)
     yield name
     platforms.PLATFORM.reset(token)
 
 
 def violations(program: jax.stages.Lowered) -> list[str]:
-    """What in a lowered program Apple's devices may not run."""
+    """Returns the reasons why Apple's devices may not run a lowered program."""
     return [reason for op in _operations(program.compiler_ir("stablehlo").operation) if (reason := _reason(op))]
 
 
@@ -79,7 +79,7 @@ def _reason(op: Any) -> str | None:
 
 
 def _form(op: Any, name: str, types: list[Any], elements: list[str]) -> str | None:
-    """Forms of an allowed operation that are not."""
+    """Returns why the form of an allowed operation is not allowed, if it is not."""
     if name == "dot_general":
         # jax-mps multiplies integers as float32, and by the operands' type whatever the result's (its ops/linalg.cc)
         if len(set(elements)) > 1 or elements[0] not in ("f16", "bf16", "f32"):

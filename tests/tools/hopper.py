@@ -5,8 +5,8 @@
     python -m tests.tools.hopper NAME... --ptx=DIR   # some of them; DIR receives the PTX of each kernel
     python -m tests.tools.hopper --goldens           # renews tests/goldens/hopper.json, of `TESTED`, for this jax
 
-jax prints an error where its CUDA plugin finds no driver, so the plugin is not installed into the environment:
-compilation is a process of its own (`tests/tools/hopper_compile.py`), one for all configurations.
+jax prints an error where its CUDA plugin finds no driver, so the plugin is not installed into the environment.
+Compilation is a process of its own (`tests/tools/hopper_compile.py`), one for all configurations.
 """
 
 import argparse
@@ -59,22 +59,22 @@ Kernels = dict[str, dict[str, int]]
 
 
 def jax_version() -> str:
-    """Of the jax that is installed, which is not imported for it."""
+    """Returns the version of the installed jax without importing it."""
     return importlib.metadata.version("jax")
 
 
 def release(version: str) -> tuple[int, ...]:
-    """(0, 10, 2)."""
+    """Parses a version as (0, 10, 2)."""
     return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def has_kernels() -> bool:
-    """Whether this jax can express the kernels."""
+    """Returns whether this jax can express the kernels."""
     return release(jax_version()) >= (0, 10, 2)
 
 
 def wheels() -> list[str]:
-    """What compiling takes; nothing where the kernels do not exist, or where no wheels are made."""
+    """Returns the wheels that compiling takes; none where the kernels do not exist, or where no wheels are made."""
     if not has_kernels() or (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return []
     jax = [f"{name}=={jax_version()}" for name in ("jax-cuda13-plugin", "jax-cuda13-pjrt")]
@@ -82,12 +82,12 @@ def wheels() -> list[str]:
 
 
 def folder() -> Path:
-    """Where `make gpu-compile-env` puts the wheels; RQJAX_GPU_COMPILE names another place."""
+    """Returns the folder where `make gpu-compile-env` puts the wheels; RQJAX_GPU_COMPILE names another one."""
     return Path(os.environ.get("RQJAX_GPU_COMPILE") or Path(sys.prefix) / "gpu-compile")
 
 
 def configurations() -> dict[str, Configuration]:
-    """What is compiled, by name: a function that makes a function and the shapes of its arguments."""
+    """Returns by name a function that makes a function to compile and the shapes of its arguments."""
     from tests.tools import example_kernel
 
     there = importlib.util.find_spec("pallas_kernels.gpu.shapes")
@@ -126,7 +126,7 @@ def compiled(names: list[str], *, ptx: str | None = None) -> dict[str, Kernels]:
 
 
 def complaints(name: str, kernels: Kernels, golden: Kernels | None, *, slack: float = 1) -> list[str]:
-    """What is worse than it was; `slack` times as many registers and as much shared memory are as good."""
+    """Returns complaints about what is worse than it was, but for `slack` times the registers and shared memory."""
     worse = []
     for kernel, now in kernels.items():
         place = f"{name}, kernel {kernel}"

@@ -103,7 +103,7 @@ def _modules(lowered: jax.stages.Lowered) -> Iterator[Module]:
 
 
 def _operations(operation: Any, name: str) -> Iterator[Any]:
-    """Those within `operation` whose name ends so."""
+    """Yields the operations within `operation` whose name ends in `name`."""
     for region in operation.regions:
         for block in region:
             for inner in block:
@@ -113,7 +113,7 @@ def _operations(operation: Any, name: str) -> Iterator[Any]:
 
 
 def _reports(printed: str) -> Iterator[tuple[str, dict[str, int], str]]:
-    """Name, resources and PTX of each kernel, of what Mosaic printed."""
+    """Yields name, resources and PTX of each kernel from Mosaic's output."""
 
     def number(pattern: str, text: str) -> int:
         return sum(map(int, re.findall(pattern, text)))
@@ -149,7 +149,7 @@ class Captured:
         return self
 
     def read(self) -> str:
-        """What was printed since the last time."""
+        """Returns the output printed since the last call."""
         sys.stdout.flush()
         ctypes.CDLL(None).fflush(None)
         size = os.lseek(1, 0, os.SEEK_CUR)

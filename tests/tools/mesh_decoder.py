@@ -46,7 +46,7 @@ def write(folder: Path) -> None:
 
 
 class Counted:
-    """A file, and the bytes that were read of it."""
+    """A file that counts the bytes read."""
 
     read = 0
 
@@ -66,7 +66,7 @@ class Counted:
 
 
 def loaded(folder: Path, mesh: Mesh) -> Decoder:
-    """A decoder of which each process has read its own part."""
+    """Loads a decoder on a mesh, each process reading its own part."""
     files, Counted.read = checkpoint._files, 0
     checkpoint._files = lambda *of: {name: Counted(file) for name, file in files(*of).items()}
     decoder = load_decoder(folder, mesh=mesh)
@@ -97,7 +97,7 @@ def through(model: Decoder, caches: Any, parts: list[np.ndarray]) -> tuple[np.nd
 
 
 def moved(tree: Any, like: Any) -> Any:
-    """A tree of one device where another one lies."""
+    """Puts a tree of one device where another one lies."""
     put = lambda x, to: jax.make_array_from_callback(x.shape, to.sharding, lambda i: np.asarray(x)[i])  # noqa: E731
     return jax.tree.map(put, tree, like)
 
@@ -130,7 +130,7 @@ def check_logits(one: Decoder, many: Decoder, name: str) -> None:
 
 
 def check_program(many: Decoder, strategy: str, **paged: Any) -> None:
-    """Two sums a layer, one of embeddings, and logits are all that devices tell each other; caches stay in place."""
+    """Devices exchange only two sums a layer, one of embeddings, and logits; caches stay in place."""
     caches = many.caches(strategy, jax.random.key(0), 2, 1024, **OPTIONS, **paged)
     program = FORWARD.lower(many, TEXT[:, :20], caches).compile()
     kinds = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
@@ -148,14 +148,14 @@ def engine(decoder: Decoder, **options: Any) -> Engine:
 
 
 def answers(engine: Engine) -> dict[int, list[int]]:
-    """To prompts of which some begin alike, with pages for less than all."""
+    """Returns answers to prompts, some of which begin alike, with pages for less than all."""
     for i, prompt in enumerate((LONG, LONG[:20], [*LONG[:290], *LONG[:20]])):
         engine.submit(prompt, max_tokens=4, temperature=0.7 * i, seed=i)
     return engine.run()
 
 
 def written(decoder: Decoder) -> list[int]:
-    """Of `generate`."""
+    """Returns four tokens by `generate`."""
     caches = decoder.caches("turboquant_trellis_3", jax.random.key(0), 1, 256, **OPTIONS)
     tokens = generate(decoder, caches, TEXT[0, :12], key=jax.random.key(0), chunk=128, top_p=0.9)
     return [token for _, (token, _) in zip(range(4), tokens, strict=False)]

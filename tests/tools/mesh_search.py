@@ -25,7 +25,7 @@ parts = np.split(np.arange(len(x)), [600] if processes == 2 else [])
 
 
 def ordered(ids, scores):
-    """Ids, of scores that are the same but for rounding the least first."""
+    """Returns ids; among scores that are equal but for rounding, the least comes first."""
     ids, scores = np.array(ids), np.asarray(scores)
     for row, keys in zip(ids.reshape(-1, ids.shape[-1]), scores.reshape(-1, ids.shape[-1]), strict=True):
         with np.errstate(invalid="ignore"):

@@ -11,7 +11,7 @@ from rqjax.scoring import tiles
 
 LEVELS = {1: (-50, 50), 2: (-127, -38, 38, 127), 3: (-127, -79, -45, -14, 14, 45, 79, 127)}
 LEVELS[4] = (-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127)
-"""Symmetric, about those of Lloyd and Max."""
+"""Levels, symmetric and near those of Lloyd and Max."""
 
 
 def encoded(rng, kind, batch, tokens, dim, *, transposed, heads=1):
@@ -66,12 +66,12 @@ def hidden(codes, seen):
 
 
 def by_token(keys):
-    """Whether the rows of packed keys are tokens, as of all that are no streams."""
+    """Returns whether the rows of packed keys are tokens, as in all that are no streams."""
     return keys.levels is None or isinstance(keys.levels, np.ndarray)
 
 
 def attention(keys, values, y, seen, softcap=None, shift=0):
-    """In float64: the output, and the logarithm of the sum of exp(scores)."""
+    """Computes attention in float64: the output, and the logarithm of the sum of exp(scores)."""
     scores = np.einsum("bhgd,bhtd->bhgt", y.astype(np.float64), keys) + shift
     scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
     scores = np.where(seen[:, None, None], scores, -np.inf)

@@ -13,7 +13,7 @@ def recoded(quantizer, x):
 
 
 UNITS = 8
-"""That one call recodes."""
+"""Vectors that one call recodes."""
 
 
 class PlainCache:
@@ -44,7 +44,7 @@ class PlainCache:
             self._encode(b, None if mean is None else np.asarray(mean[b]))
 
     def truncate(self, lengths):
-        """Tokens of a unit that is cut are in full precision again, as what they were recoded to."""
+        """Cuts sequences. Tokens of a unit that is cut are in full precision again, as what they were recoded to."""
         cache = self.cache
         for b, length in enumerate(lengths):
             self.keys[b], self.values[b] = self.keys[b][:length], self.values[b][:length]
@@ -90,7 +90,7 @@ class PlainCache:
         return found.swapaxes(1, 2).reshape(x.shape)
 
     def _mean_of(self, keys):
-        """The mean of those that are finite, without a rope only if it has three quarters of the energy."""
+        """Mean of the finite keys; without a rope only if it has three quarters of the energy."""
         if self.cache.key_form.rope is not None:
             keys = self._turned(keys, -self.cache.sinks - np.arange(len(keys)))
         keys = keys[np.isfinite(keys).all((1, 2))]
@@ -100,7 +100,7 @@ class PlainCache:
         return mean * ((mean**2).sum(-1) > 0.75 * (keys**2).sum(-1).mean(0))[:, None]
 
     def _turned(self, x, positions):
-        """By the plain rope of one frequency a plane, of which the halves are the first and the last coordinates."""
+        """Turns by the plain rope: one frequency a plane, whose halves are the first and the last coordinates."""
         rope = self.cache.key_form.rope
         assert rope.kind == "default"
         count = int(x.shape[-1] * rope.share + 1e-6)
@@ -145,6 +145,6 @@ class PlainCache:
 
 
 def error(a, b):
-    """Relative to the whole of b."""
+    """Relative error, by the norm of all of b."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     return np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30)

@@ -1,4 +1,4 @@
-"""A decoder of no cache in NumPy, in float64: what Llama and Qwen 2 compute, written out from their equations."""
+"""A decoder without a cache in NumPy, in float64: what Llama and Qwen 2 compute, written out from their equations."""
 
 import json
 

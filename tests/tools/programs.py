@@ -1,4 +1,4 @@
-"""What the library does of each part of methods, of caches and indexes, as programs of plain JAX that are compiled."""
+"""Programs of plain JAX to compile: the library's uses of each part of methods, of caches and indexes."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which parameters a test has, and which of them belong to the core."""
+"""Parameters of a test, and which of them belong to the core."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +17,7 @@ SEEN = {
     "rotor_chain_learned",  # rotorquant_learned and rotorquant_trellis
     "opq",  # lopq
 }
-"""Recipes that are made of the parts of others, which tests of every part leave out; a new one is not among them."""
+"""Recipes made of the parts of others, left out by tests of every part; a new recipe is not among them."""
 
 
 def distinct(names: Iterable[str]) -> list[str]:

@@ -6,8 +6,8 @@
     python -m tests.tools.tpu --programs    # every XLA program of the library
     python -m tests.tools.tpu --goldens     # renews tests/goldens/tpu.json, of `TESTED`, for this version of jax
 
-The compiler is that of libtpu, which looks for a TPU where it is imported, so it is not installed into the environment:
-compilation is a process of its own (`tests/tools/tpu_compile.py`).
+The compiler is that of libtpu, which looks for a TPU where it is imported, so it is not installed into the environment.
+Compilation is a process of its own (`tests/tools/tpu_compile.py`).
 """
 
 import argparse
@@ -40,24 +40,24 @@ TESTED = (
 )
 """Configurations with goldens: each kernel and kind of codes once."""
 SLACK = 1.1
-"""By which code, memory and instructions may grow."""
+"""Factor by which code, memory and instructions may grow."""
 
 
 class Chip(NamedTuple):
     topology: str
     bandwidth: float
-    """Of the memory, bytes a second (Google Cloud, "TPU v5e" and "TPU v6e")."""
+    """Memory bandwidth in bytes a second (Google Cloud, "TPU v5e" and "TPU v6e")."""
     clock: float
     """Cycles a second, from the peak of bfloat16 products and four units of 128 x 128, or of 256 x 256 (the same)."""
 
 
 CHIPS = {"v5e": Chip("v5e:2x2", 819e9, 1.5e9), "v6e": Chip("v6e:2x2", 1640e9, 1.75e9)}
 Records = dict[str, dict[str, dict[str, Any]]]
-"""{configuration: {chip: {code, temporary, blocks, step, head}}}, all numbers; of what does not compile {error}."""
+"""Records {configuration: {chip: {code, temporary, blocks, step, head}}} of numbers, or {error} of failures."""
 
 
 def wheels() -> list[str]:
-    """What compiling takes; nothing where the kernels do not exist, or where no wheels are made."""
+    """Returns the wheels that compiling takes; none where the kernels do not exist, or where no wheels are made."""
     if not has_kernels() or (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return []
     required = importlib.metadata.requires("jax") or []
@@ -65,15 +65,15 @@ def wheels() -> list[str]:
 
 
 def folder() -> Path:
-    """Where `make tpu-compile-env` puts the wheel; RQJAX_TPU_COMPILE names another place."""
+    """Returns the folder where `make tpu-compile-env` puts the wheel; RQJAX_TPU_COMPILE names another one."""
     return Path(os.environ.get("RQJAX_TPU_COMPILE") or Path(sys.prefix) / "tpu-compile")
 
 
 def compiled(module: str, names: list[str]) -> Records:
-    """What a process makes of names, for all chips: `tpu_compile` of kernels, `tpu_programs` of programs.
+    """Compiles the named configurations for all chips in one process: `tpu_compile` kernels, `tpu_programs` programs.
 
-    `code`, `temporary` and `blocks` are bytes, the last of VMEM; `step` and `head` the instructions (bundles) of a step
-    of a kernel's grid, but for what is done for each head, and of that.
+    `code`, `temporary` and `blocks` are bytes, the last of VMEM. `step` counts the instructions (bundles) of a step of
+    a kernel's grid outside the loop over heads; `head` counts those of one head.
 
     Raises:
       FileNotFoundError: the compiler is not there.
@@ -98,7 +98,7 @@ def compiled(module: str, names: list[str]) -> Records:
 
 
 def complaints(name: str, record: dict[str, dict[str, Any]], golden: dict[str, dict[str, Any]] | None) -> list[str]:
-    """What does not compile, or is worse than it was."""
+    """Returns complaints about what does not compile, or is worse than it was."""
     worse = []
     for chip, now in record.items():
         then = (golden or {}).get(chip)
@@ -118,7 +118,7 @@ def goldens() -> dict[str, Records]:
 
 
 def seconds(name: str, chip: str, record: dict[str, Any]) -> tuple[float, float, float]:
-    """What attention takes: by its instructions, by the bytes of codes, and by those of bfloat16."""
+    """Returns seconds that attention takes: by its instructions, by the bytes of codes, and by those of bfloat16."""
     from pallas_kernels.tpu.shapes import ATTENTION
 
     shape, of = ATTENTION[name.removeprefix("attention, ")], CHIPS[chip]

@@ -21,7 +21,7 @@ from pallas_kernels.tpu.shapes import CONFIGURATIONS
 from tests.tools.tpu import CHIPS, Records
 
 KERNELS = "decode_attention|encode|decode|roundtrip"
-"""Their names in dumps."""
+"""Names of the kernels in dumps."""
 
 
 def compile_for(chip: str, function: Callable[..., Any], *arguments: Any) -> jax.stages.Compiled:
@@ -56,8 +56,7 @@ def _record(dumps: Path, chip: str, name: str) -> dict[str, Any]:
 
 
 def _bundles(dumps: Path) -> tuple[Counter[int], int]:
-    """Instructions of the kernel, by the depth of the loop that they are in, and bytes of its blocks in VMEM, of which
-    there are two while it runs."""
+    """Counts instructions of the kernel by the depth of their loop, and bytes of its blocks in VMEM, two of each."""
     name = re.compile(rf"\d+-({KERNELS})(\.\d+)?-\d+-final_bundles.txt")
     (path,) = [path for path in dumps.iterdir() if name.fullmatch(path.name)]
     text = path.read_text()

@@ -13,7 +13,7 @@ from tests.tools.programs import PROGRAMS
 from tests.tools.tpu_compile import compile_for
 
 CHIP = "v5e"
-"""What XLA refuses of plain programs, it refuses of all chips."""
+"""Chip to compile for: what XLA refuses of plain programs, it refuses on all chips."""
 
 
 def main(names: list[str]) -> dict[str, dict[str, str]]:
@@ -25,7 +25,7 @@ def main(names: list[str]) -> dict[str, dict[str, str]]:
 
 
 def _compiled(chip: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
-    """What there is to say of a program: that it compiles, or why it does not."""
+    """Returns "compiles", or the reason why a program does not."""
     try:
         with formulated("tpu"):
             compile_for(chip, function, *arguments)
