@@ -224,7 +224,8 @@ def attend_with(
 
     def block(start: Array) -> Array:
         part = mask if mask is None or mask.shape[2] == 1 else lax.dynamic_slice_in_dim(mask, start, size, 2)
-        return at(*(lax.dynamic_slice_in_dim(x, start, size, 1) for x in (q, positions)), part)
+        some, where = (lax.dynamic_slice_in_dim(x, start, size, 1) for x in (q, positions))
+        return at(some, where, part)
 
     blocks = lax.map(block, jnp.arange(0, time, size))
     return jnp.moveaxis(blocks, 0, 1).reshape(batch, time + fill, q_heads, -1)[:, :time]
