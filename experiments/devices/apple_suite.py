@@ -1,5 +1,5 @@
 """RotorQuant's table of Metal shaders and TurboQuant MLX's table of tokens per second, on Apple's devices:
-`configs/apple_suite.py` has the command and what it shows.
+`configs/devices/apple_suite.py` has the command and what it shows.
 
 A case is one row: "quantize <vectors>" or "generate <strategy> <tokens>". What cannot be measured says so in its row.
 """

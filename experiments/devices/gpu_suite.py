@@ -1,4 +1,4 @@
-"""Tests and benchmarks of the GPU kernels in one run: `configs/gpu_suite.py` has the command and what it shows.
+"""Tests and benchmarks of the GPU kernels in one run: `configs/devices/gpu_suite.py` has the command and what it shows.
 
 A case is one row: "tests", "copy", "<operation> <method> <by> <vectors>" or
 "attend <cache> <by> <batch>x<tokens>x<query heads a KV head>". What cannot be measured says so in its row.

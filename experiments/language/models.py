@@ -18,7 +18,7 @@ from rqjax.nn import Decoder, exact_attention, find_checkpoint, load_calibration
 from rqjax.nn.advise import rates
 
 TRAINED = Path(__file__).parents[2] / "results" / "models"
-"""The decoders that `configs/train_lm.py` has trained, and `recall`, that of `configs/needle_model.py`."""
+"""Decoders trained by `configs/language/train_lm.py`, and `recall`, trained by `configs/language/needle_model.py`."""
 
 _COMMON = {"num_hidden_layers": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "max_position_embeddings": 8192}
 SHAPES: Registry = Registry(

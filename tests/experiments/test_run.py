@@ -59,7 +59,7 @@ def counted(monkeypatch):
 
 @pytest.mark.full
 def test_smoke_by_flags(tmp_path, command, capsys):
-    flags = ["--config=configs/smoke.py", "--config.grid.bits=(1, 3)", f"--workdir={tmp_path}"]
+    flags = ["--config=configs/codes/smoke.py", "--config.grid.bits=(1, 3)", f"--workdir={tmp_path}"]
     command(*flags)
     out = capsys.readouterr().out
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -86,7 +86,11 @@ def test_smoke_by_flags(tmp_path, command, capsys):
         ("--config.sedes=3", 'Did you mean "seeds" instead of "sedes"?'),
         ("--wrkdir=x", "Unknown command line flag 'wrkdir'. Did you mean: workdir ?"),
         ("--config.seeds=two", "invalid literal for int() with base 10: 'two'"),
-        ("--config=configs/nothere.py", "No such file or directory: 'configs/nothere.py'"),
+        ("--config=configs/distorton.py", "unknown config 'distorton'; did you mean 'distortion'"),
+        (
+            "--config=configs/distortion.py",
+            "there is no config configs/distortion.py; did you mean configs/codes/distortion.py?",
+        ),
         ("--config.grid.method=('rotorqant',)", "unknown method 'rotorqant'; did you mean 'rotorquant'"),
         ("--config.grid.data=('spher',)", "unknown data set 'spher'; did you mean 'sphere'"),
         ("--config.grid.bits=(9,)", "expected bits to be a whole number from 1 to 8, got 9"),
@@ -96,7 +100,7 @@ def test_smoke_by_flags(tmp_path, command, capsys):
 )
 def test_wrong_flags_are_one_line(flag, message, tmp_path, command):
     with pytest.raises(SystemExit) as stopped:
-        command("--config=configs/smoke.py", flag, f"--workdir={tmp_path}")
+        command("--config=configs/codes/smoke.py", flag, f"--workdir={tmp_path}")
     assert stopped.value.code.startswith("error: ")
     assert message in stopped.value.code
     assert "\n" not in stopped.value.code
@@ -105,7 +109,7 @@ def test_wrong_flags_are_one_line(flag, message, tmp_path, command):
 @pytest.mark.full
 def test_kill_loses_at_most_the_row_in_flight(tmp_path):
     """SIGKILL in the middle of a run; the next run repeats no row and finishes the grid."""
-    flags = ["--config=configs/smoke.py", "--config.grid.bits=(1, 2, 3)", f"--workdir={tmp_path}"]
+    flags = ["--config=configs/codes/smoke.py", "--config.grid.bits=(1, 2, 3)", f"--workdir={tmp_path}"]
     line = [sys.executable, "-m", "experiments.run", *flags]
     process = subprocess.Popen(line, cwd=ROOT, stderr=subprocess.DEVNULL)
     rows, deadline = tmp_path / "rows.jsonl", time.monotonic() + 120
@@ -147,8 +151,9 @@ def test_foreign_rows_are_refused(tmp_path):
 
 
 def test_a_config_by_its_name_and_what_help_says(command, capsys, tmp_path):
-    assert run.with_config(["run", "smoke", "--fresh"])[1:] == [f"--config={ROOT / 'configs/smoke.py'}", "--fresh"]
-    assert run.with_config(["run", "--config=smoke"])[1:] == [f"--config={ROOT / 'configs/smoke.py'}"]
+    smoke = f"--config={ROOT / 'configs/codes/smoke.py'}"
+    assert run.with_config(["run", "smoke", "--fresh"])[1:] == [smoke, "--fresh"]
+    assert run.with_config(["run", "--config=smoke"])[1:] == [smoke]
     with pytest.raises(SystemExit, match="error: unknown config 'smok'; did you mean 'smoke'"):
         run.with_config(["run", "smok"])
     with pytest.raises(SystemExit):
@@ -161,6 +166,14 @@ def test_a_config_by_its_name_and_what_help_says(command, capsys, tmp_path):
     out = capsys.readouterr().out
     assert out.startswith("Seconds: the machinery of a run")
     assert "  --config.grid.method=('identity', 'rotorquant')" in out
+
+
+def test_configs_lie_in_the_room_of_their_experiment():
+    found = list((ROOT / "configs").rglob("*.py"))
+    assert sorted(run.configs().values()) == sorted(found)
+    for path in found:
+        name = run.runpy.run_path(str(path))["get_config"]()["experiment"]
+        assert run.EXPERIMENTS[name].split(".")[1] == path.parent.name, path
 
 
 def test_shards_make_one_table(tmp_path, counted):
@@ -344,15 +357,15 @@ def test_tables_say_what_to_see(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     tables.make(["parameters"], tmp_path)
     out = capsys.readouterr().out
-    assert run.to_see(ROOT / "configs" / "parameters.py") in " ".join(out.split())
+    assert run.to_see(run.configs()["parameters"]) in " ".join(out.split())
     assert f"  {tmp_path}/parameters/: table.md, rows.csv\n" in out
     assert max(map(len, out.splitlines())) <= 120 + len(str(tmp_path))
     for name, part in tables.TABLES.items():
-        config = ROOT / "configs" / f"{name}.py"
+        config = run.configs()[name]
         assert run.to_see(config).startswith("To see: ")
-        grid = run.importlib.import_module(f"configs.{name}").get_config().grid.to_dict()
+        grid = run.runpy.run_path(str(config))["get_config"]().grid.to_dict()
         assert all(set(values) <= set(grid[key]) for key, values in part.items())
-    assert run.to_see(ROOT / "configs" / "smoke.py") == ""
+    assert run.to_see(run.configs()["smoke"]) == ""
 
 
 def test_an_unknown_table_is_one_line(monkeypatch):
@@ -393,7 +406,7 @@ def test_a_missing_extra_is_one_line(without, command, tmp_path):
     """Where it is met, before anything has run. HDF5 files: tests/experiments/test_vector_files.py."""
     without("matplotlib", "experiments.harness.plot", "experiments.codes.distortion")
     with pytest.raises(extras.MissingExtra, match=message("matplotlib", "experiments")):
-        command("--config=configs/smoke.py", f"--workdir={tmp_path}")
+        command("--config=configs/codes/smoke.py", f"--workdir={tmp_path}")
     without("tokenizers", "experiments.language.models", "experiments.data.text")
     for check in (samples.check, lambda name: exchange_theory.check({"data": name})):
         with pytest.raises(extras.MissingExtra, match=message("tokenizers", "flax")):
