@@ -17,7 +17,7 @@ from experiments.caches import attention_error
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
-from experiments.language.models import calibration, captured
+from experiments.models.models import calibration, captured
 from rqjax.core import Registry
 from rqjax.learning import losses
 from rqjax.recipes.learned import with_lloyd_levels

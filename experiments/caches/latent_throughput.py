@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import rqjax
-from experiments.caches import fitted
 from experiments.harness.table import Table
 from experiments.harness.texts import numbers
 from experiments.harness.timing import turns
+from experiments.models import fitted
 from rqjax.cache.kv import GROWTH
 from rqjax.cache.strategies import parsed, with_bits
 from rqjax.core import check_int

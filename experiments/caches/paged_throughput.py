@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import rqjax
-from experiments.caches import fitted
 from experiments.harness.table import Table
 from experiments.harness.timing import turns
+from experiments.models import fitted
 from rqjax.cache.kv import GROWTH
 from rqjax.core import PAGE
 

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 import rqjax
-from experiments.caches import attention_error, fitted
+from experiments.caches import attention_error
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
+from experiments.models import fitted
 from rqjax.cache.strategies import parsed, with_bits
 
 TABLES = (

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import rqjax
-from experiments.caches import attention_error, fitted
+from experiments.caches import attention_error
 from experiments.harness.table import Table
-from experiments.language.models import captured
 from experiments.language.perplexity import training_text
+from experiments.models import fitted
+from experiments.models.models import captured
 
 TABLES = (
     Table(

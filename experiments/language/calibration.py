@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from experiments.caches import fitted
 from experiments.harness.table import Table
 from experiments.language.model_memory import SHAPES, peak
+from experiments.models import fitted
 from rqjax.core import check_int
 from rqjax.nn import Decoder, DecoderConfig
 

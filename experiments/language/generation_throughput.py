@@ -19,7 +19,7 @@ from experiments.caches.kv_throughput import plain_attend, write
 from experiments.harness import plot as plots
 from experiments.harness.table import Table
 from experiments.harness.timing import turns
-from experiments.language import models
+from experiments.models import models
 from rqjax.cache.kv import GROWTH
 from rqjax.core import platforms
 from rqjax.nn import Decoder, DecoderConfig

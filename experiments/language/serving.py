@@ -9,8 +9,8 @@ import numpy as np
 
 from experiments.data import text
 from experiments.harness.table import Table
-from experiments.language import models
 from experiments.language.generation_throughput import decoder_of
+from experiments.models import models
 from rqjax import strategy
 from rqjax.core import check_int, nbytes
 from rqjax.nn import Decoder, Engine

@@ -12,8 +12,8 @@ from flax import nnx
 
 from experiments.data import text
 from experiments.harness.table import Table
-from experiments.language import models
-from experiments.language.training import Plan, train
+from experiments.models import models
+from experiments.models.training import Plan, train
 from rqjax.core.treefile import replacing
 from rqjax.nn import Decoder, DecoderConfig, save_decoder
 

@@ -19,12 +19,11 @@ from experiments.language import (
     calibration,
     generation_throughput,
     model_memory,
-    models,
     needle_model,
     perplexity,
     train_lm,
-    training,
 )
+from experiments.models import models, training
 from rqjax.nn import Decoder, DecoderConfig, generate, load_decoder
 from tests.nn.test_decoder import CHECKPOINTS, FORWARD, fields
 

@@ -265,12 +265,12 @@ def test_a_row_is_stale_when_what_it_was_made_with_has_changed(path, old, new, c
 def test_what_makes_the_rows_of_distortion():
     """What it takes by name from rqjax, and not all of it; what a data set imports when it is sampled."""
     code = sources._code(
-        ROOT, "experiments.codes.distortion", frozenset(["experiments.language.models", "rqjax.nn", "json"])
+        ROOT, "experiments.codes.distortion", frozenset(["experiments.models.models", "rqjax.nn", "json"])
     )
-    assert code.split("+")[1:] == ["experiments.language.models"]
+    assert code.split("+")[1:] == ["experiments.models.models"]
     _, now, later = sources._source(ROOT, "experiments.data.samples")
     assert {"rqjax.rotations.dense", "experiments.data.words"} <= now
-    assert later == {"experiments.language.models", "experiments.data.text"}
+    assert later == {"experiments.models.models", "experiments.data.text"}
     _, now, later = sources._source(ROOT, "experiments.codes.distortion")
     assert {"rqjax.recipes.methods", "rqjax.metrics", "experiments.data.samples"} <= now
     assert "rqjax" not in now
@@ -407,7 +407,7 @@ def test_a_missing_extra_is_one_line(without, command, tmp_path):
     without("matplotlib", "experiments.harness.plot", "experiments.codes.distortion")
     with pytest.raises(extras.MissingExtra, match=message("matplotlib", "experiments")):
         command("--config=configs/codes/smoke.py", f"--workdir={tmp_path}")
-    without("tokenizers", "experiments.language.models", "experiments.data.text")
+    without("tokenizers", "experiments.models.models", "experiments.data.text")
     for check in (samples.check, lambda name: exchange_theory.check({"data": name})):
         with pytest.raises(extras.MissingExtra, match=message("tokenizers", "flax")):
             check("kv")

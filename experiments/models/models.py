@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from experiments.caches import fitted
 from experiments.data import text
+from experiments.models import fitted
 from rqjax import Strategy
 from rqjax.core import Registry
 from rqjax.nn import Decoder, exact_attention, find_checkpoint, load_calibration, load_decoder

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 import rqjax
-from experiments.language import reading
+from experiments.models import reading
 from rqjax.core import check_int, extras
 from rqjax.nn import Decoder
 
