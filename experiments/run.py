@@ -33,7 +33,7 @@ from rqjax.core import check_int, extras, platforms, unknown_name
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with the config; see configs/.", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for rows, table and plots; runs/<config name>, or the config's.")
-EXPERIMENTS = sources.experiments(sources.ROOT)
+EXPERIMENTS = sources.experiments()
 SHARD = flags.DEFINE_string("shard", "0/1", "i/n: only the i-th of n parts of the rows, from 0.")
 FRESH = flags.DEFINE_bool("fresh", False, "Repeat the rows that were made by other code than today's.")
 TRACEBACK = flags.DEFINE_bool("traceback", False, "Show where an error comes from.")

@@ -23,6 +23,7 @@ from rqjax.learning import losses
 from rqjax.recipes.learned import with_lloyd_levels
 from rqjax.rotations import Chain, Hadamard, Rotor
 
+MADE_BY = ("experiments/caches/attention_error.py", "experiments/models/models.py", "rqjax/learning/*.py")
 TABLES = (
     Table(
         "Attention on held-out text after training by each loss: divergence of the weights (KL, nats), first token"

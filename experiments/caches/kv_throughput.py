@@ -26,6 +26,13 @@ from rqjax.cache.kv import GROWTH
 from rqjax.cache.strategies import parsed, with_bits
 from rqjax.core import check_int, extras
 
+MADE_BY = (
+    "rqjax/cache/strategies.py",
+    "rqjax/cache/append.py",
+    "rqjax/cache/attention.py",
+    "rqjax/cache/coded.py",
+    "rqjax/scoring/*.py",
+)
 TABLES = (
     Table(
         "Attention of one token, milliseconds, and how many times faster than a float32 and a bfloat16 cache",

@@ -25,6 +25,13 @@ from rqjax.cache.strategies import parsed, with_bits
 from rqjax.core import check_int
 from rqjax.quantizers.combinators import Split
 
+MADE_BY = (
+    "rqjax/cache/strategies.py",
+    "rqjax/cache/append.py",
+    "rqjax/cache/attention.py",
+    "rqjax/cache/coded.py",
+    "rqjax/scoring/*.py",
+)
 TABLES = (
     Table(
         "A cache of latents: bytes of it all against plain latents in bfloat16, attention of one token in milliseconds"

@@ -20,6 +20,7 @@ from experiments.harness.table import Table
 from experiments.models import fitted
 from rqjax.cache.strategies import parsed, with_bits
 
+MADE_BY = ("experiments/caches/attention_error.py", "rqjax/cache/strategies.py", "rqjax/rotations/rope.py")
 TABLES = (
     Table(
         "Keys with a bias before rotary positions: stored bits a number, divergence of the attention weights (KL,"

@@ -17,6 +17,7 @@ from experiments.harness.timing import turns
 from experiments.language import generation_throughput
 from rqjax.core import platforms
 
+MADE_BY = ("rqjax/recipes/methods.py", "rqjax/cache/strategies.py")
 TABLES = (
     Table(
         "Quantizing and reconstructing, d = 128, 3 bits: milliseconds; published: a Mac mini M4, PyTorch and a Metal"

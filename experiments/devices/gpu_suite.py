@@ -30,6 +30,7 @@ from rqjax.backends import hopper
 
 ROOT = Path(__file__).parents[2]
 STARTED = time.monotonic()
+MADE_BY = ("experiments/devices/gpu_*.py", "pallas_kernels/gpu/*.py", "rqjax/backends/hopper*.py")
 TABLES = (
     Table("Tests on the device, and its copy bandwidth", ("alone",), (), ("result",), having="alone"),
     Table(

@@ -24,6 +24,7 @@ from experiments.harness.timing import medians
 from rqjax.backends import tpu
 from rqjax.core import PAGE, nbytes, platforms
 
+MADE_BY = ("pallas_kernels/tpu/*.py", "rqjax/backends/tpu.py")
 TABLES = (
     Table("Tests on the device", ("alone",), (), ("result",), having="alone"),
     Table(

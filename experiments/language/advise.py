@@ -22,6 +22,7 @@ from rqjax import Strategy
 from rqjax.nn import Decoder
 from rqjax.nn.advise import Sensitivities, divergence, named_at, rates, sensitivities
 
+MADE_BY = ("experiments/models/models.py", "rqjax/cache/strategies.py", "rqjax/nn/advise.py")
 TABLES = (
     Table(
         "The same bits in all layers, keys and values, and bits as advised: stored bits a number, KL of the next-token"

@@ -14,6 +14,13 @@ from experiments.language.perplexity import training_text
 from experiments.models import fitted
 from experiments.models.models import captured
 
+MADE_BY = (
+    "experiments/caches/attention_error.py",
+    "experiments/language/perplexity.py",
+    "experiments/models/models.py",
+    "rqjax/cache/strategies.py",
+    "rqjax/recipes/methods.py",
+)
 TABLES = (
     Table(
         "Attention of whole models: cosine of the output, shares of heads and queries whose first token is first, and"

@@ -15,6 +15,7 @@ from experiments.models import fitted
 from rqjax.core import check_int
 from rqjax.nn import Decoder, DecoderConfig
 
+MADE_BY = ("rqjax/nn/calibration.py", "rqjax/recipes/klt.py")
 TABLES = (
     Table(
         "Quantizers fitted to the keys and values of all layers and heads: seconds with compilation, seconds a layer"

@@ -40,6 +40,7 @@ FIELDS = {
     "rope_theta": 1e5,
     "tie_word_embeddings": True,
 }
+MADE_BY = ("experiments/models/training.py", "rqjax/cache/strategies.py", "rqjax/recipes/methods.py")
 TABLES = (
     Table(
         "Values recalled exactly, of all that were asked for",

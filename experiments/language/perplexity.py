@@ -28,6 +28,13 @@ from rqjax import KVCache
 from rqjax.nn import Decoder
 from rqjax.quantizers.block_formats import FORMATS
 
+MADE_BY = (
+    "experiments/models/models.py",
+    "rqjax/cache/strategies.py",
+    "rqjax/recipes/methods.py",
+    "rqjax/recipes/learned.py",
+    "rqjax/recipes/klt.py",
+)
 TABLES = (
     Table(
         "Language models through a compressed cache: KL of the next-token distribution (nats), mean, median and that of"

@@ -29,6 +29,14 @@ from rqjax import KVCache
 from rqjax.core import unknown_name
 from rqjax.nn import Decoder
 
+MADE_BY = (
+    "experiments/data/ruler.py",
+    "experiments/models/reading.py",
+    "experiments/models/models.py",
+    "rqjax/cache/strategies.py",
+    "rqjax/recipes/methods.py",
+    "rqjax/recipes/klt.py",
+)
 TABLES = (
     Table(
         "Long-context tasks through a compressed cache: share of the answers in the replies, ± over seeds",

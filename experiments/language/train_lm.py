@@ -17,6 +17,7 @@ from experiments.models.training import Plan, train
 from rqjax.core.treefile import replacing
 from rqjax.nn import Decoder, DecoderConfig, save_decoder
 
+MADE_BY = ("experiments/models/training.py", "experiments/data/text.py", "rqjax/nn/decoder.py")
 TABLES = (
     Table(
         "Decoders trained on text",

@@ -1,5 +1,6 @@
 """Runs survive kills and resume, rows know their code, tables fit a terminal; what is wrong or missing is one line."""
 
+import ast
 import json
 import os
 import re
@@ -212,16 +213,14 @@ def test_fresh_repeats_the_rows_of_other_code_only(tmp_path, counted):
 
 TREE = {
     "experiments/toy.py": '"""Doc."""\n'
-    "import rqjax\nfrom experiments.harness.table import Table\n\n"
+    "from rqjax.a import used\n\n"
+    "MADE_BY = ('rqjax/a.py', 'rqjax/rooms/*')\n"
     "TABLES = (Table('Title'),)\n\n\n"
-    'def run(point):\n    """Doc."""\n    if point:\n        from experiments import late\n    return rqjax.used(1)\n',
-    "experiments/harness/table.py": "def Table(title):\n    return title\n",
-    "experiments/late.py": "LATE = 1\n",
-    "rqjax/__init__.py": "from rqjax.a import used as used\nfrom rqjax.b import unused as unused\n",
-    "rqjax/a.py": 'from rqjax.c import STEP\n\n\ndef used(x):\n    return x + STEP  # why\n\n\nTABLE = "levels.npz"\n',
-    "rqjax/b.py": "def unused(x):\n    return x\n",
-    "rqjax/c.py": 'STEP = 2\n"""Doc."""\n',
-    "rqjax/levels.npz": "1",
+    'def run(point):\n    """Doc."""\n    from rqjax.a import used\n    return used(1)\n',
+    "rqjax/a.py": "from rqjax.b import STEP\n\n\ndef used(x):\n    return x + STEP  # why\n",
+    "rqjax/b.py": "STEP = 2\n",
+    "rqjax/rooms/c.py": 'SIZE = 2\n"""Doc."""\n',
+    "rqjax/rooms/levels.npz": "1",
 }
 
 
@@ -231,14 +230,13 @@ TREE = {
         ("experiments/toy.py", "used(1)", "used(2)", True),
         ("experiments/toy.py", '"""Doc."""', '"""Another."""', False),
         ("experiments/toy.py", "'Title'", "'Another'", False),
-        ("experiments/harness/table.py", "return title", "return 1", False),
-        ("experiments/late.py", "1", "2", False),  # it has not been imported
+        ("experiments/toy.py", "from rqjax.a", "from rqjax.elsewhere.a", False),
         ("rqjax/a.py", "x + STEP", "x - STEP", True),
         ("rqjax/a.py", "# why", "# or why\n    # not", False),
-        ("rqjax/b.py", "return x", "return -x", False),
-        ("rqjax/c.py", "2", "3", True),
-        ("rqjax/c.py", "Doc", "Another", False),
-        ("rqjax/levels.npz", "1", "2", True),
+        ("rqjax/b.py", "2", "3", False),  # it is not named
+        ("rqjax/rooms/c.py", "2", "3", True),
+        ("rqjax/rooms/c.py", "Doc", "Another", False),
+        ("rqjax/rooms/levels.npz", "1", "2", True),
     ],
 )
 def test_a_row_is_stale_when_what_it_was_made_with_has_changed(path, old, new, changed, tmp_path, monkeypatch):
@@ -248,46 +246,38 @@ def test_a_row_is_stale_when_what_it_was_made_with_has_changed(path, old, new, c
             (tmp_path / folder / name).write_text(text)
     assert old in TREE[path]
     (tmp_path / "now" / path).write_text(TREE[path].replace(old, new))
-    monkeypatch.setattr(sources, "ROOT", tmp_path / "then")
-    row = {"experiment": "toy", "made_by": sources.code("toy")}
-    late = {
-        "experiment": "toy",
-        "made_by": sources._code(sources.ROOT, "experiments.toy", frozenset(["experiments.late"])),
-    }
-    assert late["made_by"].endswith("+experiments.late")
+
+    def code_in(folder):
+        with monkeypatch.context() as patch:
+            patch.setattr(sources, "ROOT", tmp_path / folder)
+            patch.setattr(sources, "experiments", lambda: {"toy": "experiments.toy"})
+            return sources.code.__wrapped__("toy")
+
+    assert (code_in("then") != code_in("now")) == changed
+
+
+def test_a_row_of_another_version_is_stale(monkeypatch):
+    row = {"experiment": "needle", "made_by": sources.code("needle")}
     assert sources.is_current(row)
-    assert sources.is_current(late)
-    monkeypatch.setattr(sources, "ROOT", tmp_path / "now")
-    assert sources.is_current(row) != changed
-    assert sources.is_current(late) != (changed or "late" in path)
+    assert not sources.is_current({"experiment": "needle"})
+    assert not sources.is_current({"experiment": "nothere", "made_by": row["made_by"]})
+    monkeypatch.setattr(sources.rqjax, "__version__", "0.0.1")
+    monkeypatch.setattr(sources, "code", sources.code.__wrapped__)
+    assert not sources.is_current(row)
 
 
-def test_what_makes_the_rows_of_distortion():
-    """What it takes by name from rqjax, and not all of it; what a data set imports when it is sampled."""
-    code = sources._code(
-        ROOT, "experiments.codes.distortion", frozenset(["experiments.models.models", "rqjax.nn", "json"])
-    )
-    assert code.split("+")[1:] == ["experiments.models.models"]
-    _, now, later = sources._source(ROOT, "experiments.data.samples")
-    assert {"rqjax.rotations.dense", "experiments.data.words"} <= now
-    assert later == {"experiments.models.models", "experiments.data.text"}
-    _, now, later = sources._source(ROOT, "experiments.codes.distortion")
-    assert {"rqjax.recipes.methods", "rqjax.metrics", "experiments.data.samples"} <= now
-    assert "rqjax" not in now
-
-
-def test_backends_make_rows_too():
-    """They register for operations when rqjax is imported; nothing that a row is made with imports them."""
-    code = lambda: sources._code.__wrapped__(ROOT, "experiments.codes.distortion", frozenset())  # noqa: E731
-    before = code()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "REGISTERING", {})
-        assert code() != before
+@pytest.mark.parametrize("name", sources.experiments())
+def test_experiments_name_what_makes_their_rows(name):
+    """All that they name exists, rqjax or its kernels among it."""
+    own = (ROOT / sources.experiments()[name].replace(".", "/")).with_suffix(".py")
+    patterns = ast.literal_eval(re.search(r"^MADE_BY = (\(.*?\))$", own.read_text(), re.MULTILINE | re.DOTALL)[1])
+    assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []
+    assert {"rqjax", "pallas_kernels"} & {path.relative_to(ROOT).parts[0] for path in sources.files(own)}
 
 
 def test_stale_results_are_listed(tmp_path):
     current = sources.code("needle")
-    for name, codes in {"a": [current, current], "b": [current, "0" * 12, ""], "c": ["+no.such.module"]}.items():
+    for name, codes in {"a": [current, current], "b": [current, "0" * 12, ""], "c": ["0.1.0+"]}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "rows.csv").write_text(
             "experiment,made_by\n" + "".join(f"needle,{code}\n" for code in codes)
