@@ -1,4 +1,4 @@
-"""Realistic arguments of `decode_attention`, for tests of compilation and for benchmarks."""
+"""Realistic arguments of Hopper's `decode_attention`, for tests that compile it."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Realistic uses of the kernels, shared by the tests that compile them and by benchmarks."""
+"""Realistic uses of the kernels for Hopper, for tests that compile them."""
 
 import functools
 from collections.abc import Callable
@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gpu import decode as decoding, decode_attention_shapes, encode as encoding, packing, roundtrip
+from pallas_kernels.gpu import decode as decoding, encode as encoding, packing, roundtrip
 from pallas_kernels.gpu.decode_attention import decode_attention
+from tests.tools.hopper_attention_shapes import SHAPES
 
 Configuration: TypeAlias = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
 """A function and the shapes of its arguments."""
@@ -65,7 +66,7 @@ def _attention(name: str) -> Configuration:
     def run(*arguments):
         return decode_attention(*arguments[:-1], tables=arguments[-1])
 
-    return run, decode_attention_shapes.SHAPES[name].arguments()
+    return run, SHAPES[name].arguments()
 
 
 CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {
@@ -98,5 +99,5 @@ CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {
     "eden_encode_128_3_float32": functools.partial(_encode_scaled, 128, 3),
     "sign_sketch_128_float32": functools.partial(_sketch, 128, "float32"),
     "sign_sketch_256_bfloat16": functools.partial(_sketch, 256, "bfloat16"),
-    **{f"decode_attention {name}": functools.partial(_attention, name) for name in decode_attention_shapes.SHAPES},
+    **{f"decode_attention {name}": functools.partial(_attention, name) for name in SHAPES},
 }

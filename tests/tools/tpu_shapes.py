@@ -1,4 +1,4 @@
-"""Realistic uses of the kernels, for tests that compile them and for benchmarks."""
+"""Realistic uses of the kernels for TPUs, for tests that compile them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
