@@ -70,7 +70,7 @@ tables: $(VENV)/.tables ## an environment and seven tables on synthetic data and
 
 models: env ## tables on language models, an hour
 	@for name in $(MODEL_TABLES); do \
-		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
+		$(RUN) -m experiments.run $$name --workdir=$(WORKDIR)/$$name || exit 1; \
 	done
 
 # A worker takes whole files, so that what their tests share is made once. One that dies ends the run: a new one would
@@ -130,7 +130,7 @@ lint: env ## ruff and pyright
 
 bench: env ## the tables of speed
 	@for name in throughput kv_throughput generation_throughput trellis_throughput qet_throughput search_throughput; do \
-		$(RUN) -m experiments.run --config=configs/$$name.py --workdir=$(WORKDIR)/$$name || exit 1; \
+		$(RUN) -m experiments.run $$name --workdir=$(WORKDIR)/$$name || exit 1; \
 	done
 
 clean: ## removes environments and runs/

@@ -19,8 +19,8 @@ from absl import app, flags
 
 import experiments
 from experiments.data import text
-from experiments.language import models
-from experiments.language.advice import frontier, parse, table, under
+from experiments.models import models
+from experiments.models.advice import frontier, parse, table, under
 from rqjax.core import check_int
 from rqjax.nn import save_calibration
 from rqjax.nn.advise import sensitivities

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from absl import app, flags
 
 import experiments
-from experiments.caches import fitted
 from experiments.data import text
-from experiments.language import models
+from experiments.models import fitted, models
 from rqjax.core import check_int
 from rqjax.nn import save_calibration
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from absl import app, flags
 
 import experiments
-from experiments.language.models import captured
+from experiments.models.models import captured
 from rqjax.core import check_int
 from rqjax.core.treefile import replacing
 

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 import experiments
 import rqjax
-from experiments.language import chat, models
+from experiments.models import chat, models
 from rqjax.core import PAGE, check_int
 from rqjax.nn import Engine, generate
 

@@ -13,14 +13,14 @@ from typing import Any
 from absl import app, flags
 
 import experiments
-from experiments.language import models
+from experiments.models import models
 from rqjax.core import extras, unknown_name
 
 with extras.explained():
     from lm_eval import simple_evaluate, utils
     from lm_eval.tasks import TaskManager
 
-    from experiments.language.cached_lm import CachedLM
+    from experiments.models.cached_lm import CachedLM
 
 MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
 STRATEGY = flags.DEFINE_string("strategy", "eden_4", "Of the cache, as in experiments.generate.")

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import rqjax
-from experiments.run import to_see
+from experiments import run
 
 ROOT = Path(__file__).parent.parent
 API = re.compile(r"(<!-- api -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -21,9 +21,9 @@ DOCUMENTS = [
 CONFIGS = ROOT / "configs" / "README.md"
 ABOVE = """# Configs
 
-Each file is a grid and says what it is for: `python -m experiments.run --config=configs/NAME.py`. Generated from their
-docstrings by `python -m experiments.readme`; minutes are those that the rows in [results/](../results/README.md) took,
-on two hardware threads.
+Each file is a grid and says what it is for: `python -m experiments.run NAME`. Files lie in the room of the experiment
+that they run. Generated from their docstrings by `python -m experiments.readme`; minutes are those that the rows in
+[results/](../results/README.md) took, on two hardware threads.
 
 | config | what it is about | minutes | extras |
 | --- | --- | ---: | --- |
@@ -44,14 +44,14 @@ def api() -> str:
 
 def configs() -> str:
     """configs/README.md."""
-    return ABOVE + "\n".join(map(_line, sorted((ROOT / "configs").glob("*.py")))) + "\n"
+    return ABOVE + "\n".join(map(_line, run.configs().values())) + "\n"
 
 
 def _line(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
     extras = ", ".join(f"`{name}`" for name in re.findall(r"extra `(\w+)`", text))
-    about = " ".join([text.partition("\n\n")[0].replace("\n", " "), to_see(path)]).strip()
-    return f"| [{path.stem}]({path.name}) | {about} | {_minutes(path.stem)} | {extras} |"
+    about = " ".join([text.partition("\n\n")[0].replace("\n", " "), run.to_see(path)]).strip()
+    return f"| [{path.stem}]({path.relative_to(CONFIGS.parent)}) | {about} | {_minutes(path.stem)} | {extras} |"
 
 
 def _minutes(name: str) -> str:

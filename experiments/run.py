@@ -1,7 +1,7 @@
 """Runs an experiment: every point of the config's grid is one row; table, CSV and plots are derived from the rows.
 
-    python -m experiments.run --config=configs/distortion.py --config.grid.bits='(2,3)' --workdir=runs/distortion
-    python -m experiments.run distortion              # the same config by its name
+    python -m experiments.run --config=configs/codes/distortion.py --config.grid.bits='(2,3)'
+    python -m experiments.run distortion              # the whole grid of the same config, by its name
     python -m experiments.run distortion --help       # what it is about, its grid and other values
     python -m experiments.run distortion --shard=0/4  # a fourth of its rows; other machines make the others
 
@@ -33,7 +33,7 @@ from rqjax.core import check_int, extras, platforms, unknown_name
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with the config; see configs/.", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for rows, table and plots; runs/<config name>, or the config's.")
-EXPERIMENTS = sources.experiments(sources.ROOT)
+EXPERIMENTS = sources.experiments()
 SHARD = flags.DEFINE_string("shard", "0/1", "i/n: only the i-th of n parts of the rows, from 0.")
 FRESH = flags.DEFINE_bool("fresh", False, "Repeat the rows that were made by other code than today's.")
 TRACEBACK = flags.DEFINE_bool("traceback", False, "Show where an error comes from.")
@@ -119,25 +119,43 @@ def _default_workdir(config: Mapping[str, Any], name: str) -> str:
     return f"runs/{name}" if config.get("rehearse") else config.get("workdir") or f"runs/{name}"
 
 
+def configs() -> dict[str, Path]:
+    """The files of all configs by name, in whichever room they are."""
+    return {path.stem: path for path in sorted(sources.ROOT.glob("configs/*/*.py"), key=lambda path: path.stem)}
+
+
+def find(name: str) -> str:
+    """The path of a config, given by its name or path.
+
+    Raises:
+        LookupError: If there is none; the message names the nearest one.
+    """
+    known, stem = configs(), Path(name).stem
+    if name in known:
+        return str(known[name])
+    if Path(name.partition(":")[0]).is_file():
+        return name
+    if stem in known:
+        raise LookupError(f"there is no config {name}; did you mean {known[stem].relative_to(sources.ROOT)}?")
+    raise unknown_name("config", stem, known)
+
+
 def with_config(argv: list[str]) -> list[str]:
-    """Arguments with a config's name as its file; for --help prints what there is to know, and exits.
+    """Puts the path of a config in the place of its name; prints what there is to know for --help, and exits.
 
     The name is the first argument, or the value of --config.
     """
     args = argv[1:]
     if args and not args[0].startswith("-"):
         args[0] = f"--config={args[0]}"
-    place = next((i for i, arg in enumerate(args) if arg.startswith("--config=")), None)
-    name = "" if place is None else args[place].removeprefix("--config=")
-    known = {path.stem: path for path in sorted(sources.ROOT.glob("configs/*.py"))}
-    if place is not None and not Path(name.partition(":")[0]).exists():
-        if Path(name).stem not in known:
-            sys.exit(f"error: {experiments.one_line(unknown_name('config', name, known))}")
-        args[place] = f"--config={known[Path(name).stem]}"
+    try:
+        files = {i: find(arg.removeprefix("--config=")) for i, arg in enumerate(args) if arg.startswith("--config=")}
+    except LookupError as error:
+        sys.exit(f"error: {experiments.one_line(error)}")
     if any(arg in ("--help", "-h", "--helpshort") for arg in args):
-        print(about(Path(args[place].removeprefix("--config="))) if place is not None else _help(known.values()))
+        print(about(Path(*list(files.values())[-1:])) if files else _help(configs().values()))
         sys.exit()
-    return [argv[0], *args]
+    return [argv[0], *(f"--config={files[i]}" if i in files else arg for i, arg in enumerate(args))]
 
 
 def about(path: Path) -> str:

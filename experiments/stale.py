@@ -29,4 +29,4 @@ if __name__ == "__main__":
         print(f"{name:22} of {count:4} rows {other:4} are of other code than today's, {unknown:4} of unknown code")
     print(f"{len(found)} of {len(list(RESULTS.glob('*/rows.csv')))} tables hold rows that today's code did not make.")
     if found:
-        print("Anew: python -m experiments.run --config=configs/<config>.py --workdir=results/<table> --fresh")
+        print("Anew: python -m experiments.run <config> --workdir=results/<table> --fresh")

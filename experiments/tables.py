@@ -4,8 +4,8 @@ that are named.
     python -m experiments.tables --into=runs parameters cache_size
 """
 
-import importlib
 import os
+import runpy
 import sys
 import time
 from collections.abc import Sequence
@@ -15,10 +15,8 @@ from absl import app, flags
 
 import experiments
 from experiments import run
-from rqjax.core import unknown_name
 
 INTO = flags.DEFINE_string("into", "runs", "Folder with a folder for each table.")
-CONFIGS = Path("configs")
 TABLES: dict[str, dict[str, tuple]] = {
     "parameters": {},
     "kv_memory": {},
@@ -33,23 +31,23 @@ NEXT = """
 To try next:
   make test     the test suite
   make models   tables on language models, an hour
-  {python} -m experiments.run --config=configs/distortion.py
+  {python} -m experiments.run distortion
                 the whole grid of a config; it keeps the rows that are there
 The tables of all configs are in results/; README.md says what they mean."""
 
 
 def make(names: Sequence[str], into: Path) -> None:
     """Makes the tables of these configs, prints each as it is done, and at the end what was made."""
-    made = {}
-    for number, name in enumerate(names, 1):
+    made, paths = {}, {path.stem: path for path in map(Path, map(run.find, names))}
+    for number, (name, path) in enumerate(paths.items(), 1):
         start = time.perf_counter()
-        config = importlib.import_module(f"{CONFIGS}.{name}").get_config().to_dict()
+        config = runpy.run_path(str(path))["get_config"]().to_dict()
         part = TABLES.get(name, {})
         config["grid"] |= part
         chosen = "".join(f", {key} {', '.join(map(str, values))}" for key, values in part.items())
-        print(f"[{number} of {len(names)}] configs/{name}.py{chosen}\n", flush=True)
+        print(f"[{number} of {len(paths)}] {name}{chosen}\n", flush=True)
         made[name] = run.run(config, into / name)
-        print(run.shown(made[name], run.to_see(CONFIGS / f"{name}.py")))
+        print(run.shown(made[name], run.to_see(path)))
         print(f"({time.perf_counter() - start:.0f} s)\n", flush=True)
     print("Made (each folder also keeps rows.jsonl, from which a run goes on):")
     for name, what in made.items():
@@ -60,9 +58,6 @@ def make(names: Sequence[str], into: Path) -> None:
 def main(argv: list[str]) -> None:
     names = argv[1:] or list(TABLES)
     try:
-        for name in names:
-            if not (CONFIGS / f"{name}.py").exists():
-                raise unknown_name("config", name, sorted(path.stem for path in CONFIGS.glob("*.py")))
         make(names, Path(INTO.value))
     except (ValueError, TypeError, LookupError, OSError) as error:
         sys.exit(f"error: {experiments.one_line(error)}")

@@ -25,7 +25,7 @@ Parts, which nest
     Normalized Scaled Gain Centered Rotated Residual Split PerHead PerChannel Balanced Clipped Local
     Scalar lloyd_max Affine MinMax Uniform Blocks Columns Trellis trellis_coded TrellisColumns NestedE8 Product
     Exchange Exact Sign
-    rotations clifford codebooks packing
+    rotations codebooks packing
 New ones
     Quantizer Codes pytree static
 What is measured, and bounds for it
@@ -142,7 +142,7 @@ from rqjax.recipes.oscar import oscar as oscar
 from rqjax.recipes.product import lopq as lopq, opq as opq, pq as pq, qet as qet
 from rqjax.recipes.sketches import Sign as Sign
 from rqjax.recipes.strategies import STRATEGIES as STRATEGIES, strategy as strategy
-from rqjax.rotations import Rope as Rope, clifford as clifford
+from rqjax.rotations import Rope as Rope
 from rqjax.search.index import Index as Index
 from rqjax.search.ivf import IVF as IVF
 from rqjax.storage import load as load, save as save

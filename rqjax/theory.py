@@ -25,11 +25,6 @@ def inner_product_lower_bound(bits: float | int, dim: int) -> float:
     return 4.0**-bits / dim
 
 
-def qjl_variance(dim: int) -> float:
-    """Variance of the Gaussian sign sketch for unit vectors: at most pi / (2 d) (Lemma 4)."""
-    return math.pi / (2 * dim)
-
-
 def lloyd_max(bits: int, dim: int | None = None) -> float:
     """D of the Lloyd-Max quantizer: TurboQuant-mse's exact distortion after a uniform rotation."""
     return codebooks.distortion(bits, dim)

@@ -1,4 +1,4 @@
-"""Layout of the rooms of rqjax: who imports whom."""
+"""Layout of the rooms of rqjax and of the experiments: who imports whom."""
 
 import ast
 import subprocess
@@ -22,19 +22,35 @@ FLOORS = (
 """Rooms; each may import from its own and from those before it."""
 AT_ROOT = {"metrics": 0, "theory": 3, "storage": 8}
 """Modules outside the rooms, and how many floors they may import from; `__init__` from all."""
-PATHS = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted((ROOT / "rqjax").rglob("*.py"))
-}
+EXPERIMENTS_FLOORS = (
+    ("harness",),
+    ("data", "models"),
+    ("caches", "codes", "matrices", "search"),
+    ("language",),
+    ("devices",),
+)
+"""Rooms of experiments; each may import from its own floor and from those before it, none from a command."""
 
 
-def imports(module: str) -> set[str]:
-    """The modules of rqjax that a module imports, within functions too."""
+def modules(package: str) -> dict[str, Path]:
+    """The files of the modules in a package, by name."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
+PATHS = modules("rqjax")
+EXPERIMENTS = modules("experiments")
+
+
+def imports(module: str, paths: dict[str, Path] = PATHS) -> set[str]:
+    """The modules of its package that a module imports, within functions too."""
     found = set()
-    for node in ast.walk(ast.parse(PATHS[module].read_text())):
-        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "rqjax":
+    for node in ast.walk(ast.parse(paths[module].read_text())):
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == module.partition(".")[0]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            found |= {name if name in PATHS else str(node.module) for name in names}
+            found |= {name if name in paths else str(node.module) for name in names}
     return found
 
 
@@ -66,16 +82,30 @@ def test_no_arrow_goes_up():
     assert wrong == []
 
 
-def depths() -> dict[str, int]:
+def depths(paths: dict[str, Path] = PATHS) -> dict[str, int]:
     """Returns how many modules each needs beneath it; a circle raises RecursionError."""
     known: dict[str, int] = {}
 
     def depth(module: str) -> int:
         if module not in known:
-            known[module] = 1 + max((depth(other) for other in imports(module) - {module}), default=-1)
+            known[module] = 1 + max((depth(other) for other in imports(module, paths) - {module}), default=-1)
         return known[module]
 
-    return {module: depth(module) for module in PATHS}
+    return {module: depth(module) for module in paths}
+
+
+def test_no_arrow_between_rooms_of_experiments_goes_up():
+    height = {name: i for i, rooms in enumerate(EXPERIMENTS_FLOORS) for name in rooms}
+    inside = [module for module, path in EXPERIMENTS.items() if path.parent != ROOT / "experiments"]
+    assert {room(module) for module in inside} == set(height)
+    wrong = [
+        f"{module} -> {other}"
+        for module in inside
+        for other in imports(module, EXPERIMENTS) - {"experiments"}
+        if height.get(room(other), len(height)) > height[room(module)]
+    ]
+    assert wrong == []
+    assert max(depths(EXPERIMENTS).values()) < 12  # no circle
 
 
 def test_there_is_no_circle_and_no_tower():

@@ -6,7 +6,7 @@ import re
 import pytest
 
 import rqjax
-from experiments import readme
+from experiments import readme, run
 from rqjax import METHODS
 from tests.tools.suites import some
 
@@ -128,10 +128,10 @@ def test_every_method_and_public_name_is_listed():
 
 def test_committed_results_have_their_config():
     """Results have a config of their name, or one that names their folder."""
-    texts = [path.read_text() for path in (readme.ROOT / "configs").glob("*.py")]
+    configs = run.configs()
+    texts = [path.read_text() for path in configs.values()]
     for rows in (readme.ROOT / "results").glob("*/rows.csv"):
         folder = rows.parent
-        named = (readme.ROOT / "configs" / f"{folder.name}.py").exists()
-        assert named or any(f'"workdir": "results/{folder.name}"' in text for text in texts)
+        assert folder.name in configs or any(f'"workdir": "results/{folder.name}"' in text for text in texts)
         assert {"table.md", "rows.csv"} <= {path.name for path in folder.iterdir()}
         assert f"]({folder.name}/table.md)" in TEXTS["results/README.md"], f"no link to the table of {folder.name}"

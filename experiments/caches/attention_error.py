@@ -19,6 +19,7 @@ TINY = float(jnp.finfo(jnp.float32).tiny)
 """The least weight, that of what gets none; smaller ones are 0 to XLA."""
 DATA = ("gaussian", "outlier_channels", "key_bias", "outlier_channels_and_key_bias")
 
+MADE_BY = ("rqjax/recipes/strategies.py", "rqjax/recipes/methods.py")
 TABLES = (
     Table(
         "Divergence of the attention weights (KL, nats), first and first five tokens kept, cosine of the output",

@@ -17,12 +17,13 @@ from experiments.caches import attention_error
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
-from experiments.language.models import calibration, captured
+from experiments.models.models import calibration, captured
 from rqjax.core import Registry
 from rqjax.learning import losses
 from rqjax.recipes.learned import with_lloyd_levels
 from rqjax.rotations import Chain, Hadamard, Rotor
 
+MADE_BY = ("experiments/caches/attention_error.py", "experiments/models/models.py", "rqjax/learning/*.py")
 TABLES = (
     Table(
         "Attention on held-out text after training by each loss: divergence of the weights (KL, nats), first token"
@@ -37,15 +38,10 @@ TABLES = (
 LOSSES: Registry = Registry(
     "loss",
     {
-        "none": lambda scale, q, weights: losses.Distortion(),
-        "distortion": lambda scale, q, weights: losses.Distortion(),
-        "soft": lambda scale, q, weights: losses.Soft(losses.Distortion()),
-        "gaussian": lambda scale, q, weights: losses.GaussianDistortion(),
-        "scores": lambda scale, q, weights: losses.ScoreError.of(q),
-        "scores_soft": lambda scale, q, weights: losses.Soft(losses.ScoreError.of(q)),
-        "softmax": lambda scale, q, weights: losses.SoftmaxKL(q, scale),
-        "softmax_soft": lambda scale, q, weights: losses.Soft(losses.SoftmaxKL(q, scale)),
-        "output": lambda scale, q, weights: losses.OutputError(),
+        "none": lambda q: losses.Distortion(),
+        "distortion": lambda q: losses.Distortion(),
+        "scores": losses.ScoreError.of,
+        "output": lambda q: losses.OutputError(),
     },
 )
 """Of the queries (m, d) that meet a head of keys."""
@@ -57,8 +53,8 @@ def check(point: dict[str, Any]) -> None:
         raise ValueError(f"expected side 'keys' or 'values', got {point['side']!r}")
     if point["loss"] == "output" and point["side"] == "keys":
         raise ValueError("the loss 'output' is for values")
-    if point["loss"].startswith(("scores", "softmax")) and point["side"] == "values":
-        raise ValueError(f"the loss {point['loss']!r} is for keys")
+    if point["loss"] == "scores" and point["side"] == "values":
+        raise ValueError("the loss 'scores' is for keys")
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
@@ -87,13 +83,13 @@ def _fit(point: dict[str, Any], layer: int, qkv: list[jax.Array], scale: float) 
     queries = jnp.swapaxes(q.reshape(time, heads, -1, dim), 0, 1)
     chosen = jax.random.choice(jax.random.key(layer), time, (point["queries"],), replace=False)
     weights = _weights(queries, jnp.swapaxes(k, 0, 1), point["context"], scale)
-    train = _trainer(point["loss"], point["bits"], point["steps"], float(scale))
+    train = _trainer(point["loss"], point["bits"], point["steps"])
     keys = jax.random.split(jax.random.fold_in(jax.random.key(0), layer), (point["seeds"], heads))
     return train(keys, x, queries[:, chosen].reshape(heads, -1, dim), weights)
 
 
 @functools.cache
-def _trainer(loss: str, bits: int, steps: int, scale: float) -> Any:
+def _trainer(loss: str, bits: int, steps: int) -> Any:
     def one(key: jax.Array, x: jax.Array, queries: jax.Array, weights: jax.Array) -> Any:
         first, second, third = jax.random.split(key, 3)
         rotation = Chain((Rotor.random(first, x.shape[1]), Hadamard.random(second, x.shape[1])))
@@ -105,7 +101,7 @@ def _trainer(loss: str, bits: int, steps: int, scale: float) -> Any:
             (x, weights) if loss == "output" else x,
             third,
             where=lambda q: (q.inner.rotation, q.inner.inner),
-            loss=LOSSES[loss](scale, queries, weights),
+            loss=LOSSES[loss](queries),
             steps=steps,
             patience=20,
         )[0]

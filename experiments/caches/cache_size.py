@@ -12,6 +12,7 @@ from experiments.harness import published
 from experiments.harness.table import Table
 from rqjax import metrics
 
+MADE_BY = ("rqjax/recipes/methods.py", "rqjax/cache/kv.py")
 TABLES = (
     Table(
         "Cache of a whole model, MB of 2^20 bytes counted from the arrays",

@@ -18,6 +18,7 @@ MODELS = {
 }
 """Layers, heads of keys and values, head dimension."""
 
+MADE_BY = ("rqjax/recipes/strategies.py", "rqjax/cache/kv.py")
 TABLES = (
     Table(
         "Cache of a whole model, MB of 10^6 bytes counted from the arrays",

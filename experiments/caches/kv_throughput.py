@@ -16,16 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 
 import rqjax
-from experiments.caches import fitted
 from experiments.data import samples
 from experiments.harness import plot as plots
 from experiments.harness.table import Table
 from experiments.harness.texts import numbers
 from experiments.harness.timing import turns
+from experiments.models import fitted
 from rqjax.cache.kv import GROWTH
 from rqjax.core import check_int, extras
 from rqjax.recipes.strategies import parsed, with_bits
 
+MADE_BY = (
+    "rqjax/recipes/strategies.py",
+    "rqjax/cache/append.py",
+    "rqjax/cache/attention.py",
+    "rqjax/cache/coded.py",
+    "rqjax/scoring/*.py",
+)
 TABLES = (
     Table(
         "Attention of one token, milliseconds, and how many times faster than a float32 and a bfloat16 cache",
@@ -131,7 +138,7 @@ def _strategy(name: str, heads: int, dim: int) -> rqjax.Strategy:
 def _keys_before_they_turn(heads: int, dim: int) -> jax.Array:
     """Of all layers of a trained model, (heads, n, dim): few of their principal axes have variance."""
     with extras.explained():
-        from experiments.language import models
+        from experiments.models import models
 
     name = models.BY_DIM[dim]
     arrays, ropes = models.calibration(name, "", FITTED_TO // 2, 2), models.load(name).decoder.config.ropes

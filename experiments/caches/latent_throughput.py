@@ -16,15 +16,22 @@ import jax.numpy as jnp
 import numpy as np
 
 import rqjax
-from experiments.caches import fitted
 from experiments.harness.table import Table
 from experiments.harness.texts import numbers
 from experiments.harness.timing import turns
+from experiments.models import fitted
 from rqjax.cache.kv import GROWTH
 from rqjax.core import check_int
 from rqjax.quantizers.combinators import Split
 from rqjax.recipes.strategies import parsed, with_bits
 
+MADE_BY = (
+    "rqjax/recipes/strategies.py",
+    "rqjax/cache/append.py",
+    "rqjax/cache/attention.py",
+    "rqjax/cache/coded.py",
+    "rqjax/scoring/*.py",
+)
 TABLES = (
     Table(
         "A cache of latents: bytes of it all against plain latents in bfloat16, attention of one token in milliseconds"

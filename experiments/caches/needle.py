@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import rqjax
 from experiments.harness.table import Table
 
+MADE_BY = ("rqjax/recipes/methods.py",)
 TABLES = (
     Table(
         "Needles whose key scores highest, of all that were looked for",

@@ -9,12 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 
 import rqjax
-from experiments.caches import fitted
 from experiments.harness.table import Table
 from experiments.harness.timing import turns
+from experiments.models import fitted
 from rqjax.cache.kv import GROWTH
 from rqjax.core import PAGE
 
+MADE_BY = (
+    "rqjax/recipes/strategies.py",
+    "rqjax/cache/append.py",
+    "rqjax/cache/attention.py",
+    "rqjax/cache/coded.py",
+    "rqjax/scoring/*.py",
+)
 TABLES = (
     Table(
         "Milliseconds of attention and of appending a token, and the ratio of those in pages to those without",

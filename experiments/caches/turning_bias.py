@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 
 import rqjax
-from experiments.caches import attention_error, fitted
+from experiments.caches import attention_error
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
+from experiments.models import fitted
 from rqjax.recipes.strategies import parsed, with_bits
 
+MADE_BY = ("experiments/caches/attention_error.py", "rqjax/recipes/strategies.py", "rqjax/rotations/rope.py")
 TABLES = (
     Table(
         "Keys with a bias before rotary positions: stored bits a number, divergence of the attention weights (KL,"

@@ -14,6 +14,13 @@ from experiments.harness import plot as plots
 from experiments.harness.table import Row, Table
 from experiments.harness.timing import medians
 
+MADE_BY = (
+    "experiments/codes/distortion.py",
+    "experiments/data/samples.py",
+    "rqjax/recipes/methods.py",
+    "rqjax/quantizers/scalar.py",
+    "rqjax/quantizers/trellis.py",
+)
 TABLES = (
     Table(
         "Error over Shannon's bound at the bits that are stored, norms included; thousands of vectors a second, and how"

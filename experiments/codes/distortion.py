@@ -13,6 +13,7 @@ from experiments.harness import plot as plots, published
 from experiments.harness.table import Row, Table
 from rqjax import metrics, theory
 
+MADE_BY = ("experiments/data/samples.py", "rqjax/recipes/methods.py", "rqjax/metrics.py")
 TABLES = (
     Table(
         "Relative mean squared error",

@@ -13,6 +13,7 @@ from experiments.harness.timing import turns
 from rqjax.core import unknown_name
 
 OPERATIONS = ("encode", "decode", "dot", "append", "attend", "search")
+MADE_BY = ("rqjax/core/dispatch.py",)
 TABLES = (
     Table(
         "Milliseconds of a call outside jit and of one inside, and what the former takes more than 3 times the latter",

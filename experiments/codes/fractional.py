@@ -12,6 +12,7 @@ from experiments.harness.texts import numbers
 from rqjax import lloyd_max, theory
 from rqjax.rotations import Dense
 
+MADE_BY = ("experiments/codes/distortion.py", "experiments/data/samples.py", "rqjax/codebooks/lloyd_max.py")
 TABLES = (
     Table(
         "Bits split over the channels",

@@ -16,6 +16,7 @@ from experiments.harness import plot as plots, published
 from experiments.harness.table import Row, Table
 from rqjax import metrics, theory
 
+MADE_BY = ("experiments/data/samples.py", "rqjax/recipes/methods.py", "rqjax/metrics.py")
 TABLES = (
     Table(
         "Inner products of pairs of unit vectors, estimated from the codes of one",

@@ -8,6 +8,7 @@ import rqjax
 from experiments.harness import published
 from experiments.harness.table import Table
 
+MADE_BY = ("rqjax/recipes/methods.py",)
 TABLES = (Table("Parameters", rows=("dim",), columns=("method",), values=("parameters", "published", "fewer")),)
 
 

@@ -21,6 +21,12 @@ from rqjax.quantizers.trellis_per_coordinate import trellis_coded
 from rqjax.recipes.methods import mixed
 from rqjax.rotations import Dense
 
+MADE_BY = (
+    "experiments/codes/distortion.py",
+    "experiments/data/samples.py",
+    "rqjax/codebooks/*.py",
+    "rqjax/codebooks/*.npz",
+)
 TABLES = (
     Table(
         "Mean squared error over Shannon's bound 4^-b, b the bits without the norm",

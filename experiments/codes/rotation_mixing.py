@@ -27,6 +27,7 @@ from rqjax.rotations import (
     multiply_adds,
 )
 
+MADE_BY = ("experiments/codes/distortion.py", "experiments/data/samples.py", "rqjax/rotations/*.py")
 TABLES = (
     Table(
         "Relative mean squared error of Lloyd-Max after each rotation",

@@ -11,6 +11,12 @@ from experiments.codes.distortion import distortion
 from experiments.data import samples
 from experiments.harness.table import Table
 
+MADE_BY = (
+    "experiments/codes/distortion.py",
+    "experiments/data/samples.py",
+    "rqjax/recipes/methods.py",
+    "rqjax/arrays/norms.py",
+)
 TABLES = (
     Table(
         "Mean squared error with a scale of 16 bits, and with one of 8 bits and as many stored bits, and their ratio",

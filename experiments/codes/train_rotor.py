@@ -21,6 +21,12 @@ from rqjax.arrays import norms
 from rqjax.core import Registry, unknown_name
 from rqjax.rotations import Chain, Dense, Permutation, Rotor
 
+MADE_BY = (
+    "experiments/codes/rotation_mixing.py",
+    "experiments/data/samples.py",
+    "rqjax/recipes/learned.py",
+    "rqjax/learning/training.py",
+)
 TABLES = (
     Table(
         "Held-out mean squared error relative to a uniform rotation's",

@@ -21,6 +21,7 @@ from rqjax.codebooks import trellis_tables
 from rqjax.codebooks.trellis_tables import Companded, Turns
 from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
 
+MADE_BY = ("rqjax/codebooks/trellis_tables.py",)
 TABLES = (
     Table(
         "Mean squared error of Gaussian numbers, each vector's stream a ring",

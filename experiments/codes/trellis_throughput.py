@@ -15,6 +15,7 @@ from experiments.harness.timing import medians
 from rqjax.quantizers.trellis import Trellis
 from rqjax.quantizers.trellis_per_coordinate import trellis_coded
 
+MADE_BY = ("rqjax/quantizers/trellis.py", "rqjax/arrays/viterbi.py")
 TABLES = (
     Table(
         "Thousands of vectors per second, how many times as fast as others in the same run, and the most memory so far",

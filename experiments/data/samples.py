@@ -88,7 +88,7 @@ def _kv_windows(dim: int) -> np.ndarray:
     """Keys and values (windows, vectors, dim) of eight windows of 512 tokens of held-out text."""
     with extras.explained():
         from experiments.data import text
-        from experiments.language.models import BY_DIM, calibration
+        from experiments.models.models import BY_DIM, calibration
 
     if dim not in BY_DIM:
         raise ValueError(f"kv has vectors of {', '.join(map(str, BY_DIM))} dimensions, got dim = {dim}")
@@ -120,7 +120,7 @@ def check(name: str) -> None:
     """Raises for a data set that there is not, or for which a package is missing."""
     if not name.startswith("file:") and DATA[name] is kv:
         with extras.explained():
-            from experiments.language import models as models
+            from experiments.models import models as models
 
 
 @functools.lru_cache(maxsize=2)

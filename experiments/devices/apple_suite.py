@@ -1,5 +1,5 @@
 """RotorQuant's table of Metal shaders and TurboQuant MLX's table of tokens per second, on Apple's devices:
-`configs/apple_suite.py` has the command and what it shows.
+`configs/devices/apple_suite.py` has the command and what it shows.
 
 A case is one row: "quantize <vectors>" or "generate <strategy> <tokens>". What cannot be measured says so in its row.
 """
@@ -17,6 +17,7 @@ from experiments.harness.timing import turns
 from experiments.language import generation_throughput
 from rqjax.core import platforms
 
+MADE_BY = ("rqjax/recipes/methods.py", "rqjax/recipes/strategies.py")
 TABLES = (
     Table(
         "Quantizing and reconstructing, d = 128, 3 bits: milliseconds; published: a Mac mini M4, PyTorch and a Metal"

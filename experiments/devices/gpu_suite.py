@@ -1,4 +1,4 @@
-"""Tests and benchmarks of the GPU kernels in one run: `configs/gpu_suite.py` has the command and what it shows.
+"""Tests and benchmarks of the GPU kernels in one run: `configs/devices/gpu_suite.py` has the command and what it shows.
 
 A case is one row: "tests", "copy", "<operation> <method> <by> <vectors>" or
 "attend <cache> <by> <batch>x<tokens>x<query heads a KV head>". What cannot be measured says so in its row.
@@ -30,6 +30,7 @@ from rqjax.backends import hopper
 
 ROOT = Path(__file__).parents[2]
 STARTED = time.monotonic()
+MADE_BY = ("experiments/devices/gpu_*.py", "pallas_kernels/gpu/*.py", "rqjax/backends/hopper*.py")
 TABLES = (
     Table("Tests on the device, and its copy bandwidth", ("alone",), (), ("result",), having="alone"),
     Table(

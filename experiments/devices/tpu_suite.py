@@ -1,4 +1,4 @@
-"""Tests and benchmarks of the TPU kernels in one run: `configs/tpu_suite.py` has the command and what it shows.
+"""Tests and benchmarks of the TPU kernels in one run: `configs/devices/tpu_suite.py` has the command and what it shows.
 
 A case is one row: "tests", "<operation> <method> <by> <vectors>" or
 "attend <cache> <by> <batch>x<tokens>x<query heads a KV head>". What cannot be measured says so in its row.
@@ -24,6 +24,7 @@ from experiments.harness.timing import medians
 from rqjax.backends import tpu
 from rqjax.core import PAGE, nbytes, platforms
 
+MADE_BY = ("pallas_kernels/tpu/*.py", "rqjax/backends/tpu.py")
 TABLES = (
     Table("Tests on the device", ("alone",), (), ("result",), having="alone"),
     Table(

@@ -17,11 +17,12 @@ from experiments.data import text
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
-from experiments.language import models
+from experiments.models import models
 from rqjax import Strategy
 from rqjax.nn import Decoder
 from rqjax.nn.advise import Sensitivities, divergence, named_at, rates, sensitivities
 
+MADE_BY = ("experiments/models/models.py", "rqjax/recipes/strategies.py", "rqjax/nn/advise.py")
 TABLES = (
     Table(
         "The same bits in all layers, keys and values, and bits as advised: stored bits a number, KL of the next-token"

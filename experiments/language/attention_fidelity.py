@@ -8,11 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 
 import rqjax
-from experiments.caches import attention_error, fitted
+from experiments.caches import attention_error
 from experiments.harness.table import Table
-from experiments.language.models import captured
 from experiments.language.perplexity import training_text
+from experiments.models import fitted
+from experiments.models.models import captured
 
+MADE_BY = (
+    "experiments/caches/attention_error.py",
+    "experiments/language/perplexity.py",
+    "experiments/models/models.py",
+    "rqjax/recipes/strategies.py",
+    "rqjax/recipes/methods.py",
+)
 TABLES = (
     Table(
         "Attention of whole models: cosine of the output, shares of heads and queries whose first token is first, and"

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from experiments.caches import fitted
 from experiments.harness.table import Table
 from experiments.language.model_memory import SHAPES, peak
+from experiments.models import fitted
 from rqjax.core import check_int
 from rqjax.nn import Decoder, DecoderConfig
 
+MADE_BY = ("rqjax/nn/calibration.py", "rqjax/recipes/klt.py")
 TABLES = (
     Table(
         "Quantizers fitted to the keys and values of all layers and heads: seconds with compilation, seconds a layer"

@@ -19,12 +19,20 @@ from experiments.caches.kv_throughput import plain_attend, write
 from experiments.harness import plot as plots
 from experiments.harness.table import Table
 from experiments.harness.timing import turns
-from experiments.language import models
+from experiments.models import models
 from rqjax.cache.kv import GROWTH
 from rqjax.core import platforms
 from rqjax.nn import Decoder, DecoderConfig
 from rqjax.scoring.tiles import UNIT
 
+MADE_BY = (
+    "experiments/caches/kv_throughput.py",
+    "rqjax/cache/append.py",
+    "rqjax/cache/attention.py",
+    "rqjax/cache/coded.py",
+    "rqjax/scoring/*.py",
+    "rqjax/nn/decoder.py",
+)
 TABLES = (
     Table(
         "Whole decoders: tokens per second, and how many times as fast as with a float32 cache",

@@ -62,6 +62,7 @@ SHAPES: Registry = Registry(
     },
 )
 
+MADE_BY = ("rqjax/nn/checkpoint.py", "rqjax/nn/tensors.py", "rqjax/nn/experts.py")
 TABLES = (
     Table(
         "Checkpoints of random bfloat16 weights: GB of 10^9 bytes, at most resident before and while loading,"

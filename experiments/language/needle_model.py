@@ -17,11 +17,11 @@ from flax import nnx
 from tokenizers import Tokenizer, models as word_models
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from experiments.caches import fitted
 from experiments.caches.attention_error import keep
 from experiments.harness import plot as plots
 from experiments.harness.table import Table
-from experiments.language.training import Plan, train
+from experiments.models import fitted
+from experiments.models.training import Plan, train
 from rqjax.core import check_int
 from rqjax.nn import Decoder, DecoderConfig, save_decoder
 
@@ -40,6 +40,7 @@ FIELDS = {
     "rope_theta": 1e5,
     "tie_word_embeddings": True,
 }
+MADE_BY = ("experiments/models/training.py", "rqjax/recipes/strategies.py", "rqjax/recipes/methods.py")
 TABLES = (
     Table(
         "Values recalled exactly, of all that were asked for",

@@ -18,17 +18,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.caches import fitted
 from experiments.caches.attention_error import keep
 from experiments.data import text
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
-from experiments.language import models
+from experiments.models import fitted, models
 from rqjax import KVCache
 from rqjax.nn import Decoder
 from rqjax.quantizers.block_formats import FORMATS
 
+MADE_BY = (
+    "experiments/models/models.py",
+    "rqjax/recipes/strategies.py",
+    "rqjax/recipes/methods.py",
+    "rqjax/recipes/learned.py",
+    "rqjax/recipes/klt.py",
+)
 TABLES = (
     Table(
         "Language models through a compressed cache: KL of the next-token distribution (nats), mean, median and that of"

@@ -16,19 +16,27 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from experiments.caches import fitted
 from experiments.caches.attention_error import keep
 from experiments.data import ruler
 from experiments.data.ruler import Example, Turn
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
-from experiments.language import models, needle_model, reading
+from experiments.language import needle_model
 from experiments.language.perplexity import training_text
+from experiments.models import fitted, models, reading
 from rqjax import KVCache
 from rqjax.core import unknown_name
 from rqjax.nn import Decoder
 
+MADE_BY = (
+    "experiments/data/ruler.py",
+    "experiments/models/reading.py",
+    "experiments/models/models.py",
+    "rqjax/recipes/strategies.py",
+    "rqjax/recipes/methods.py",
+    "rqjax/recipes/klt.py",
+)
 TABLES = (
     Table(
         "Long-context tasks through a compressed cache: share of the answers in the replies, ± over seeds",

@@ -9,12 +9,13 @@ import numpy as np
 
 from experiments.data import text
 from experiments.harness.table import Table
-from experiments.language import models
 from experiments.language.generation_throughput import decoder_of
+from experiments.models import models
 from rqjax import strategy
 from rqjax.core import check_int, nbytes
 from rqjax.nn import Decoder, Engine
 
+MADE_BY = ("rqjax/nn/engine.py", "rqjax/cache/append.py", "rqjax/cache/attention.py")
 TABLES = (
     Table(
         "Answers to all prompts: tokens made and read a second, slots in use, pages in as many bytes, begun again",

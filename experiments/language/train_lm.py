@@ -12,11 +12,12 @@ from flax import nnx
 
 from experiments.data import text
 from experiments.harness.table import Table
-from experiments.language import models
-from experiments.language.training import Plan, train
+from experiments.models import models
+from experiments.models.training import Plan, train
 from rqjax.core.treefile import replacing
 from rqjax.nn import Decoder, DecoderConfig, save_decoder
 
+MADE_BY = ("experiments/models/training.py", "experiments/data/text.py", "rqjax/nn/decoder.py")
 TABLES = (
     Table(
         "Decoders trained on text",

@@ -11,6 +11,7 @@ from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
 from rqjax.quantizers.exchange import exchange
 
+MADE_BY = ("experiments/data/samples.py", "rqjax/quantizers/exchange.py")
 TABLES = (
     Table(
         "Variance within leaves after levels of exchange, relative to none",

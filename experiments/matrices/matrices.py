@@ -37,7 +37,7 @@ def _cache(kind: str) -> Callable[[jax.Array, int], jax.Array]:
 
     def sample(key: jax.Array, scale: int) -> jax.Array:
         with extras.explained():
-            from experiments.language.models import captured
+            from experiments.models.models import captured
 
         _, arrays = captured("llama-d128", "", 2048)
         rows = [np.asarray(x).reshape(len(x), -1) for name, x in sorted(arrays.items()) if name.endswith(kind)]

@@ -16,6 +16,12 @@ from experiments.harness.table import Row, Table
 from experiments.matrices.matrices import MATRICES, matrix, word_bits
 from rqjax.recipes.budget import method
 
+MADE_BY = (
+    "experiments/matrices/matrices.py",
+    "rqjax/recipes/budget.py",
+    "rqjax/quantizers/product.py",
+    "rqjax/quantizers/exchange.py",
+)
 TABLES = (
     Table(
         "Mean squared error in % of product quantization's in the same bytes",

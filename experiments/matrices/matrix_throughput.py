@@ -22,6 +22,7 @@ from rqjax.recipes.opq import fit_opq
 WIDTH, CENTROIDS = 8, 256
 """Of OPQ here, which FAISS has for powers of two only."""
 
+MADE_BY = ("rqjax/recipes/budget.py", "rqjax/arrays/kmeans.py", "rqjax/quantizers/product.py")
 TABLES = (
     Table(
         "Seconds, and how many times as long FAISS takes to fit the same kind of quantizer with as many centroids; mean"

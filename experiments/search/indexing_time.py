@@ -8,6 +8,12 @@ from experiments.harness.published import INDEXING
 from experiments.harness.table import Table
 from experiments.search import search
 
+MADE_BY = (
+    "experiments/search/search.py",
+    "experiments/search/peers.py",
+    "rqjax/recipes/methods.py",
+    "rqjax/search/index.py",
+)
 TABLES = (
     Table(
         "Seconds to index vectors, training included: of the first index, with compilation, and of another one like it",

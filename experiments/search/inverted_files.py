@@ -22,6 +22,7 @@ QUERIES = 1000
 """That recall is taken of."""
 SCANNED = "eden_unbiased_4"
 """The codes of the scan that takes turns with each codec."""
+MADE_BY = ("experiments/search/search.py", "experiments/search/peers.py", "rqjax/search/*.py")
 TABLES = (
     Table(
         f"Recall of the ten nearest, queries a second, and how many times as many as a scan of all codes of {SCANNED}"

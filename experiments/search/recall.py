@@ -15,6 +15,13 @@ from rqjax import metrics
 
 KS = (1, 2, 4, 8, 16, 32, 64)
 
+MADE_BY = (
+    "experiments/search/search.py",
+    "experiments/search/peers.py",
+    "rqjax/recipes/methods.py",
+    "rqjax/recipes/klt.py",
+    "rqjax/search/index.py",
+)
 TABLES = (
     Table(
         "Recall of the nearest neighbour among the first k found (1@k), and of the ten nearest among the first ten"

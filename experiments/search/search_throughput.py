@@ -19,6 +19,7 @@ ALONE = 20
 """Calls with one query each behind one another."""
 YARDSTICKS = ("rabitq", "pq", "fastscan")
 """FAISS's IndexRaBitQ, IndexPQ and IndexPQFastScan, which take turns with each codec."""
+MADE_BY = ("experiments/search/search.py", "experiments/search/peers.py", "rqjax/search/*.py", "rqjax/scoring/*.py")
 TABLES = (
     Table(
         "Queries a second for the ten nearest, and how many times as many as FAISS answers",

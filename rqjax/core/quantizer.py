@@ -127,7 +127,11 @@ class Quantizer:
 
     @property
     def bits_per_vector(self) -> float | int:
-        """Bits that the codes of one vector take in memory: indices, norms, scales and padding, as they are stored."""
+        """Bits that the codes of one vector take in memory: indices, norms, scales and padding, as they are stored.
+
+        A cache stores as many if each part of a vector has a multiple of 32 coordinates. Otherwise its tokens share
+        words, and it pads less or more: `eden` of 80 coordinates takes 272 bits at 3 bits each, in a cache 256.
+        """
         shape = (self.dim,) if self.tile == 1 else (self.tile, self.dim)
         total = 8 * nbytes(jax.eval_shape(lambda q: q.encode(jnp.zeros(shape)), self))
         return total / self.tile if total % self.tile else total // self.tile

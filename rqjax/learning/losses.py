@@ -5,19 +5,16 @@ For the squared error that is no approximation. Encoding takes the codes of leas
 derivative of min over codes of |x - decode(codes)|^2 is that of decoding alone.
 """
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Quantizer, pytree, static
+from rqjax.core import Quantizer, pytree
 from rqjax.core.quantizer import straight_through
 
 TINY = 1e-20
@@ -39,43 +36,24 @@ class Distortion:
 
 
 @pytree
-class Soft:
-    """A loss of decoded vectors with soft codes: each coordinate decodes to a mean of the levels with the weights
-    exp(-(x - level)^2 / (2 t^2 s^2)), where s^2 is the mean squared distance of neighboring levels.
-
-    The temperature t falls geometrically from `start` to `stop` (soft-to-hard annealing: Agustsson et al., 2017).
-    Losses that encoding does not minimize jump where codes change; only soft codes let their gradients see it.
-    """
-
-    loss: Any
-    """`Distortion`, `ScoreError`, `SoftmaxKL` or `OutputError`."""
-    start: float = static(default=0.5)
-    stop: float = static(default=0.05)
-
-    def __call__(self, quantizer: Quantizer, batch: PyTree, progress: ArrayLike = 1.0) -> Float[Array, ""]:
-        temperature = self.start * (self.stop / self.start) ** progress
-        soft = functools.partial(_soft_levels, temperature=temperature)
-        return self.loss.error(batch, quantizer.relaxed(as_float32(_vectors(batch)), soft))
-
-
-@pytree
-class GaussianDistortion:
-    """The error of the levels if each rotated coordinate were Gaussian with the batch's mean and variance, in closed
-    form: smooth, and blind to everything but second moments."""
-
-    def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: ArrayLike = 1.0) -> Float[Array, ""]:
-        parts = [(y.mean(axis=0), y.var(axis=0), levels) for y, levels in reached(quantizer, x)]
-        energy = sum(jnp.sum(mean**2 + variance) for mean, variance, _ in parts)
-        return sum((jnp.sum(_gaussian_error(*part)) for part in parts), jnp.zeros(())) / energy
-
-
-@pytree
 class CodingGain:
     """The geometric over the arithmetic mean of the rotated coordinates' variances: with bits given where they are
     needed, the error is proportional to it (transform coding gain: Jayant & Noll, 1984)."""
 
     def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: ArrayLike = 1.0) -> Float[Array, ""]:
-        variance = jnp.concatenate([y.var(axis=0) for y, _ in reached(quantizer, x)]) + TINY
+        """Measures what reaches the levels.
+
+        Raises:
+          TypeError: `quantizer` is not a nest of norms, gains, means and rotations around a Scalar or Columns.
+        """
+        variances: list[Array] = []
+
+        def leaf(y: Array, levels: Array) -> Array:
+            variances.append(y.var(axis=0))
+            return y
+
+        quantizer.relaxed(as_float32(x), leaf)
+        variance = jnp.concatenate(variances) + TINY
         return jnp.exp(jnp.log(variance).mean() - jnp.log(variance.mean()))
 
 
@@ -103,25 +81,6 @@ class ScoreError:
 
 
 @pytree
-class SoftmaxKL:
-    """KL divergence (nats) of the softmax over the keys of a batch, mean over the model's own queries."""
-
-    queries: Float[Array, "m d"]
-    scale: float = static()
-    """Of the scores, 1 / sqrt(d) as a rule."""
-
-    def error(self, x: Float[Array, "n d"], decoded: Float[Array, "n d"]) -> Float[Array, ""]:
-        def logs(keys):
-            scores = jnp.matmul(self.queries, keys.T, precision=lax.Precision.HIGHEST)
-            return jax.nn.log_softmax(self.scale * scores)
-
-        exact, coded = logs(as_float32(x)), logs(decoded)
-        return jnp.mean(jnp.sum(jnp.exp(exact) * (exact - coded), axis=-1))
-
-    __call__ = _with_hard_codes
-
-
-@pytree
 class OutputError:
     """Squared error of attention's output relative to the output's size if the errors of values are independent: the
     batch is (values (n, d), weights (n,)), a token's weight the sum over queries of its squared attention weight."""
@@ -137,45 +96,3 @@ class OutputError:
 def _vectors(batch: PyTree) -> Float[Array, "n d"]:
     """The vectors of a batch, which come first."""
     return jax.tree.leaves(batch)[0]
-
-
-def reached(
-    quantizer: Quantizer, x: Float[Array, "n d"]
-) -> list[tuple[Float[Array, "n size"], Float[Array, "k #size"]]]:
-    """What reaches levels, as far as derivatives of rotations go, and the levels: of consecutive coordinates that have
-    as many.
-
-    Raises:
-      TypeError: `quantizer` is not a nest of norms, gains, means and rotations around a Scalar or Columns.
-    """
-    found: list[Any] = []
-
-    def leaf(x: Array, levels: Array) -> Array:
-        found.append((x, levels))
-        return x
-
-    quantizer.relaxed(as_float32(x), leaf)
-    return found
-
-
-def _soft_levels(
-    x: Float[Array, "*n m"], levels: Float[Array | np.ndarray, "k #m"], temperature: ArrayLike
-) -> Float[Array, "*n m"]:
-    if levels.shape[0] == 1:
-        return jnp.broadcast_to(levels[0], x.shape)
-    spacing = jnp.mean(jnp.diff(levels, axis=0) ** 2, axis=0)
-    levels = levels.reshape(levels.shape[0], *[1] * (x.ndim - 1), -1)
-    weights = jax.nn.softmax(-((x - levels) ** 2) / (2 * temperature**2 * spacing + TINY), axis=0)
-    return jnp.sum(weights * levels, axis=0)
-
-
-def _gaussian_error(mean: Array, variance: Array, levels: Float[Array | np.ndarray, "k #m"]) -> Float[Array, "m"]:
-    """E (x - nearest level)^2 for x of N(mean, variance)."""
-    deviation = jnp.sqrt(variance + TINY)
-    z = ((levels[1:] + levels[:-1]) / 2 - mean) / deviation
-    far = jnp.full((1, z.shape[-1]), 30.0)
-    z = jnp.concatenate([-far, z, far])
-    density = jnp.exp(-(z**2) / 2) / jnp.sqrt(2 * jnp.pi)
-    mass, first, second = (jnp.diff(f, axis=0) for f in (ndtr(z), -density, ndtr(z) - z * density))
-    offset = mean - levels  # (offset + deviation t)^2 over a cell, t standard normal
-    return jnp.sum(offset**2 * mass + 2 * offset * deviation * first + variance * second, axis=0)

@@ -128,36 +128,19 @@ FAMILIES: dict[str, Family] = {
 """By `model_type`. Of gemma3, which also sees, the text part is read."""
 
 MISSING: dict[str, tuple[str, str]] = {
-    "bloom": ("llama", "positions as biases of scores, LayerNorm"),
-    "cohere": ("llama", "attention and MLP side by side, LayerNorm"),
     "cohere2": ("llama", "attention and MLP side by side, LayerNorm"),
-    "dbrx": ("mixtral", "LayerNorm, clipped queries, keys and values"),
     "deepseek_v32": ("deepseek_v3", "a sparse choice of the tokens that are attended to"),
     "falcon": ("llama", "attention and MLP side by side, LayerNorm"),
-    "falcon_mamba": ("llama", "state spaces in the place of attention"),
     "gemma3n": ("gemma3_text", "layers that share caches, embeddings of each layer"),
-    "gemma3n_text": ("gemma3_text", "layers that share caches, embeddings of each layer"),
     "gemma4": ("gemma3_text", "layers that share caches"),
     "glm4_moe": ("deepseek_v3", "such experts beside heads of keys and values"),
     "gpt2": ("llama", "learned positions, LayerNorm"),
     "gpt_neox": ("llama", "attention and MLP side by side, LayerNorm"),
-    "granitemoe": ("mixtral", "its names of tensors, scales of what layers add"),
-    "jamba": ("mixtral", "state spaces in most layers"),
     "llama4": ("mixtral", "attention to chunks, shared experts, sigmoids of the router's scores"),
-    "llama4_text": ("mixtral", "attention to chunks, shared experts, sigmoids of the router's scores"),
-    "llava": ("llama", "text within text_config, names of such tensors"),
-    "mamba": ("llama", "state spaces in the place of attention"),
-    "mamba2": ("llama", "state spaces in the place of attention"),
     "mistral3": ("mistral", "text within text_config, names of such tensors"),
-    "nemotron": ("llama", "LayerNorm, MLP without a gate"),
-    "olmo": ("olmo2", "LayerNorm without weights"),
-    "olmoe": ("qwen3_moe", "norms of all heads together beside experts, clipped queries, keys and values"),
     "opt": ("llama", "learned positions, LayerNorm"),
     "phi": ("phi3", "attention and MLP side by side, LayerNorm"),
-    "phimoe": ("mixtral", "LayerNorm, its own router"),
     "qwen2_moe": ("qwen3_moe", "a gate of its shared expert"),
     "qwen3_next": ("qwen3_moe", "linear attention in most layers, gates of attention and of shared experts"),
-    "stablelm": ("llama", "LayerNorm"),
-    "starcoder2": ("mistral", "LayerNorm, MLP without a gate"),
 }
-"""Of families that are not supported, the nearest one that is, and what would be to do."""
+"""The nearest supported family and what is missing, for families that are often asked for."""

@@ -218,4 +218,4 @@ BEST = (
     (16 / 7, "w2c14"),
     (2, "w4c10"),
 )
-"""Bits for each element of the matrix, and the setting with the least error found there (`configs/qet_best.py`)."""
+"""Bits for each element of the matrix, and the setting of least error found by `configs/matrices/qet_best.py`."""

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.language import advice, advise, models
+from experiments.language import advise
+from experiments.models import advice, models
 from rqjax import METHODS
 from rqjax.nn import load_decoder, save_calibration
 from rqjax.nn.advise import Sensitivities, rates

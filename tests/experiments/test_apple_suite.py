@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from configs import apple_suite as config
+from configs.devices import apple_suite as config
 from experiments import run
 from experiments.devices import apple_suite
 from experiments.harness import published
@@ -58,7 +58,7 @@ def test_wrong_cases_are_refused(case):
 
 @pytest.mark.full
 def test_elsewhere_it_is_one_line():
-    line = [sys.executable, "-m", "experiments.run", "--config=configs/apple_suite.py"]
+    line = [sys.executable, "-m", "experiments.run", "--config=configs/devices/apple_suite.py"]
     done = subprocess.run(
         line, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "JAX_PLATFORMS": "cpu"}
     )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.language import chat
+from experiments.models import chat
 
 CHATML = """{%- for message in messages -%}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' -}}

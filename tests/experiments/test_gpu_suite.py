@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rqjax
-from configs import gpu_suite as config
+from configs.devices import gpu_suite as config
 from experiments import run
 from experiments.devices import gpu_attention, gpu_clock, gpu_codes, gpu_suite
 from experiments.harness import published, table
@@ -55,7 +55,7 @@ def test_rehearsal(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_without_a_gpu_it_is_one_line():
-    line = [sys.executable, "-m", "experiments.run", "--config=configs/gpu_suite.py"]
+    line = [sys.executable, "-m", "experiments.run", "--config=configs/devices/gpu_suite.py"]
     done = subprocess.run(
         line, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "JAX_PLATFORMS": "cpu"}
     )

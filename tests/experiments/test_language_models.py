@@ -19,12 +19,11 @@ from experiments.language import (
     calibration,
     generation_throughput,
     model_memory,
-    models,
     needle_model,
     perplexity,
     train_lm,
-    training,
 )
+from experiments.models import models, training
 from rqjax.nn import Decoder, DecoderConfig, generate, load_decoder
 from tests.nn.test_decoder import CHECKPOINTS, FORWARD, fields
 
@@ -283,8 +282,8 @@ def test_quantizers_learned_from_the_model_itself():
     assert row["kl"] < 0.5 * random["kl"]
     with pytest.raises(KeyError, match="unknown strategy 'rotorquant_learnt_2'; did you mean 'rotorquant_learned'"):
         perplexity.check({**point, "strategy": "rotorquant_learnt_2"})
-    with pytest.raises(ValueError, match="the loss 'softmax' is for keys"):
-        attention_losses.check({"loss": "softmax", "side": "values"})
+    with pytest.raises(ValueError, match="the loss 'scores' is for keys"):
+        attention_losses.check({"loss": "scores", "side": "values"})
 
 
 @pytest.mark.full

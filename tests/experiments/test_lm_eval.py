@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.language import models
-from experiments.language.cached_lm import CachedLM
+from experiments.models import models
+from experiments.models.cached_lm import CachedLM
 
 pytestmark = pytest.mark.full
 

@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 
 from experiments.data import ruler as tasks, text
-from experiments.language import needle_model, reading, ruler
+from experiments.language import needle_model, ruler
+from experiments.models import reading
 from rqjax.nn import Decoder, DecoderConfig, save_decoder
 from tests.nn.test_decoder import fields
 

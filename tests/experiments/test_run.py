@@ -1,5 +1,6 @@
 """Runs survive kills and resume, rows know their code, tables fit a terminal; what is wrong or missing is one line."""
 
+import ast
 import json
 import os
 import re
@@ -59,7 +60,7 @@ def counted(monkeypatch):
 
 @pytest.mark.full
 def test_smoke_by_flags(tmp_path, command, capsys):
-    flags = ["--config=configs/smoke.py", "--config.grid.bits=(1, 3)", f"--workdir={tmp_path}"]
+    flags = ["--config=configs/codes/smoke.py", "--config.grid.bits=(1, 3)", f"--workdir={tmp_path}"]
     command(*flags)
     out = capsys.readouterr().out
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -86,7 +87,11 @@ def test_smoke_by_flags(tmp_path, command, capsys):
         ("--config.sedes=3", 'Did you mean "seeds" instead of "sedes"?'),
         ("--wrkdir=x", "Unknown command line flag 'wrkdir'. Did you mean: workdir ?"),
         ("--config.seeds=two", "invalid literal for int() with base 10: 'two'"),
-        ("--config=configs/nothere.py", "No such file or directory: 'configs/nothere.py'"),
+        ("--config=configs/distorton.py", "unknown config 'distorton'; did you mean 'distortion'"),
+        (
+            "--config=configs/distortion.py",
+            "there is no config configs/distortion.py; did you mean configs/codes/distortion.py?",
+        ),
         ("--config.grid.method=('rotorqant',)", "unknown method 'rotorqant'; did you mean 'rotorquant'"),
         ("--config.grid.data=('spher',)", "unknown data set 'spher'; did you mean 'sphere'"),
         ("--config.grid.bits=(9,)", "expected bits to be a whole number from 1 to 8, got 9"),
@@ -96,7 +101,7 @@ def test_smoke_by_flags(tmp_path, command, capsys):
 )
 def test_wrong_flags_are_one_line(flag, message, tmp_path, command):
     with pytest.raises(SystemExit) as stopped:
-        command("--config=configs/smoke.py", flag, f"--workdir={tmp_path}")
+        command("--config=configs/codes/smoke.py", flag, f"--workdir={tmp_path}")
     assert stopped.value.code.startswith("error: ")
     assert message in stopped.value.code
     assert "\n" not in stopped.value.code
@@ -105,7 +110,7 @@ def test_wrong_flags_are_one_line(flag, message, tmp_path, command):
 @pytest.mark.full
 def test_kill_loses_at_most_the_row_in_flight(tmp_path):
     """SIGKILL in the middle of a run; the next run repeats no row and finishes the grid."""
-    flags = ["--config=configs/smoke.py", "--config.grid.bits=(1, 2, 3)", f"--workdir={tmp_path}"]
+    flags = ["--config=configs/codes/smoke.py", "--config.grid.bits=(1, 2, 3)", f"--workdir={tmp_path}"]
     line = [sys.executable, "-m", "experiments.run", *flags]
     process = subprocess.Popen(line, cwd=ROOT, stderr=subprocess.DEVNULL)
     rows, deadline = tmp_path / "rows.jsonl", time.monotonic() + 120
@@ -147,8 +152,9 @@ def test_foreign_rows_are_refused(tmp_path):
 
 
 def test_a_config_by_its_name_and_what_help_says(command, capsys, tmp_path):
-    assert run.with_config(["run", "smoke", "--fresh"])[1:] == [f"--config={ROOT / 'configs/smoke.py'}", "--fresh"]
-    assert run.with_config(["run", "--config=smoke"])[1:] == [f"--config={ROOT / 'configs/smoke.py'}"]
+    smoke = f"--config={ROOT / 'configs/codes/smoke.py'}"
+    assert run.with_config(["run", "smoke", "--fresh"])[1:] == [smoke, "--fresh"]
+    assert run.with_config(["run", "--config=smoke"])[1:] == [smoke]
     with pytest.raises(SystemExit, match="error: unknown config 'smok'; did you mean 'smoke'"):
         run.with_config(["run", "smok"])
     with pytest.raises(SystemExit):
@@ -161,6 +167,14 @@ def test_a_config_by_its_name_and_what_help_says(command, capsys, tmp_path):
     out = capsys.readouterr().out
     assert out.startswith("Seconds: the machinery of a run")
     assert "  --config.grid.method=('identity', 'rotorquant')" in out
+
+
+def test_configs_lie_in_the_room_of_their_experiment():
+    found = list((ROOT / "configs").rglob("*.py"))
+    assert sorted(run.configs().values()) == sorted(found)
+    for path in found:
+        name = run.runpy.run_path(str(path))["get_config"]()["experiment"]
+        assert run.EXPERIMENTS[name].split(".")[1] == path.parent.name, path
 
 
 def test_shards_make_one_table(tmp_path, counted):
@@ -199,16 +213,14 @@ def test_fresh_repeats_the_rows_of_other_code_only(tmp_path, counted):
 
 TREE = {
     "experiments/toy.py": '"""Doc."""\n'
-    "import rqjax\nfrom experiments.harness.table import Table\n\n"
+    "from rqjax.a import used\n\n"
+    "MADE_BY = ('rqjax/a.py', 'rqjax/rooms/*')\n"
     "TABLES = (Table('Title'),)\n\n\n"
-    'def run(point):\n    """Doc."""\n    if point:\n        from experiments import late\n    return rqjax.used(1)\n',
-    "experiments/harness/table.py": "def Table(title):\n    return title\n",
-    "experiments/late.py": "LATE = 1\n",
-    "rqjax/__init__.py": "from rqjax.a import used as used\nfrom rqjax.b import unused as unused\n",
-    "rqjax/a.py": 'from rqjax.c import STEP\n\n\ndef used(x):\n    return x + STEP  # why\n\n\nTABLE = "levels.npz"\n',
-    "rqjax/b.py": "def unused(x):\n    return x\n",
-    "rqjax/c.py": 'STEP = 2\n"""Doc."""\n',
-    "rqjax/levels.npz": "1",
+    'def run(point):\n    """Doc."""\n    from rqjax.a import used\n    return used(1)\n',
+    "rqjax/a.py": "from rqjax.b import STEP\n\n\ndef used(x):\n    return x + STEP  # why\n",
+    "rqjax/b.py": "STEP = 2\n",
+    "rqjax/rooms/c.py": 'SIZE = 2\n"""Doc."""\n',
+    "rqjax/rooms/levels.npz": "1",
 }
 
 
@@ -218,14 +230,13 @@ TREE = {
         ("experiments/toy.py", "used(1)", "used(2)", True),
         ("experiments/toy.py", '"""Doc."""', '"""Another."""', False),
         ("experiments/toy.py", "'Title'", "'Another'", False),
-        ("experiments/harness/table.py", "return title", "return 1", False),
-        ("experiments/late.py", "1", "2", False),  # it has not been imported
+        ("experiments/toy.py", "from rqjax.a", "from rqjax.elsewhere.a", False),
         ("rqjax/a.py", "x + STEP", "x - STEP", True),
         ("rqjax/a.py", "# why", "# or why\n    # not", False),
-        ("rqjax/b.py", "return x", "return -x", False),
-        ("rqjax/c.py", "2", "3", True),
-        ("rqjax/c.py", "Doc", "Another", False),
-        ("rqjax/levels.npz", "1", "2", True),
+        ("rqjax/b.py", "2", "3", False),  # it is not named
+        ("rqjax/rooms/c.py", "2", "3", True),
+        ("rqjax/rooms/c.py", "Doc", "Another", False),
+        ("rqjax/rooms/levels.npz", "1", "2", True),
     ],
 )
 def test_a_row_is_stale_when_what_it_was_made_with_has_changed(path, old, new, changed, tmp_path, monkeypatch):
@@ -235,46 +246,38 @@ def test_a_row_is_stale_when_what_it_was_made_with_has_changed(path, old, new, c
             (tmp_path / folder / name).write_text(text)
     assert old in TREE[path]
     (tmp_path / "now" / path).write_text(TREE[path].replace(old, new))
-    monkeypatch.setattr(sources, "ROOT", tmp_path / "then")
-    row = {"experiment": "toy", "made_by": sources.code("toy")}
-    late = {
-        "experiment": "toy",
-        "made_by": sources._code(sources.ROOT, "experiments.toy", frozenset(["experiments.late"])),
-    }
-    assert late["made_by"].endswith("+experiments.late")
+
+    def code_in(folder):
+        with monkeypatch.context() as patch:
+            patch.setattr(sources, "ROOT", tmp_path / folder)
+            patch.setattr(sources, "experiments", lambda: {"toy": "experiments.toy"})
+            return sources.code.__wrapped__("toy")
+
+    assert (code_in("then") != code_in("now")) == changed
+
+
+def test_a_row_of_another_version_is_stale(monkeypatch):
+    row = {"experiment": "needle", "made_by": sources.code("needle")}
     assert sources.is_current(row)
-    assert sources.is_current(late)
-    monkeypatch.setattr(sources, "ROOT", tmp_path / "now")
-    assert sources.is_current(row) != changed
-    assert sources.is_current(late) != (changed or "late" in path)
+    assert not sources.is_current({"experiment": "needle"})
+    assert not sources.is_current({"experiment": "nothere", "made_by": row["made_by"]})
+    monkeypatch.setattr(sources.rqjax, "__version__", "0.0.1")
+    monkeypatch.setattr(sources, "code", sources.code.__wrapped__)
+    assert not sources.is_current(row)
 
 
-def test_sources_of_the_rows_of_distortion():
-    """Sources of a row are the modules taken by name from rqjax, and those that a data set imports when sampled."""
-    code = sources._code(
-        ROOT, "experiments.codes.distortion", frozenset(["experiments.language.models", "rqjax.nn", "json"])
-    )
-    assert code.split("+")[1:] == ["experiments.language.models"]
-    _, now, later = sources._source(ROOT, "experiments.data.samples")
-    assert {"rqjax.rotations.dense", "experiments.data.words"} <= now
-    assert later == {"experiments.language.models", "experiments.data.text"}
-    _, now, later = sources._source(ROOT, "experiments.codes.distortion")
-    assert {"rqjax.recipes.methods", "rqjax.metrics", "experiments.data.samples"} <= now
-    assert "rqjax" not in now
-
-
-def test_backends_make_rows_too():
-    """Experiments register for operations when rqjax is imported; nothing that a row is made with imports them."""
-    code = lambda: sources._code.__wrapped__(ROOT, "experiments.codes.distortion", frozenset())  # noqa: E731
-    before = code()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "REGISTERING", {})
-        assert code() != before
+@pytest.mark.parametrize("name", sources.experiments())
+def test_experiments_name_what_makes_their_rows(name):
+    """All that they name exists, rqjax or its kernels among it."""
+    own = (ROOT / sources.experiments()[name].replace(".", "/")).with_suffix(".py")
+    patterns = ast.literal_eval(re.search(r"^MADE_BY = (\(.*?\))$", own.read_text(), re.MULTILINE | re.DOTALL)[1])
+    assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []
+    assert {"rqjax", "pallas_kernels"} & {path.relative_to(ROOT).parts[0] for path in sources.files(own)}
 
 
 def test_stale_results_are_listed(tmp_path):
     current = sources.code("needle")
-    for name, codes in {"a": [current, current], "b": [current, "0" * 12, ""], "c": ["+no.such.module"]}.items():
+    for name, codes in {"a": [current, current], "b": [current, "0" * 12, ""], "c": ["0.1.0+"]}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "rows.csv").write_text(
             "experiment,made_by\n" + "".join(f"needle,{code}\n" for code in codes)
@@ -344,15 +347,15 @@ def test_tables_say_what_to_see(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     tables.make(["parameters"], tmp_path)
     out = capsys.readouterr().out
-    assert run.to_see(ROOT / "configs" / "parameters.py") in " ".join(out.split())
+    assert run.to_see(run.configs()["parameters"]) in " ".join(out.split())
     assert f"  {tmp_path}/parameters/: table.md, rows.csv\n" in out
     assert max(map(len, out.splitlines())) <= 120 + len(str(tmp_path))
     for name, part in tables.TABLES.items():
-        config = ROOT / "configs" / f"{name}.py"
+        config = run.configs()[name]
         assert run.to_see(config).startswith("To see: ")
-        grid = run.importlib.import_module(f"configs.{name}").get_config().grid.to_dict()
+        grid = run.runpy.run_path(str(config))["get_config"]().grid.to_dict()
         assert all(set(values) <= set(grid[key]) for key, values in part.items())
-    assert run.to_see(ROOT / "configs" / "smoke.py") == ""
+    assert run.to_see(run.configs()["smoke"]) == ""
 
 
 def test_an_unknown_table_is_one_line(monkeypatch):
@@ -393,8 +396,8 @@ def test_a_missing_extra_is_one_line(without, command, tmp_path):
     """Missing extras are met before anything has run. HDF5 files: tests/experiments/test_vector_files.py."""
     without("matplotlib", "experiments.harness.plot", "experiments.codes.distortion")
     with pytest.raises(extras.MissingExtra, match=message("matplotlib", "experiments")):
-        command("--config=configs/smoke.py", f"--workdir={tmp_path}")
-    without("tokenizers", "experiments.language.models", "experiments.data.text")
+        command("--config=configs/codes/smoke.py", f"--workdir={tmp_path}")
+    without("tokenizers", "experiments.models.models", "experiments.data.text")
     for check in (samples.check, lambda name: exchange_theory.check({"data": name})):
         with pytest.raises(extras.MissingExtra, match=message("tokenizers", "flax")):
             check("kv")

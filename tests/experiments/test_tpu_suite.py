@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from configs import tpu_suite as config
+from configs.devices import tpu_suite as config
 from experiments import run
 from experiments.devices import tpu_suite
 

@@ -203,6 +203,25 @@ def test_bytes_of_codes_are_bits_per_vector(case):
     assert all(leaf.shape[:2] == (2, 6) for leaf in jax.tree.leaves(codes))
 
 
+@pytest.mark.parametrize("name", some(distinct(METHODS), [name for name in CORE if name in METHODS]))
+def test_bytes_in_a_cache_are_bits_per_vector(name):
+    """Equal for parts of whole words, 32 coordinates. Otherwise tokens share words, and each array of codes differs by
+    less than a word."""
+    for dim in (128, 80):
+
+        def made(key, dim=dim):
+            quantizer = METHODS[name](key, dim, 3)
+            cache = rqjax.KVCache.init(1, 1, 256, quantizer, quantizer, window=0, sinks=0)
+            return quantizer, quantizer.encode(jnp.zeros(dim)), cache.keys, cache.values
+
+        quantizer, codes, *sides = jax.eval_shape(made, jax.random.key(0))
+        whole = dim == 128 and not name.startswith("rotorquant_paper")  # that has planes of 43 coordinates
+        for side in sides:
+            over = 8 * rqjax.nbytes(side) / 256 - quantizer.bits_per_vector
+            assert over == 0 if whole else abs(over) < 32 * len(jax.tree.leaves(codes))
+            assert (name, dim) != ("eden", 80) or over == -16  # 3 bits a coordinate and a scale; 256 bits are 8 words
+
+
 def test_bits_are_those_of_indices_norms_scales_and_padding():
     """3 bits a coordinate, 80 of them: 256 bits in whole words, 96 at one bit and 160 at two; 16 for each number."""
     usual, two_stages, grid = 256 + 16, 160 + 16 + 96 + 16, 256 + 2 * 16

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rqjax.rotations import clifford
+from tests.tools import clifford
 
 BASIS = jnp.eye(8)
 

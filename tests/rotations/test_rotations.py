@@ -17,11 +17,11 @@ from rqjax.rotations import (
     Rotor,
     StridedRotor,
     butterfly,
-    clifford,
     multiply_adds,
     orthogonality_error,
 )
 from rqjax.rotations.rotor import rotation_matrices
+from tests.tools import clifford
 from tests.tools.suites import some
 
 DIMS = [2, 5, 80, 99, 100]

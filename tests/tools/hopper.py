@@ -1,7 +1,7 @@
 """Compiles kernels for a Hopper GPU on a machine that has none: registers, spills and shared memory of each.
 
     make gpu-compile-env                       # once: the compiler, beside the environment and not in it
-    python -m tests.tools.hopper                     # every configuration of pallas_kernels/gpu/shapes.py, as a table
+    python -m tests.tools.hopper                     # every configuration of `hopper_shapes`, as a table
     python -m tests.tools.hopper NAME... --ptx=DIR   # some of them; DIR receives the PTX of each kernel
     python -m tests.tools.hopper --goldens           # renews tests/goldens/hopper.json, of `TESTED`, for this jax
 
@@ -10,9 +10,7 @@ Compilation is a process of its own (`tests/tools/hopper_compile.py`), one for a
 """
 
 import argparse
-import importlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -88,11 +86,9 @@ def folder() -> Path:
 
 def configurations() -> dict[str, Configuration]:
     """Returns by name a function that makes a function to compile and the shapes of its arguments."""
-    from tests.tools import example_kernel
+    from tests.tools import example_kernel, hopper_shapes
 
-    there = importlib.util.find_spec("pallas_kernels.gpu.shapes")
-    kernels = importlib.import_module("pallas_kernels.gpu.shapes").CONFIGURATIONS if there else {}
-    return {**kernels, "example": example_kernel.fits}
+    return {**hopper_shapes.CONFIGURATIONS, "example": example_kernel.fits}
 
 
 def compiled(names: list[str], *, ptx: str | None = None) -> dict[str, Kernels]:

@@ -1,7 +1,7 @@
 """Compiles kernels and programs for TPUs on a machine that has none: code, memory and instructions of each.
 
     make tpu-compile-env                    # once: the compiler, beside the environment and not in it
-    python -m tests.tools.tpu               # every configuration of pallas_kernels/tpu/shapes.py, as a table
+    python -m tests.tools.tpu               # every configuration of `tpu_shapes`, as a table
     python -m tests.tools.tpu NAME...       # some of them
     python -m tests.tools.tpu --programs    # every XLA program of the library
     python -m tests.tools.tpu --goldens     # renews tests/goldens/tpu.json, of `TESTED`, for this version of jax
@@ -119,7 +119,7 @@ def goldens() -> dict[str, Records]:
 
 def seconds(name: str, chip: str, record: dict[str, Any]) -> tuple[float, float, float]:
     """Returns seconds that attention takes: by its instructions, by the bytes of codes, and by those of bfloat16."""
-    from pallas_kernels.tpu.shapes import ATTENTION
+    from tests.tools.tpu_shapes import ATTENTION
 
     shape, of = ATTENTION[name.removeprefix("attention, ")], CHIPS[chip]
     cycles = shape.batch * shape.steps * (record["step"] + shape.heads * record["head"])

@@ -17,8 +17,8 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from pallas_kernels.tpu.shapes import CONFIGURATIONS
 from tests.tools.tpu import CHIPS, Records
+from tests.tools.tpu_shapes import CONFIGURATIONS
 
 KERNELS = "decode_attention|encode|decode|roundtrip"
 """Names of the kernels in dumps."""

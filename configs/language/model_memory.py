@@ -1,0 +1,16 @@
+"""A 3B-parameter checkpoint, made on the spot, loads and makes a token within 10 GB on two cores, in bfloat16.
+
+To see: while weights are loaded, what is resident grows by no more than 1.3 times their bytes; of a mixture of experts,
+too, whose experts are 768 tensors of the file and 6 arrays.
+
+    python -m experiments.run --config=configs/language/model_memory.py
+
+A prompt of 16 at once takes no more than tokens one by one. Needs 7 GB in the folder for temporary files.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    models = "Llama 3.2 3B", "Qwen3 30B-A3B, two layers"
+    return ConfigDict({"experiment": "model_memory", "grid": {"model": models, "strategy": ("v3_4",)}})

@@ -1,0 +1,51 @@
+"""Recall of nearest neighbors by inner product at 2 and 4 bits (TurboQuant, Figure 5): this library and its peers.
+
+Claim: with the bytes of any other codec here, or fewer, trellis codes find the nearest vector at least as often and as
+many of the ten nearest, on all data sets; `turboquant` finds what FAISS's TurboQuant, `faiss_tqmse`, does. FAISS's
+residual quantizer finds more: `configs/search/recall_prq.py`.
+
+    python -m experiments.run --config=configs/search/recall.py
+
+All vectors are unit vectors; `bytes` are those of codes, factors and norms of a vector, without ids, `shared_bytes`
+those of all centroids, rotations and tables. ":tight" gives as many bits
+less as the scale takes, ":unit" stores no scale. Needs the extra `bench`. Half of its hour is FAISS's PQ; OPQ, which
+takes ten times as long, is in `configs/search/recall_opq.py`.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    return ConfigDict(
+        {
+            "experiment": "recall",
+            "n": 10_000,
+            "queries": 1000,
+            "seeds": 5,
+            "grid": {
+                "vectors": (
+                    "words, d = 200",
+                    "clustered, d = 128",
+                    "sphere, d = 128",
+                    "clustered, d = 768",
+                    "clustered, d = 1536",
+                ),
+                "bits": (2, 4),
+                "codec": (
+                    "turboquant",
+                    "eden_unbiased",
+                    "turboquant_trellis",
+                    "turboquant_trellis:unit",
+                    "klt_trellis",
+                    "klt_trellis:tight",
+                    "turbovec",
+                    "turbovec_calibrated",
+                    "faiss_rabitq",
+                    "faiss_eden",
+                    "faiss_tqmse",
+                    "faiss_tq",
+                    "faiss_pq",
+                ),
+            },
+        }
+    )

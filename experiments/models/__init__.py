@@ -1,0 +1,1 @@
+"""Language models of experiments: loaded, trained, read through compressed caches, advised and talked to."""

@@ -1,0 +1,95 @@
+"""Realistic arguments of Hopper's `decode_attention`, for tests that compile it."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.gpu.columns import Lookup
+from pallas_kernels.gpu.softmax_block import BLOCK as PAGE
+from pallas_kernels.gpu.streams import Companded
+from pallas_kernels.packed import WIDTHS, Packed
+
+
+class Codes(NamedTuple):
+    bits: float
+    group: int | None = None
+    """Dimensions that share a scale and a bias; None: levels, and one scale for the whole vector."""
+    trellis: bool = False
+    """True if levels are those of a trellis's states."""
+    looked_up: int | None = None
+    """Bytes of levels, where columns have bits and levels of their own; `bits` are their mean."""
+
+
+class Shape(NamedTuple):
+    dim: int
+    rows: int
+    keys: Codes
+    values: Codes
+    batch: int = 8
+    heads: int = 8
+    tokens: int = 8192
+    paged: bool = False
+    shifted: bool = False
+    """True if the number added to a score differs from token to token."""
+
+    def arguments(self) -> tuple[jax.ShapeDtypeStruct | Packed | None, ...]:
+        """Shapes and dtypes of queries, keys, values, start, stop, shift and tables."""
+        bounds = [jax.ShapeDtypeStruct((self.batch,), jnp.int32)] * 2
+        dim = self.dim if self.keys.looked_up is None else self.dim + 1
+        queries = jax.ShapeDtypeStruct((self.batch, self.heads, self.rows, dim), jnp.float32)
+        rows = self.batch, self.heads, self.rows
+        shift = jax.ShapeDtypeStruct((*rows, self.tokens), jnp.float32) if self.shifted else None
+        tables = jax.ShapeDtypeStruct((self.batch, self.tokens // PAGE), jnp.int32) if self.paged else None
+        codes = self._packed(self.keys, transposed=False), self._packed(self.values, transposed=True)
+        return queries, *codes, *bounds, shift, tables
+
+    def _packed(self, codes: Codes, *, transposed: bool) -> Packed:
+        rooms, tokens = (self.batch * self.tokens // PAGE, PAGE) if self.paged else (self.batch, self.tokens)
+        lead = rooms, self.heads
+
+        def section(width: int) -> jax.ShapeDtypeStruct:
+            rows = (self.dim * width // 8, tokens) if transposed else (tokens * width // 8, self.dim)
+            return jax.ShapeDtypeStruct((*lead, *rows), jnp.uint8)
+
+        groups = 1 if codes.group is None else self.dim // codes.group
+        scales = jax.ShapeDtypeStruct((*lead, groups, tokens), jnp.bfloat16)
+        levels = jax.ShapeDtypeStruct((2**codes.bits,), jnp.int8) if codes.group is None else None
+        if codes.trellis or codes.looked_up is not None:
+            stream = jax.ShapeDtypeStruct((*lead, int(self.dim * codes.bits) // 8, tokens), jnp.uint8)
+            return Packed((stream,), scales, None, LEVELS if codes.trellis else self._lookup(codes))
+        sections = tuple(map(section, WIDTHS[codes.bits]))
+        return Packed(sections, scales, None if codes.group is None else scales, levels)
+
+    def _lookup(self, codes: Codes) -> Lookup:
+        columns = jax.ShapeDtypeStruct((self.dim,), jnp.int32)
+        return Lookup(*[columns] * 3, jax.ShapeDtypeStruct((self.heads, codes.looked_up), jnp.int8))
+
+
+LEVELS = Companded(97, ((0, 1), (84, 1), (107, 1), (117, 2), (122, 4), (124, 8)))
+"""Levels for 3 bits. Those for other bits compile to the same with other numbers, and for 1 bit with one more step."""
+SHAPES = {
+    "4 bits": Shape(128, 8, Codes(4), Codes(4)),
+    "3 and 2 bits": Shape(128, 4, Codes(3), Codes(2)),
+    "affine groups": Shape(128, 8, Codes(4, 64), Codes(4, 64)),
+    "affine, one group": Shape(128, 8, Codes(4, 128), Codes(4, 128)),
+    "16 query heads": Shape(128, 16, Codes(4), Codes(4)),
+    "heads of 64": Shape(64, 8, Codes(4), Codes(4)),
+    "heads of 256": Shape(256, 8, Codes(4), Codes(4), heads=4),
+    "heads of 256, affine": Shape(256, 8, Codes(4, 64), Codes(4, 64), heads=4),
+    "heads of 256, 16 query heads": Shape(256, 16, Codes(4), Codes(4), heads=1),
+    "trellis, 3 bits": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True)),
+    "trellis, 2 bits, heads of 64": Shape(64, 8, Codes(2, trellis=True), Codes(2, trellis=True)),
+    "trellis, 4 bits, heads of 256": Shape(256, 8, Codes(4, trellis=True), Codes(4, trellis=True), heads=4),
+    "columns": Shape(128, 8, Codes(3, looked_up=1280), Codes(3, looked_up=1280)),
+    "columns, odd rows": Shape(128, 8, Codes(3.125, looked_up=2304), Codes(3.125, looked_up=2304)),
+    "columns, heads of 64": Shape(64, 8, Codes(2, looked_up=1280), Codes(2, looked_up=1280)),
+    "columns, heads of 256": Shape(256, 8, Codes(4, looked_up=1792), Codes(4, looked_up=1792), heads=4),
+    "columns, heads of 256, 16 query heads": Shape(
+        256, 16, Codes(4.125, looked_up=4096), Codes(4.125, looked_up=4096), heads=1
+    ),
+    "4 bits, pages": Shape(128, 8, Codes(4), Codes(4), paged=True),
+    "4 bits, pages, a mean that turns": Shape(128, 8, Codes(4), Codes(4), paged=True, shifted=True),
+    "trellis, 3 bits, pages": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True), paged=True),
+    "columns, plain values": Shape(256, 8, Codes(4, looked_up=1792), Codes(4), heads=4),
+}

@@ -1,0 +1,103 @@
+"""Realistic uses of the kernels for Hopper, for tests that compile them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.gpu import decode as decoding, encode as encoding, packing, roundtrip
+from pallas_kernels.gpu.decode_attention import decode_attention
+from tests.tools.hopper_attention_shapes import SHAPES
+
+Configuration: TypeAlias = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
+"""A function and the shapes of its arguments."""
+
+N = 65536
+
+
+def _floats(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def _stage(name: str, dim: int) -> jax.ShapeDtypeStruct:
+    shapes = {"rotor": _floats(28, dim // 8), "dense": _floats(2, dim, dim, dtype="bfloat16")}
+    return shapes.get(name, _floats(1, dim))
+
+
+def _encode(names: tuple[str, ...], dim: int, bits: int, dtype: str) -> Configuration:
+    def run(x, boundaries, *arrays):
+        return encoding.encode(x, tuple(zip(names, arrays, strict=True)), boundaries, symmetric=True)
+
+    return run, (_floats(N, dim, dtype=dtype), _floats(2**bits - 1), *(_stage(name, dim) for name in names))
+
+
+def _encode_scaled(dim: int, bits: int) -> Configuration:
+    def run(x, boundaries, levels, matrix):
+        return encoding.encode(x, (("dense", matrix),), boundaries, symmetric=True, scaled=("mse", levels))
+
+    return run, (_floats(N, dim), _floats(2**bits - 1), _floats(2**bits), _stage("dense", dim))
+
+
+def _decode(names: tuple[str, ...], dim: int, bits: int, dtype: str) -> Configuration:
+    def run(norm, words, levels, *arrays):
+        return decoding.decode(norm, words, tuple(zip(names, arrays, strict=True)), levels, dtype=dtype)
+
+    words = jax.ShapeDtypeStruct((N, packing.words_per_vector(dim, bits)), jnp.uint32)
+    return run, (_floats(N, dtype="bfloat16"), words, _floats(2**bits), *(_stage(name, dim) for name in names))
+
+
+def _roundtrip(dim: int, bits: int, dtype: str) -> Configuration:
+    run = functools.partial(roundtrip.rotor_roundtrip, symmetric=True)
+    coefficients = _stage("rotor", dim)
+    return run, (_floats(N, dim, dtype=dtype), coefficients, coefficients, _floats(2**bits - 1), _floats(2**bits))
+
+
+def _sketch(dim: int, dtype: str) -> Configuration:
+    def run(x, minus, matrix):
+        stages = (("dense", matrix),)
+        return encoding.encode(x, stages, jnp.zeros(1), symmetric=False, minus=minus, norm_dtype=jnp.float32)
+
+    return run, (_floats(N, dim, dtype=dtype), _floats(N, dim), _stage("dense", dim))
+
+
+def _attention(name: str) -> Configuration:
+    def run(*arguments):
+        return decode_attention(*arguments[:-1], tables=arguments[-1])
+
+    return run, SHAPES[name].arguments()
+
+
+CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {
+    **{
+        f"rotor_encode_{dim}_{bits}_{dtype}": functools.partial(_encode, ("rotor",), dim, bits, dtype)
+        for dim, bits, dtype in (
+            *((128, bits, "float32") for bits in (2, 3, 4, 8)),
+            (128, 3, "bfloat16"),
+            *((dim, 3, "float32") for dim in (64, 80, 192, 256, 512)),
+        )
+    },
+    **{
+        f"rotor_decode_{dim}_{bits}_{dtype}": functools.partial(_decode, ("rotor",), dim, bits, dtype)
+        for dim, bits, dtype in ((128, 2, "float32"), (128, 4, "bfloat16"), (128, 8, "float32"), (256, 3, "float16"))
+    },
+    **{
+        f"rotor_roundtrip_128_3_{dtype}": functools.partial(_roundtrip, 128, 3, dtype)
+        for dtype in ("float32", "bfloat16")
+    },
+    "hadamard_encode_128_3_float32": functools.partial(_encode, ("hadamard",), 128, 3, "float32"),
+    "hadamard_encode_192_4_bfloat16": functools.partial(_encode, ("hadamard",), 192, 4, "bfloat16"),
+    "hadamard_encode_512_2_float32": functools.partial(_encode, ("hadamard",), 512, 2, "float32"),
+    "hadamard_decode_128_3_float32": functools.partial(_decode, ("hadamard_inverse",), 128, 3, "float32"),
+    "chain_encode_128_3_float32": functools.partial(_encode, ("rotor", "hadamard"), 128, 3, "float32"),
+    "chain_decode_128_3_float32": functools.partial(_decode, ("hadamard_inverse", "rotor"), 128, 3, "float32"),
+    **{
+        f"dense_encode_{dim}_3_{dtype}": functools.partial(_encode, ("dense",), dim, 3, dtype)
+        for dim, dtype in ((128, "float32"), (128, "bfloat16"), (256, "float32"))
+    },
+    "eden_encode_128_3_float32": functools.partial(_encode_scaled, 128, 3),
+    "sign_sketch_128_float32": functools.partial(_sketch, 128, "float32"),
+    "sign_sketch_256_bfloat16": functools.partial(_sketch, 256, "bfloat16"),
+    **{f"decode_attention {name}": functools.partial(_attention, name) for name in SHAPES},
+}
