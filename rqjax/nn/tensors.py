@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, BFloat16, UInt8
 
+from rqjax.core.treefile import Stored
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.families import GATE_UP
 
@@ -43,7 +44,7 @@ class Place(NamedTuple):
         """The shapes of the tensors that it needs."""
         return dict.fromkeys(self.names, self.shape)
 
-    def pieces(self, files: Mapping[str, Any], bounds: Sequence[tuple[int, int]]) -> Pieces:
+    def pieces(self, files: Mapping[str, Stored], bounds: Sequence[tuple[int, int]]) -> Pieces:
         """What is within bounds of each axis; of heads whose rows have an order, within those of whole heads."""
         if self.stacked:
             alone, names = self._replace(stacked=False), self.names[slice(*bounds[0])]
@@ -57,7 +58,7 @@ class Place(NamedTuple):
         for start in range(low, high, count):
             stop = min(start + count, high)
             rows = slice(self.first + start, self.first + stop)
-            part = np.asarray(files[self.names[0]].get_slice(self.names[0])[(rows, *others)])
+            part = np.asarray(files[self.names[0]].array()[(rows, *others)])
             yield slice(start - low, stop - low), self._in_order(part, self.order)
 
     def written(self, x: Array) -> dict[str, Array]:
@@ -96,10 +97,10 @@ class Packed(NamedTuple):
         scales = (experts, outer, inner // 32)
         return {f"{self.name}_blocks": (*scales, 16), f"{self.name}_scales": scales}
 
-    def pieces(self, files: Mapping[str, Any], bounds: Sequence[tuple[int, int]]) -> Pieces:
+    def pieces(self, files: Mapping[str, Stored], bounds: Sequence[tuple[int, int]]) -> Pieces:
         experts, rows, *others = (slice(*bound) for bound in bounds)
         for i in range(experts.start, experts.stop):
-            tensors = [np.asarray(files[name].get_slice(name)[i : i + 1])[0] for name in self.tensors]
+            tensors = [np.asarray(files[name].array()[i]) for name in self.tensors]
             if self.mxfp4:
                 tensors = [tensor[self.first :: self.step][rows] for tensor in tensors]
                 whole = of_mxfp4(*tensors)
@@ -128,7 +129,7 @@ Parameters = Mapping[tuple[Any, ...], tuple[int, ...]]
 
 
 def read(
-    place: Place | Packed, files: Mapping[str, Any], shape: tuple[int, ...], index: Any, dtype: DTypeLike | None
+    place: Place | Packed, files: Mapping[str, Stored], shape: tuple[int, ...], index: Any, dtype: DTypeLike | None
 ) -> np.ndarray:
     """What is at an index of a parameter, in a dtype, or in that of the file, if it is one to compute in. It is filled
     piece by piece, and begins where JAX can take it without a copy: on a CPU there is no second one of a tensor."""
@@ -210,7 +211,7 @@ def _interleaved(config: DecoderConfig, module: str) -> np.ndarray:
 
 
 def found(
-    config: DecoderConfig, shapes: Parameters, tensors: Mapping[str, Any], folder: Path
+    config: DecoderConfig, shapes: Parameters, tensors: Mapping[str, Stored], folder: Path
 ) -> dict[tuple[Any, ...], Place | Packed]:
     """The places of parameters in the tensors of a folder, if it holds all of them, of the right shapes."""
     prefix, head = _prefix(tensors, EMBEDDINGS, "norm.weight"), _prefix(tensors, HEAD)
@@ -231,7 +232,7 @@ def found(
     if extra := sorted(name for name in own if name not in known and not name.endswith("inv_freq")):
         warnings.warn(f"{folder}: tensor {extra[0]!r}{_more(extra)} are not read: no module has them", stacklevel=3)
     for name, expected in wanted.items():
-        shape = tuple(tensors[name].get_shape(name))
+        shape = tensors[name].shape
         if shape != expected:
             raise ValueError(f"{folder}: expected tensor {name!r} of shape {expected}, got {shape}")
     return those
@@ -245,12 +246,12 @@ def _prefix(tensors: Iterable[str], *anchors: str) -> str:
     return "model." if anchors[0] == EMBEDDINGS else ""
 
 
-def untied(tensors: Mapping[str, Any]) -> bool:
+def untied(tensors: Mapping[str, Stored]) -> bool:
     """Whether files hold embeddings and a head that differ, which a config that ties them does not change."""
     names = f"{_prefix(tensors, EMBEDDINGS)}{EMBEDDINGS}", f"{_prefix(tensors, HEAD)}{HEAD}"
     if not all(name in tensors for name in names):
         return False
-    shapes = [tuple(tensors[name].get_shape(name)) for name in names]
+    shapes = [tensors[name].shape for name in names]
     if shapes[0] != shapes[1]:
         return True
     each = [Place((name,), 0, shapes[0], None).pieces(tensors, [(0, size) for size in shapes[0]]) for name in names]
