@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jaxtyping import Array
 
+from rqjax.core import Registry
+
 TANH = functools.partial(jax.nn.gelu, approximate=True)
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -76,13 +78,7 @@ MIXTRAL = Family(
     windows="all",
     experts="apart",
     normalized=True,
-    names={
-        "mlp": "block_sparse_moe",
-        "router": "gate",
-        "gate_proj": "w1",
-        "up_proj": "w3",
-        "down_proj": "w2",
-    },
+    names={"mlp": "block_sparse_moe", "router": "gate", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
 )
 GPT_OSS = Family(
     windows=2,
@@ -93,71 +89,59 @@ GPT_OSS = Family(
     rope={"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096},
 )
 DEEPSEEK_V2 = Family(latent=True, interleaved=True, experts="apart", names={"router": "gate"})
-FAMILIES: dict[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(windows="all"),
-    "qwen2": Family(qkv_bias=True, out_bias=False, windows="upper"),
-    "qwen3": Family(qk_norm="head", windows="upper"),
-    "gemma2": GEMMA_2,
-    "gemma3_text": GEMMA_3,
-    "gemma3": GEMMA_3,
-    "phi3": Family(
-        windows="all",
-        partial=True,
-        fused=QKV | GATE_UP,
-        rope_types={"default": "default", **dict.fromkeys(("su", "yarn", "longrope"), "longrope")},
-    ),
-    "olmo2": Family(norm_before=False, norm_behind=True, qk_norm="whole"),
-    "smollm3": Family(windows="unturned"),
-    "granite": Family(),
-    "mixtral": MIXTRAL,
-    "qwen3_moe": Family(qk_norm="head", windows="all", experts="apart", names={"router": "gate"}),
-    "gpt_oss": GPT_OSS,
-    "deepseek_v2": DEEPSEEK_V2,
-    "deepseek_v3": DEEPSEEK_V2._replace(router="sigmoid"),
-    "glm": GLM,
-    "glm4": GLM._replace(
-        norm_behind=True,
-        names={
-            "post_attention_layernorm": "post_self_attn_layernorm",
-            "pre_feedforward_layernorm": "post_attention_layernorm",
-            "post_feedforward_layernorm": "post_mlp_layernorm",
-        },
-    ),
-}
+FAMILIES: dict[str, Family] = Registry(
+    "architecture (model_type of config.json)",
+    {
+        "llama": Family(),
+        "mistral": Family(windows="all"),
+        "qwen2": Family(qkv_bias=True, out_bias=False, windows="upper"),
+        "qwen3": Family(qk_norm="head", windows="upper"),
+        "gemma2": GEMMA_2,
+        "gemma3_text": GEMMA_3,
+        "gemma3": GEMMA_3,
+        "phi3": Family(
+            windows="all",
+            partial=True,
+            fused=QKV | GATE_UP,
+            rope_types={"default": "default", **dict.fromkeys(("su", "yarn", "longrope"), "longrope")},
+        ),
+        "olmo2": Family(norm_before=False, norm_behind=True, qk_norm="whole"),
+        "smollm3": Family(windows="unturned"),
+        "granite": Family(),
+        "mixtral": MIXTRAL,
+        "qwen3_moe": Family(qk_norm="head", windows="all", experts="apart", names={"router": "gate"}),
+        "gpt_oss": GPT_OSS,
+        "deepseek_v2": DEEPSEEK_V2,
+        "deepseek_v3": DEEPSEEK_V2._replace(router="sigmoid"),
+        "glm": GLM,
+        "glm4": GLM._replace(
+            norm_behind=True,
+            names={
+                "post_attention_layernorm": "post_self_attn_layernorm",
+                "pre_feedforward_layernorm": "post_attention_layernorm",
+                "post_feedforward_layernorm": "post_mlp_layernorm",
+            },
+        ),
+    },
+)
 """By `model_type`. Of gemma3, which also sees, the text part is read."""
 
 MISSING: dict[str, tuple[str, str]] = {
-    "bloom": ("llama", "positions as biases of scores, LayerNorm"),
-    "cohere": ("llama", "attention and MLP side by side, LayerNorm"),
     "cohere2": ("llama", "attention and MLP side by side, LayerNorm"),
-    "dbrx": ("mixtral", "LayerNorm, clipped queries, keys and values"),
     "deepseek_v32": ("deepseek_v3", "a sparse choice of the tokens that are attended to"),
     "falcon": ("llama", "attention and MLP side by side, LayerNorm"),
-    "falcon_mamba": ("llama", "state spaces in the place of attention"),
     "gemma3n": ("gemma3_text", "layers that share caches, embeddings of each layer"),
-    "gemma3n_text": ("gemma3_text", "layers that share caches, embeddings of each layer"),
     "gemma4": ("gemma3_text", "layers that share caches"),
     "glm4_moe": ("deepseek_v3", "such experts beside heads of keys and values"),
     "gpt2": ("llama", "learned positions, LayerNorm"),
     "gpt_neox": ("llama", "attention and MLP side by side, LayerNorm"),
-    "granitemoe": ("mixtral", "its names of tensors, scales of what layers add"),
-    "jamba": ("mixtral", "state spaces in most layers"),
     "llama4": ("mixtral", "attention to chunks, shared experts, sigmoids of the router's scores"),
-    "llama4_text": ("mixtral", "attention to chunks, shared experts, sigmoids of the router's scores"),
-    "llava": ("llama", "text within text_config, names of such tensors"),
-    "mamba": ("llama", "state spaces in the place of attention"),
-    "mamba2": ("llama", "state spaces in the place of attention"),
     "mistral3": ("mistral", "text within text_config, names of such tensors"),
-    "nemotron": ("llama", "LayerNorm, MLP without a gate"),
-    "olmo": ("olmo2", "LayerNorm without weights"),
     "olmoe": ("qwen3_moe", "norms of all heads together beside experts, clipped queries, keys and values"),
     "opt": ("llama", "learned positions, LayerNorm"),
     "phi": ("phi3", "attention and MLP side by side, LayerNorm"),
-    "phimoe": ("mixtral", "LayerNorm, its own router"),
     "qwen2_moe": ("qwen3_moe", "a gate of its shared expert"),
     "qwen3_next": ("qwen3_moe", "linear attention in most layers, gates of attention and of shared experts"),
-    "stablelm": ("llama", "LayerNorm"),
     "starcoder2": ("mistral", "LayerNorm, MLP without a gate"),
 }
 """Of families that are not supported, the nearest one that is, and what would be to do."""

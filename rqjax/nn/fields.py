@@ -32,7 +32,7 @@ SIZES: dict[str, tuple[int | None, ...]] = {
     "glm4": (151_552, 4096, 13_696, 40, 32, 2, 128, 131_072),
 }
 """Sizes by `model_type`, named by `NAMES`."""
-COMMON = dict(rms_norm_eps=1e-6, tie_word_embeddings=False, rope_theta=1e4, partial_rotary_factor=1.0)
+COMMON: Fields = dict(rms_norm_eps=1e-6, tie_word_embeddings=False, rope_theta=1e4, partial_rotary_factor=1.0)
 COMMON |= dict(rope_scaling=None, rope_parameters=None, eos_token_id=None)
 LENGTH = dict(original_max_position_embeddings=None)
 PLAIN = LENGTH | dict(hidden_act="silu")
@@ -40,7 +40,7 @@ BIASED = PLAIN | dict(attention_bias=False)
 LLAMA = BIASED | dict(mlp_bias=False)
 WINDOWS = dict(sliding_window=4096, layer_types=None)
 QWEN = PLAIN | WINDOWS | dict(use_sliding_window=False, max_window_layers=28)
-GEMMA = WINDOWS | dict(attention_bias=False, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True)
+GEMMA: Fields = WINDOWS | dict(attention_bias=False, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True)
 GEMMA |= dict(query_pre_attn_scalar=256, use_bidirectional_attention=False)
 LATENT = BIASED | dict(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 GLM = PLAIN | dict(attention_bias=True, rms_norm_eps=1.5625e-7, partial_rotary_factor=0.5)
@@ -87,8 +87,11 @@ OPTIONAL = {
 """Fields that may be null, beside those that are null where they are left out."""
 LISTS = {"layer_types", "mlp_only_layers", "no_rope_layers"}
 KINDS = {list: "a list", bool: "true or false", str: "a string"}
+EXPERTS = {"num_experts": "num_local_experts"}
 ALIASES: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), {"num_experts": "num_local_experts"}),
+    "mixtral": EXPERTS,
+    "qwen3_moe": EXPERTS,
+    "gpt_oss": EXPERTS,
     "deepseek_v2": {"num_experts": "n_routed_experts"},
     "deepseek_v3": {"n_routed_experts": "num_local_experts", "num_mtp_layers": "num_nextn_predict_layers"},
 }
@@ -123,6 +126,12 @@ def need(fields: Mapping[str, Any], name: str) -> Any:
     if fields.get(name) is None:
         raise ValueError(f"config.json has no {name!r}")
     return fields[name]
+
+
+def whole(fields: Mapping[str, Any], name: str, low: int = 1, high: int = 2**31, default: int | None = None) -> int:
+    """A whole number in a field; `default` if it is null."""
+    value = default if fields.get(name) is None else fields[name]
+    return check_int(name, need({name: value}, name), low, high)
 
 
 def need_object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
