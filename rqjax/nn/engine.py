@@ -2,6 +2,7 @@
 
 import functools
 import os
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,10 @@ from jaxtyping import Array
 from rqjax.cache.paged import PagedCache
 from rqjax.cache.pages import CHUNK, NoRoom
 from rqjax.cache.strategies import Strategy
-from rqjax.core import PAGE, check_int
+from rqjax.core import PAGE, check_int, check_ints
 from rqjax.nn.decoder import Decoder
 from rqjax.nn.degrade import level
-from rqjax.nn.requests import Event, Request
+from rqjax.nn.requests import Event, Request, checked_prompt, checked_sampling
 from rqjax.nn.sampling import keys_of, next_tokens, padded
 from rqjax.nn.weights import Weights, digest
 
@@ -129,7 +130,11 @@ class Engine:
           ValueError: an argument is wrong, or the prompt with its answer is longer than what a slot or all pages hold.
         """
         config, most = self.decoder.config, max([self.paged.pages, *(pages for *_, pages in self._levels)])
-        request = Request.checked(self._count, config, prompt, max_tokens, temperature, top_p, stop, seed)
+        text, sampling = checked_prompt(prompt, config.vocab_size), checked_sampling(temperature, top_p)
+        check_int("max_tokens", max_tokens, 1, 2**30)
+        ends = np.ravel(check_ints("stop", stop, config.vocab_size - 1)).tolist()
+        seed = secrets.randbits(32) if seed is None else check_int("seed", seed, 0, 2**32 - 1)
+        request = Request(self._count, text, max_tokens, *sampling, frozenset([*ends, *config.eos_token_ids]), seed)
         if request.length > self.max_len or self.paged.pages_for(request.length) > most:
             held = f"{self.max_len} tokens of a slot or the {most} pages"
             raise ValueError(f"a prompt of {len(request.prompt)} tokens and {max_tokens} more do not fit in the {held}")
@@ -153,11 +158,10 @@ class Engine:
         Raises:
           ValueError: there is no such request, or it is done.
         """
-        for request in (*self._waiting, *self._running):
-            if request.id == id:
-                self._dropped(request)
-                return
-        raise ValueError(f"request {id} is not waiting or running")
+        found = next((request for request in (*self._waiting, *self._running) if request.id == id), None)
+        if found is None:
+            raise ValueError(f"request {id} is not waiting or running")
+        self._dropped(found)
 
     def step(self) -> list[Event]:
         """Computes a piece of a prompt and a token of each text that has begun; no events if there is nothing to do.
