@@ -36,13 +36,10 @@ def find_checkpoint(source: str | os.PathLike[str]) -> Path:
         return folder
     if str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no folder {source}")
+    with extras.explained():
+        from huggingface_hub import snapshot_download
     try:
-        with extras.explained():
-            from huggingface_hub import snapshot_download
-
         return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
-    except extras.MissingExtra:
-        raise
     except Exception as error:  # of many kinds: no network, no such repository, no permission
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileNotFoundError(f"{source} is neither a folder nor can it be had from Hugging Face: {reason}") from None
