@@ -103,14 +103,13 @@ def _forward(
     """The least cost of each state at the end of a segment of whole rounds; and for each turn, at each time, for each
     family, the lowest bits of the best of its states."""
     size, count = cost.shape
-    turns = [
-        (levels.reshape(2**bits, -1, 1), 2**bits) for levels, bits in zip(segment.values, segment.bits, strict=True)
-    ]
+    branches_of = [2**bits for bits in segment.bits]
+    levels_of = [levels.reshape(n, -1, 1) for levels, n in zip(segment.values, branches_of, strict=True)]
 
     def step(cost: Array, at: tuple[Array, Array | None]) -> tuple[Array, list[Array]]:
         samples, weights = at
         steps = []
-        for turn, (levels, branches) in enumerate(turns):
+        for turn, (levels, branches) in enumerate(zip(levels_of, branches_of, strict=True)):
             # The branch index replaces the cost's low mantissa bits, so one min is also the argmin.
             low = jnp.uint32(branches - 1)
             keys = lax.bitcast_convert_type(cost, jnp.uint32).reshape(size // branches, branches, count) & ~low
@@ -121,10 +120,9 @@ def _forward(
             steps.append((best & low).astype(jnp.uint8))
         return cost, steps
 
-    samples, weights = jax.tree.map(
-        lambda x: x.reshape(len(x) // len(turns), len(turns), *x.shape[1:]), (segment.y, segment.weights)
-    )
-    return lax.scan(step, cost, (samples, weights))
+    turns = len(segment.bits)
+    in_rounds = lambda x: x.reshape(len(x) // turns, turns, *x.shape[1:])  # noqa: E731
+    return lax.scan(step, cost, jax.tree.map(in_rounds, (segment.y, segment.weights)))
 
 
 def _backward(

@@ -53,10 +53,8 @@ class Sensitivities(NamedTuple):
         """
         count, least = self.bits[..., 0].size, self.bits[..., 0].mean()
         if least > bits:
-            raise ValueError(
-                f"expected a budget of at least {least:.4g} bits a number, scales included, the least of"
-                f" {self.family}, got {bits:.4g}"
-            )
+            wanted = f"{least:.4g} bits a number, scales included, the least of {self.family}"
+            raise ValueError(f"expected a budget of at least {wanted}, got {bits:.4g}")
         flat = (part.reshape(count, -1) for part in (self.bits, self.kl))
         chosen = least_loss(*flat, bits * count).reshape(*self.bits.shape[:2])  # pyright: ignore[reportCallIssue]
         cost, kl = (np.take_along_axis(part, chosen[..., None], -1)[..., 0] for part in (self.bits, self.kl))

@@ -158,12 +158,9 @@ def _of_text(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_supported(family: Family, fields: Mapping[str, Any]) -> None:
     """Refuses what changes numbers of every family, or else what would be attention to tokens that come later."""
-    if fields.get("quantization_config") is not None:
-        method = need_object(fields, "quantization_config").get("quant_method")
-        if method != "mxfp4" or family.experts != "packed":
-            raise ValueError(
-                "config.json has a quantization_config: quantized weights are not supported, but gpt_oss's"
-            )
+    method, is_read = need_object(fields, "quantization_config").get("quant_method"), family.experts == "packed"
+    if fields.get("quantization_config") is not None and not (method == "mxfp4" and is_read):
+        raise ValueError("config.json has a quantization_config: quantized weights are not supported, but gpt_oss's")
     if not fields.get("is_causal", True) or (family.unit_offset and fields.get("use_bidirectional_attention")):
         raise ValueError("expected causal attention, got is_causal false or use_bidirectional_attention in config.json")
     if fields.get("per_layer_config") is not None:

@@ -207,11 +207,10 @@ class Engine:
             request = self._waiting[0]
             while self.paged.pages_for(request.length) > self.paged.pages:
                 self._shrunk()
-            slot, found = self.paged.admit(request.prompt)
-            request.slot, request.fed = slot, found
+            request.slot, request.fed = self.paged.admit(request.prompt)
             missing = sum(self.paged.missing(r.slot, len(r.prompt) + len(r.made)) for r in (*self._running, request))
             if self._running and missing > self.paged.free_pages:
-                self.paged.release(slot)
+                self.paged.release(request.slot)
                 if self._shrunk():
                     continue
                 return
@@ -250,11 +249,10 @@ class Engine:
                 self.paged.reserve(request.slot, tokens)
                 return True
             except NoRoom:
-                if self._shrunk():
-                    continue
-                last = self._running[-1]
-                self._dropped(last)
-                self._waiting.insert(0, last)
+                if not self._shrunk():
+                    last = self._running[-1]
+                    self._dropped(last)
+                    self._waiting.insert(0, last)
         return False
 
     def _shrunk(self) -> bool:

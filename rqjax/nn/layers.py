@@ -36,10 +36,10 @@ def scaled(x: Float[Array, "..."], scale: float) -> Float[Array, "..."]:
 
 
 class Linear(nnx.Module):
-    """x W^T + b with W (out, in)."""
+    """x W^T + b with W (out, in); those of experts, W (experts, out, in) and b (experts, out), are not called."""
 
-    def __init__(self, inner: int, outer: int, *, bias: bool = False, rngs: nnx.Rngs, dtype: DTypeLike):
-        self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (outer, inner), dtype))
+    def __init__(self, inner: int, *outer: int, bias: bool = False, rngs: nnx.Rngs, dtype: DTypeLike):
+        self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (*outer, inner), dtype))
         self.bias = nnx.Param(jnp.zeros(outer, dtype)) if bias else None
 
     def __call__(self, x: Float[Array, "*n inner"]) -> Float[Array, "*n outer"]:
