@@ -38,11 +38,6 @@ class Segment(NamedTuple):
         bits = tuple(self.bits[turn] for turn in turns)
         return Segment(self.y[start:stop], self.values[np.array(turns, int)], bits, weights)
 
-    @property
-    def all_bits(self) -> np.ndarray:
-        """Of each sample."""
-        return np.resize(self.bits, len(self.y))
-
 
 def tail_biting(segments: Sequence[Segment]) -> UInt8[Array, "T n"]:
     """Codes of a path that ends where it starts, so that they are all there is to store.
@@ -50,7 +45,7 @@ def tail_biting(segments: Sequence[Segment]) -> UInt8[Array, "T n"]:
     The family that both ends meet in is the one that a free path has in the middle of the samples around the seam; the
     best path through it follows. That is within 1 % of the best over all families.
     """
-    bits = np.concatenate([segment.all_bits for segment in segments])
+    bits = np.concatenate([np.resize(segment.bits, len(segment.y)) for segment in segments])
     state_bits, total = _state_bits(segments), len(bits)
     window = min(total // 2, math.ceil(8 * state_bits * max(len(s.bits) / sum(s.bits) for s in segments)))
     before = _cut(segments, total - window, total)

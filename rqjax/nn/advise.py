@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rqjax.cache.strategies import Strategy, parsed
-from rqjax.core import Quantizer, operation, unknown_name
+from rqjax.core import Quantizer, Registry, operation
 from rqjax.nn.calibration import calibrated, check_tokens, through
 from rqjax.recipes.allocation import least_loss
 from rqjax.recipes.fitted import FITTED
@@ -157,11 +157,8 @@ def rates(family: str) -> tuple[float | int, ...]:
     Raises:
       UnknownName: there is no such family.
     """
-    recipes = parsed(family)[0]
-    for name in recipes:
-        if name not in METHODS and name not in FITTED:
-            raise unknown_name("family", name, [*METHODS, *FITTED])
-    made = [METHODS[name] if name in METHODS else FITTED[name] for name in recipes]
+    families = Registry("family", FITTED | METHODS)
+    made = [families[name] for name in parsed(family)[0]]
     return WHOLE if any(inspect.signature(one).parameters["bits"].annotation is int for one in made) else HALVES
 
 

@@ -105,8 +105,8 @@ class DecoderConfig:
         fields = read(str(name), fields)
         if family.latent:
             fields |= _latent(family, fields)
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
-        vocabulary, size, inner, heads, layers = (whole(fields, name) for name in sizes)
+        fields |= {name: whole(fields, name) for name in NEEDED}
+        size, heads, layers = fields["hidden_size"], fields["num_attention_heads"], fields["num_hidden_layers"]
         kv_heads = whole(fields, "num_key_value_heads", 1, heads, default=heads)
         if heads % kv_heads:
             raise ValueError(f"expected num_attention_heads to be a multiple of {kv_heads}, got {heads}")
@@ -115,35 +115,31 @@ class DecoderConfig:
         window = whole(fields, "sliding_window") if any(local) else None
         biased = fields.get("attention_bias", False)
         root = size**0.5 if family.root_scale else 1.0
-        return cls(
-            vocab_size=vocabulary,
-            hidden_size=size,
-            intermediate_size=inner,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=whole(fields, "head_dim", 2, 2**16, default=size // heads),
-            windows=tuple(window if here else None for here in local),
-            ropes=tuple(map(functools.partial(positions.rope, family, fields, context), local, turning)),
-            activation=_activation(fields),
-            rms_norm_eps=fields["rms_norm_eps"],
-            tie_word_embeddings=fields["tie_word_embeddings"],
-            qkv_bias=biased or family.qkv_bias,
-            out_bias=biased and family.out_bias,
-            mlp_bias=fields.get("mlp_bias", False),
-            **{name: fields.get(name, 0) for name in LATENT},
-            num_nextn_predict_layers=whole(fields, "num_nextn_predict_layers", 0, 2**10, default=0),
+        found = {
+            **fields,
             **_experts(family, fields, layers),
-            family=name,
-            embedding_scale=root * fields.get("embedding_multiplier", 1.0),
-            residual_scale=fields.get("residual_multiplier", 1.0),
-            query_scale=_query_scale(fields),
-            attention_softcap=_cap(fields, "attn_logit_softcapping"),
-            logit_softcap=_cap(fields, "final_logit_softcapping"),
-            logit_scale=1 / fields.get("logits_scaling", 1.0),
-            eos_token_ids=token_ids(fields["eos_token_id"]),
-        )
+            "num_key_value_heads": kv_heads,
+            "head_dim": whole(fields, "head_dim", 2, 2**16, default=size // heads),
+            "windows": tuple(window if here else None for here in local),
+            "ropes": tuple(map(functools.partial(positions.rope, family, fields, context), local, turning)),
+            "activation": _activation(fields),
+            "qkv_bias": biased or family.qkv_bias,
+            "out_bias": biased and family.out_bias,
+            "num_nextn_predict_layers": whole(fields, "num_nextn_predict_layers", 0, 2**10, default=0),
+            "family": name,
+            "embedding_scale": root * fields.get("embedding_multiplier", 1.0),
+            "residual_scale": fields.get("residual_multiplier", 1.0),
+            "query_scale": _query_scale(fields),
+            "attention_softcap": _cap(fields, "attn_logit_softcapping"),
+            "logit_softcap": _cap(fields, "final_logit_softcapping"),
+            "logit_scale": 1 / fields.get("logits_scaling", 1.0),
+            "eos_token_ids": token_ids(fields["eos_token_id"]),
+        }
+        return cls(**{field.name: found[field.name] for field in dataclasses.fields(cls) if field.name in found})
 
 
+NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+"""Whole numbers that all families need."""
 LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
 """Fields that a decoder with latent attention has alone."""
 
@@ -208,7 +204,6 @@ def _experts(family: Family, fields: Mapping[str, Any], layers: int) -> dict[str
         "moe_intermediate_size": whole(fields, "moe_intermediate_size", default=fields["intermediate_size"]),
         "mixtures": tuple(i >= first and i not in dense and (i + 1) % step == 0 for i in range(layers)),
         "n_shared_experts": whole(fields, "n_shared_experts", 0, 2**20, default=0),
-        "routed_scaling_factor": fields.get("routed_scaling_factor", 1.0),
         "groups": (groups, best),
         "norm_topk_prob": family.normalized or bool(fields.get("norm_topk_prob")),
         "swiglu": tuple(limits) or None,
@@ -241,8 +236,7 @@ def _local(family: Family, fields: Mapping[str, Any], turning: Sequence[bool]) -
     layers, kinds = len(turning), fields.get("layer_types")
     windowed = fields.get("sliding_window") is not None and fields.get("use_sliding_window", True)
     if kinds is not None:
-        known = isinstance(kinds, list) and set(kinds) <= {"full_attention", "sliding_attention"}
-        if not known or len(kinds) != layers:
+        if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
             raise ValueError(f"expected layer_types of {layers} full_attention or sliding_attention, got {kinds}")
         local = [kind == "sliding_attention" for kind in kinds]
         if any(local) and family.windows == "upper" and not windowed:
