@@ -1,7 +1,6 @@
 """Decoders in Hugging Face's folders, `config.json` and `.safetensors` files, and what is calibrated to them."""
 
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,12 @@ from jaxtyping import Array
 
 from rqjax.cache.strategies import Strategy
 from rqjax.core import extras, treefile
-from rqjax.core.mesh import fetched
 from rqjax.core.treefile import Stored, replacing
 from rqjax.nn import compat, heads, tensors
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.decoder import Decoder
 from rqjax.nn.fields import token_ids
+from rqjax.nn.weights import digest
 
 
 def find_checkpoint(source: str | os.PathLike[str]) -> Path:
@@ -210,12 +209,9 @@ def _path(source: str | os.PathLike[str], name: str) -> Path:
 
 
 def _digest(decoder: Decoder) -> str:
-    """Of the weights that make keys and values, in bfloat16, whatever they were loaded in."""
-    digest = hashlib.sha256()
-    for block in decoder.layers:
-        for projection in block.self_attn.to_cache:
-            digest.update(fetched(projection.weight[...].astype(jnp.bfloat16)).tobytes())
-    return digest.hexdigest()
+    """A hash of the weights that make keys and values, in bfloat16, whatever they were loaded in."""
+    projections = (projection for block in decoder.layers for projection in block.self_attn.to_cache)
+    return digest("", (projection.weight[...].astype(jnp.bfloat16) for projection in projections))
 
 
 def _files(folder: Path, fields: Mapping[str, Any]) -> dict[str, Stored]:

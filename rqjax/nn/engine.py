@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Array
 
@@ -95,8 +96,9 @@ class Engine:
     def paged(self) -> PagedCache:
         """The caches and the book of their pages; others after `reset`."""
         self._weights = Weights(self.decoder)
-        seed = b"" if self._book["folder"] is None else digest(self.decoder)
-        return PagedCache(self._caches(), seed=seed, **self._book)
+        arrays = [] if self._book["folder"] is None else jax.tree.leaves(self.decoder)
+        seed = digest(f"{self.decoder.config} {[array.dtype for array in arrays]}", arrays)
+        return PagedCache(self._caches(), seed=seed.encode(), **self._book)
 
     def reset(self) -> None:
         """Forgets all keys and values, not files. Texts that run are read again, with what was made of them, and go on;

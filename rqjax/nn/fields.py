@@ -11,7 +11,7 @@ NAMES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
 )
-"""Sizes, in the order of `SIZES`."""
+"""Names of the sizes that a row of `SIZES` has."""
 SIZES: dict[str, tuple[int | None, ...]] = {
     "llama": (32_000, 4096, 11_008, 32, 32, None, None, 2048),
     "mistral": (32_000, 4096, 14_336, 32, 32, 8, None, 131_072),
@@ -31,7 +31,7 @@ SIZES: dict[str, tuple[int | None, ...]] = {
     "glm": (151_552, 4096, 13_696, 40, 32, 2, 128, 131_072),
     "glm4": (151_552, 4096, 13_696, 40, 32, 2, 128, 131_072),
 }
-"""Sizes by `model_type`, named by `NAMES`."""
+"""Sizes by `model_type`."""
 COMMON: Fields = dict(rms_norm_eps=1e-6, tie_word_embeddings=False, rope_theta=1e4, partial_rotary_factor=1.0)
 COMMON |= dict(rope_scaling=None, rope_parameters=None, eos_token_id=None)
 LENGTH = dict(original_max_position_embeddings=None)

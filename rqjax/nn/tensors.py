@@ -39,7 +39,7 @@ class Place(NamedTuple):
     tensors: blocks (experts, out, in / 32, 16) of two numbers a byte, the first of them in the low bits, and scales
     (experts, out, in / 32), which are exponents of 2 plus 127."""
     step: int = 1
-    """Between its columns, which take turns with those of others."""
+    """The distance of its columns, which take turns with those of others."""
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
