@@ -49,9 +49,7 @@ def pack_planes(fields: list[UInt32[Array, "*n lanes"]], bits: int) -> UInt32[Ar
         lanes = lanes | (fields[k] << (bits * k))
     if bits == 4:
         return lanes
-    lanes = materialized(
-        lanes
-    )  # on a CPU packing 32 MiB takes 3 ms so, and 24 ms where this is fused into what follows
+    lanes = materialized(lanes)  # packing 32 MiB takes 3 ms so on a CPU, and 24 ms fused into what follows
     size = -(-lanes.shape[-1] * bits // 4)
     words, rest = lanes[..., :size], lanes[..., size:]
     if bits == 3:  # three bytes of each lane that is left over go to three words

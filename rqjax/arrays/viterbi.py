@@ -38,11 +38,6 @@ class Segment(NamedTuple):
         bits = tuple(self.bits[turn] for turn in turns)
         return Segment(self.y[start:stop], self.values[np.array(turns, int)], bits, weights)
 
-    @property
-    def all_bits(self) -> np.ndarray:
-        """Of each sample."""
-        return np.resize(self.bits, len(self.y))
-
 
 def tail_biting(segments: Sequence[Segment]) -> UInt8[Array, "T n"]:
     """Codes of a path that ends where it starts, so that they are all there is to store.
@@ -50,7 +45,7 @@ def tail_biting(segments: Sequence[Segment]) -> UInt8[Array, "T n"]:
     The family that both ends meet in is the one that a free path has in the middle of the samples around the seam; the
     best path through it follows. That is within 1 % of the best over all families.
     """
-    bits = np.concatenate([segment.all_bits for segment in segments])
+    bits = np.concatenate([np.resize(segment.bits, len(segment.y)) for segment in segments])
     state_bits, total = _state_bits(segments), len(bits)
     window = min(total // 2, math.ceil(8 * state_bits * max(len(s.bits) / sum(s.bits) for s in segments)))
     before = _cut(segments, total - window, total)
@@ -103,14 +98,13 @@ def _forward(
     """The least cost of each state at the end of a segment of whole rounds; and for each turn, at each time, for each
     family, the lowest bits of the best of its states."""
     size, count = cost.shape
-    turns = [
-        (levels.reshape(2**bits, -1, 1), 2**bits) for levels, bits in zip(segment.values, segment.bits, strict=True)
-    ]
+    branches_of = [2**bits for bits in segment.bits]
+    levels_of = [levels.reshape(n, -1, 1) for levels, n in zip(segment.values, branches_of, strict=True)]
 
     def step(cost: Array, at: tuple[Array, Array | None]) -> tuple[Array, list[Array]]:
         samples, weights = at
         steps = []
-        for turn, (levels, branches) in enumerate(turns):
+        for turn, (levels, branches) in enumerate(zip(levels_of, branches_of, strict=True)):
             # The branch index replaces the cost's low mantissa bits, so one min is also the argmin.
             low = jnp.uint32(branches - 1)
             keys = lax.bitcast_convert_type(cost, jnp.uint32).reshape(size // branches, branches, count) & ~low
@@ -121,10 +115,9 @@ def _forward(
             steps.append((best & low).astype(jnp.uint8))
         return cost, steps
 
-    samples, weights = jax.tree.map(
-        lambda x: x.reshape(len(x) // len(turns), len(turns), *x.shape[1:]), (segment.y, segment.weights)
-    )
-    return lax.scan(step, cost, (samples, weights))
+    turns = len(segment.bits)
+    in_rounds = lambda x: x.reshape(len(x) // turns, turns, *x.shape[1:])  # noqa: E731
+    return lax.scan(step, cost, jax.tree.map(in_rounds, (segment.y, segment.weights)))
 
 
 def _backward(

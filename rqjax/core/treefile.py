@@ -13,12 +13,14 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from rqjax.core.checks import as_array
 from rqjax.core.pytree import CLASSES
@@ -40,8 +42,6 @@ at 200; level 6 brings another 0.5 %, lzma 4 to 7 % at a tenth of the speed."""
 def save(tree: PyTree, path: str | os.PathLike[str], *, packed: bool = False, **metadata: str) -> None:
     """Writes a nest of pytrees, tuples and lists, with texts beside it; a file that was there is replaced at once or
     stays as it was. It may be `packed` by gzip."""
-    from safetensors.numpy import save_file
-
     path, arrays = Path(path), {name: _plain(leaf) for name, leaf in _walk(tree) if _is_array(leaf)}
     metadata = {"format": FORMAT, "fields": json.dumps(_fields(tree)), **metadata}
     with replacing(path) as temporary:
@@ -65,13 +65,15 @@ def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = Fa
         return _build("", fields, arrays, np.asanyarray if mapped else jnp.asarray), metadata
     expected = _fields(like)
     for name in [*expected, *fields]:
-        if expected.get(name) != fields.get(name):
-            wanted, got = expected.get(name), fields.get(name)
+        wanted, got = expected.get(name), fields.get(name)
+        if wanted != got:
             raise ValueError(f"{path} does not match: expected {name} {wanted}, got {got}")
-    leaves = {name: _restored(arrays[name], fields[name]) for name, leaf in _walk(like) if _is_array(leaf)}
-    places, structure = jax.tree_util.tree_flatten_with_path(like)
-    tree = jax.tree.unflatten(structure, [leaves.get(jax.tree_util.keystr(place), leaf) for place, leaf in places])
-    return tree, metadata
+
+    def read(place: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(place)
+        return _restored(arrays[name], fields[name]) if _is_array(leaf) else leaf
+
+    return jax.tree_util.tree_map_with_path(read, like), metadata
 
 
 @contextlib.contextmanager
@@ -95,16 +97,11 @@ def metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 def _read(path: str | os.PathLike[str], mapped: bool = False) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """Metadata and arrays of a whole file, which they stay in if `mapped`."""
-    from safetensors import SafetensorError, safe_open
-
     if not Path(path).exists():
         raise FileNotFoundError(f"there is no file {path}")
-    try:
-        with _unpacked(Path(path)) as plain, safe_open(plain, framework="numpy") as file:
-            metadata, arrays = file.metadata() or {}, _mapped(plain)
-            arrays = arrays if mapped else {name: np.array(array) for name, array in arrays.items()}
-    except (SafetensorError, OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+    with whole(path), _unpacked(Path(path)) as plain:
+        metadata, parts = stored(plain)
+        arrays = {name: part.array() if mapped else np.array(part.array()) for name, part in parts.items()}
     if metadata.get("format") != FORMAT:
         found = metadata.get("format")
         raise ValueError(f"{path} was not saved by this version of rqjax: expected format {FORMAT!r}, got {found!r}")
@@ -113,19 +110,46 @@ def _read(path: str | os.PathLike[str], mapped: bool = False) -> tuple[dict[str,
     return metadata, arrays
 
 
-def _mapped(path: Path) -> dict[str, np.ndarray]:
-    """Arrays of a file that is whole: the length of a text, the text, which says where they are, and their bytes."""
-    with path.open("rb") as file:
+class Stored(NamedTuple):
+    """An array in a file of safetensors."""
+
+    path: Path
+    kind: str
+    """Its dtype, as safetensors name it."""
+    shape: tuple[int, ...]
+    start: int
+
+    def array(self) -> np.ndarray:
+        """The array, mapped anew each time: what has been read of a mapped file stays resident as long as it is."""
+        dtype = dtype_of(self.kind)
+        if 0 in self.shape:
+            return np.zeros(self.shape, dtype)
+        return np.memmap(self.path, dtype, "r", self.start, self.shape)
+
+
+def stored(path: Path) -> tuple[dict[str, str], dict[str, Stored]]:
+    """Texts and arrays of a file: the length of its header, the header, which says where arrays are, and their bytes.
+
+    Raises:
+      SafetensorError, OSError: the file is not whole.
+    """
+    with safe_open(path, framework="numpy"), path.open("rb") as file:  # the first one checks that the file is whole
         length = int.from_bytes(file.read(8), "little")
         parts = json.loads(file.read(length))
-    arrays: dict[str, np.ndarray] = {}
-    for name, part in parts.items():
-        if name == "__metadata__":
-            continue
-        kind, (start, end), shape = part["dtype"], part["data_offsets"], tuple(part["shape"])
-        dtype = dtype_of(kind)
-        arrays[name] = np.memmap(path, dtype, "r", 8 + length + start, shape) if end > start else np.zeros(shape, dtype)
-    return arrays
+    metadata = parts.pop("__metadata__", None) or {}
+    return metadata, {
+        name: Stored(path, part["dtype"], tuple(part["shape"]), 8 + length + part["data_offsets"][0])
+        for name, part in parts.items()
+    }
+
+
+@contextlib.contextmanager
+def whole(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Says which file is not whole, for a body that reads it."""
+    try:
+        yield
+    except (SafetensorError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
 
 
 def dtype_of(kind: str) -> np.dtype:
@@ -233,13 +257,10 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(getattr(value, "dtype", None), "name")
 
 
-def _is_key(value: Any) -> bool:
-    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
 def _plain(leaf: Any) -> np.ndarray:
     """An array; its bits where safetensors have no such dtype; the numbers of random keys."""
-    array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else as_array(leaf))
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    array = np.asarray(jax.random.key_data(leaf) if is_key else as_array(leaf))
     known = array.dtype.isbuiltin == 1 or array.dtype.name in NAMES.values()
     return array if known else array.view(f"u{array.itemsize}")
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rqjax.cache.strategy import Strategy
-from rqjax.core import Quantizer, operation, unknown_name
+from rqjax.core import Quantizer, Registry, operation
 from rqjax.nn.calibration import calibrated, check_tokens, through
 from rqjax.recipes.allocation import least_loss
 from rqjax.recipes.fitted import FITTED
@@ -54,10 +54,8 @@ class Sensitivities(NamedTuple):
         """
         count, least = self.bits[..., 0].size, self.bits[..., 0].mean()
         if least > bits:
-            raise ValueError(
-                f"expected a budget of at least {least:.4g} bits a number, scales included, the least of"
-                f" {self.family}, got {bits:.4g}"
-            )
+            wanted = f"{least:.4g} bits a number, scales included, the least of {self.family}"
+            raise ValueError(f"expected a budget of at least {wanted}, got {bits:.4g}")
         flat = (part.reshape(count, -1) for part in (self.bits, self.kl))
         chosen = least_loss(*flat, bits * count).reshape(*self.bits.shape[:2])  # pyright: ignore[reportCallIssue]
         cost, kl = (np.take_along_axis(part, chosen[..., None], -1)[..., 0] for part in (self.bits, self.kl))
@@ -160,11 +158,8 @@ def rates(family: str) -> tuple[float | int, ...]:
     Raises:
       UnknownName: there is no such family.
     """
-    recipes = parsed(family)[0]
-    for name in recipes:
-        if name not in METHODS and name not in FITTED:
-            raise unknown_name("family", name, [*METHODS, *FITTED])
-    made = [METHODS[name] if name in METHODS else FITTED[name] for name in recipes]
+    families = Registry("family", FITTED | METHODS)
+    made = [families[name] for name in parsed(family)[0]]
     return WHOLE if any(inspect.signature(one).parameters["bits"].annotation is int for one in made) else HALVES
 
 

@@ -1,7 +1,6 @@
 """Decoders in Hugging Face's folders, `config.json` and `.safetensors` files, and what is calibrated to them."""
 
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
@@ -18,12 +16,12 @@ from jaxtyping import Array
 
 from rqjax.cache.strategy import Strategy
 from rqjax.core import extras, treefile
-from rqjax.core.mesh import fetched
-from rqjax.core.treefile import replacing
+from rqjax.core.treefile import Stored, replacing
 from rqjax.nn import compat, heads, tensors
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.decoder import Decoder
 from rqjax.nn.fields import token_ids
+from rqjax.nn.weights import digest
 
 
 def find_checkpoint(source: str | os.PathLike[str]) -> Path:
@@ -37,13 +35,10 @@ def find_checkpoint(source: str | os.PathLike[str]) -> Path:
         return folder
     if str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no folder {source}")
+    with extras.explained():
+        from huggingface_hub import snapshot_download
     try:
-        with extras.explained():
-            from huggingface_hub import snapshot_download
-
         return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
-    except extras.MissingExtra:
-        raise
     except Exception as error:  # of many kinds: no network, no such repository, no permission
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileNotFoundError(f"{source} is neither a folder nor can it be had from Hugging Face: {reason}") from None
@@ -214,41 +209,13 @@ def _path(source: str | os.PathLike[str], name: str) -> Path:
 
 
 def _digest(decoder: Decoder) -> str:
-    """Of the weights that make keys and values, in bfloat16, whatever they were loaded in."""
-    digest = hashlib.sha256()
-    for block in decoder.layers:
-        for projection in block.self_attn.to_cache:
-            digest.update(fetched(projection.weight[...].astype(jnp.bfloat16)).tobytes())
-    return digest.hexdigest()
+    """A hash of the weights that make keys and values, in bfloat16, whatever they were loaded in."""
+    projections = (projection for block in decoder.layers for projection in block.self_attn.to_cache)
+    return digest("", (projection.weight[...].astype(jnp.bfloat16) for projection in projections))
 
 
-class _File:
-    """A file that is mapped anew for each part that is read: else all that was read of it would stay resident."""
-
-    def __init__(self, path: Path):
-        from safetensors import safe_open
-
-        with safe_open(path, framework="numpy"), path.open("rb") as file:  # the first one checks that the file is whole
-            length = int.from_bytes(file.read(8), "little")
-            self.parts = json.loads(file.read(length))
-        self.parts.pop("__metadata__", None)
-        self.path, self.first = path, 8 + length
-
-    def get_shape(self, name: str) -> list[int]:
-        return self.parts[name]["shape"]
-
-    def get_slice(self, name: str) -> np.ndarray:
-        kind, (start, end), shape = (self.parts[name][part] for part in ("dtype", "data_offsets", "shape"))
-        dtype = treefile.dtype_of(kind)
-        if start == end:
-            return np.zeros(shape, dtype)
-        return np.memmap(self.path, dtype, "r", self.first + start, tuple(shape))
-
-
-def _files(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The file of each tensor, in the one that the config names or else the first that is there."""
-    from safetensors import SafetensorError
-
+def _files(folder: Path, fields: Mapping[str, Any]) -> dict[str, Stored]:
+    """The tensors of a folder, in the file that the config names or else the first that is there."""
     usual = ["model.safetensors", "model.safetensors.index.json"]
     named = fields.get("transformers_weights")
     present = [name for name in usual if (folder / name).exists()] if named is None else [_beside(named, "config.json")]
@@ -256,24 +223,20 @@ def _files(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no {' or '.join(usual)} in {folder}")
     index = folder / present[0]
     places = _weight_map(index) if index.suffix == ".json" else {}
-    names = sorted(set(places.values())) or present[:1]
-    files, owners = {}, {}
-    for path in [folder / name for name in names]:
+    tensors: dict[str, Stored] = {}
+    for name in sorted(set(places.values())) or present[:1]:
+        path = folder / name
         if not path.exists():
             by = index.name if places else "config.json"
-            raise FileNotFoundError(f"there is no {path.name} in {folder}, which {by} names")
-        try:
-            file = _File(path)
-            own = list(file.parts)
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
-        if twice := sorted(set(own) & set(files)):
-            raise ValueError(f"{folder}: tensor {twice[0]!r} is in {owners[twice[0]]} and in {path.name}")
-        files |= dict.fromkeys(own, file)
-        owners |= dict.fromkeys(own, path.name)
-    if lost := [name for name, place in places.items() if owners.get(name) != place]:
+            raise FileNotFoundError(f"there is no {name} in {folder}, which {by} names")
+        with treefile.whole(path):
+            own = treefile.stored(path)[1]
+        if twice := sorted(own.keys() & tensors.keys()):
+            raise ValueError(f"{folder}: tensor {twice[0]!r} is in {tensors[twice[0]].path.name} and in {name}")
+        tensors |= own
+    if lost := [name for name, place in places.items() if name not in tensors or tensors[name].path.name != place]:
         raise ValueError(f"{index} says that tensor {lost[0]!r} is in {places[lost[0]]}, where it is not")
-    return files
+    return tensors
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -15,9 +15,8 @@ from flax import linen, nnx
 from jaxtyping import Array, Float, Int
 
 from rqjax.cache.attention import dot_product_attention
-from rqjax.cache.kv import KVCache
 from rqjax.cache.strategy import Strategy
-from rqjax.nn.opaque import Layers, Opaque
+from rqjax.nn.opaque import Opaque, empty_caches
 from rqjax.recipes.strategies import for_layers
 from rqjax.rotations import Rope
 
@@ -80,7 +79,10 @@ def _tunix(model: Any, module: Any, name: str | Sequence[Strategy], key: Array, 
     def rope(attn: Any) -> Rope:
         if hasattr(module, "apply_rotary_embedding"):
             return Rope(float(model.config.rope_theta))
-        return _rope(module.apply_rope, rope_options(attn))
+        parameters = inspect.signature(module.apply_rope).parameters.items()
+        given = {name: parameter.default for name, parameter in parameters} | rope_options(attn)
+        theta = next(given[name] for name in THETA if name in given)
+        return Rope(float(theta), "linear", (float(given.get("scale_factor", 1.0)),))
 
     class Attention(base):
         def block(self, *args: Any, **kwargs: Any) -> tuple[Any, Array]:
@@ -104,7 +106,7 @@ def _tunix(model: Any, module: Any, name: str | Sequence[Strategy], key: Array, 
             return Opaque.of(cache, given["cache"].quantizers), out
 
     attentions = [layer.attn for layer in model.layers]
-    layers = Layers(
+    empty = empty_caches(
         for_layers(name, key, len(attentions), attentions[0].head_dim),
         [rope(attn) for attn in attentions],
         [attn.num_kv_heads for attn in attentions],
@@ -115,7 +117,7 @@ def _tunix(model: Any, module: Any, name: str | Sequence[Strategy], key: Array, 
         __call__ = _of_text(type(model).__call__)
 
         def init_cache(self, batch_size: int, cache_size: int, dtype: Any) -> dict[str, Opaque]:
-            return layers.empty(batch_size, cache_size)
+            return empty(batch_size, cache_size)
 
     compressed = nnx.merge(*nnx.split(model))
     for layer in compressed.layers:
@@ -140,7 +142,10 @@ def _gemma(model: Any, name: str | Sequence[Strategy], key: Array, options: dict
         _, x, positions, held, _ = signature.bind(attn, *args, **kwargs).arguments.values()
         if held is None:
             return call(*args, **kwargs)
-        cache = _truncated(held["k"].cache, positions[:, 0])
+        cache = held["k"].cache
+        # Without the newest token of sequences that are longer by it: the ring of tokens in full precision reaches back
+        # to what was coded last.
+        cache = dataclasses.replace(cache, lengths=jnp.minimum(cache.lengths, positions[:, 0]))
         q, k, v = _projected(attn, x, lambda layer, equation, x: layer(equation, x))
         if cache.key_form.rope is None:
             of_layer = {"base_frequency": attn.rope_base_frequency, "scale_factor": attn.rope_scale_factor}
@@ -153,12 +158,12 @@ def _gemma(model: Any, name: str | Sequence[Strategy], key: Array, options: dict
         opaque = Opaque.of(cache, held["k"].quantizers)
         return {**held, "k": opaque, "end_index": held["end_index"] + x.shape[1]}, out
 
-    local = [kind == _modules.AttentionType.LOCAL_SLIDING for kind in config.attention_types]
-    frequencies = {True: config.local_base_frequency, False: config.global_base_frequency}
-    factors = {True: config.local_scale_factor, False: config.global_scale_factor}
-    layers = Layers(
+    local = Rope(float(config.local_base_frequency), "linear", (float(config.local_scale_factor),))
+    whole = Rope(float(config.global_base_frequency), "linear", (float(config.global_scale_factor),))
+    kinds = [kind == _modules.AttentionType.LOCAL_SLIDING for kind in config.attention_types]
+    empty = empty_caches(
         for_layers(name, key, config.num_layers, config.head_dim),
-        [Rope(float(frequencies[kind]), "linear", (float(factors[kind]),)) for kind in local],
+        [local if kind else whole for kind in kinds],
         [config.num_kv_heads] * config.num_layers,
         options,
     )
@@ -174,20 +179,12 @@ def _gemma(model: Any, name: str | Sequence[Strategy], key: Array, options: dict
             nothing = Opaque(())
             caches = {
                 layer: {"k": opaque, "v": nothing, "positions": nothing, "end_index": jnp.zeros(batch_size, jnp.int32)}
-                for layer, opaque in layers.empty(batch_size, cache_length).items()
+                for layer, opaque in empty(batch_size, cache_length).items()
             }
             return kd.sharding.with_sharding_constraint(caches, sharding)
 
     fields = [field.name for field in dataclasses.fields(model) if field.init and field.name not in ("parent", "name")]
     return Compressed(**{name: getattr(model, name) for name in fields})
-
-
-def _rope(apply_rope: Callable[..., Array], options: dict[str, Any]) -> Rope:
-    """What an engine's function does, with these options and its defaults."""
-    defaults = {name: parameter.default for name, parameter in inspect.signature(apply_rope).parameters.items()}
-    given = {**defaults, **options}
-    theta = next(given[name] for name in THETA if name in given)
-    return Rope(float(theta), "linear", (float(given.get("scale_factor", 1.0)),))
 
 
 def _projected(attn: Any, x: Array, einsum: Callable[[Any, str, Array], Array]) -> tuple[Array, Array, Array]:
@@ -217,12 +214,6 @@ def _attention_options(attn: Any) -> dict[str, Any]:
         "sliding_window": attn.sliding_window_size if local else None,
         "softcap": getattr(attn, "attn_logits_soft_cap", None),
     }
-
-
-def _truncated(cache: KVCache, lengths: Int[Array, "batch"]) -> KVCache:
-    """Without the newest token of sequences that are longer by it: the ring of tokens in full precision reaches back to
-    what was coded last."""
-    return dataclasses.replace(cache, lengths=jnp.minimum(cache.lengths, lengths))
 
 
 def _moved(x: Float[Array, "batch time heads dim"], count: Int[Array, "batch"]) -> Float[Array, "batch time heads dim"]:

@@ -5,10 +5,10 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rqjax.core import UnknownName, check_int, check_positive, unknown_name
+from rqjax.core import UnknownName, check_positive, unknown_name
 from rqjax.nn import positions
 from rqjax.nn.families import ACTIVATIONS, FAMILIES, MISSING, Family
-from rqjax.nn.fields import need, need_object, read, token_ids
+from rqjax.nn.fields import need, need_object, read, token_ids, whole
 from rqjax.rotations import Rope
 from rqjax.rotations.rope import yarn_length
 
@@ -98,58 +98,48 @@ class DecoderConfig:
         if name in MISSING:
             nearest, missing = MISSING[name]
             raise UnknownName(f"unsupported architecture {name!r}: the nearest one is {nearest!r}; missing: {missing}")
-        if name not in FAMILIES:
-            raise unknown_name("architecture (model_type of config.json)", str(name), FAMILIES)
+        family = FAMILIES[str(name)]
         if name == "gemma3":
             name, fields = "gemma3_text", _of_text(fields)
-        family = FAMILIES[name]
         _check_supported(family, fields)
-        fields = read(name, fields)
-        latent = _latent(family, fields) if family.latent else {}
-        fields |= latent
-        size = {
-            name: check_int(name, fields[name], 1, 2**31)
-            for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
-        }
-        layers, heads = size.pop("num_hidden_layers"), size["num_attention_heads"]
-        kv_heads = heads if fields["num_key_value_heads"] is None else fields["num_key_value_heads"]
-        kv_heads = check_int("num_key_value_heads", kv_heads, 1, heads)
+        fields = read(str(name), fields)
+        if family.latent:
+            fields |= _latent(family, fields)
+        fields |= {name: whole(fields, name) for name in NEEDED}
+        size, heads, layers = fields["hidden_size"], fields["num_attention_heads"], fields["num_hidden_layers"]
+        kv_heads = whole(fields, "num_key_value_heads", 1, heads, default=heads)
         if heads % kv_heads:
             raise ValueError(f"expected num_attention_heads to be a multiple of {kv_heads}, got {heads}")
-        head_dim = size["hidden_size"] // heads if fields["head_dim"] is None else fields["head_dim"]
         turning = positions.turning(fields, layers)
         local = _local(family, fields, turning)
-        window = check_int("sliding_window", need(fields, "sliding_window"), 1, 2**31) if any(local) else None
+        window = whole(fields, "sliding_window") if any(local) else None
         biased = fields.get("attention_bias", False)
-        root = size["hidden_size"] ** 0.5 if family.root_scale else 1.0
-        return cls(
-            **size,
-            num_key_value_heads=kv_heads,
-            head_dim=check_int("head_dim", head_dim, 2, 2**16),
-            windows=tuple(window if here else None for here in local),
-            ropes=tuple(map(functools.partial(positions.rope, family, fields, context), local, turning)),
-            activation=_activation(fields),
-            rms_norm_eps=fields["rms_norm_eps"],
-            tie_word_embeddings=fields["tie_word_embeddings"],
-            qkv_bias=biased or family.qkv_bias,
-            out_bias=biased and family.out_bias,
-            mlp_bias=fields.get("mlp_bias", False),
-            **{name: latent[name] for name in LATENT if name in latent},
-            num_nextn_predict_layers=check_int(
-                "num_nextn_predict_layers", fields.get("num_nextn_predict_layers") or 0, 0, 2**10
-            ),
+        root = size**0.5 if family.root_scale else 1.0
+        found = {
+            **fields,
             **_experts(family, fields, layers),
-            family=name,
-            embedding_scale=root * fields.get("embedding_multiplier", 1.0),
-            residual_scale=fields.get("residual_multiplier", 1.0),
-            query_scale=_query_scale(fields),
-            attention_softcap=_cap(fields, "attn_logit_softcapping"),
-            logit_softcap=_cap(fields, "final_logit_softcapping"),
-            logit_scale=1 / fields.get("logits_scaling", 1.0),
-            eos_token_ids=token_ids(fields["eos_token_id"]),
-        )
+            "num_key_value_heads": kv_heads,
+            "head_dim": whole(fields, "head_dim", 2, 2**16, default=size // heads),
+            "windows": tuple(window if here else None for here in local),
+            "ropes": tuple(map(functools.partial(positions.rope, family, fields, context), local, turning)),
+            "activation": _activation(fields),
+            "qkv_bias": biased or family.qkv_bias,
+            "out_bias": biased and family.out_bias,
+            "num_nextn_predict_layers": whole(fields, "num_nextn_predict_layers", 0, 2**10, default=0),
+            "family": name,
+            "embedding_scale": root * fields.get("embedding_multiplier", 1.0),
+            "residual_scale": fields.get("residual_multiplier", 1.0),
+            "query_scale": _query_scale(fields),
+            "attention_softcap": _cap(fields, "attn_logit_softcapping"),
+            "logit_softcap": _cap(fields, "final_logit_softcapping"),
+            "logit_scale": 1 / fields.get("logits_scaling", 1.0),
+            "eos_token_ids": token_ids(fields["eos_token_id"]),
+        }
+        return cls(**{field.name: found[field.name] for field in dataclasses.fields(cls) if field.name in found})
 
 
+NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+"""Whole numbers that all families need."""
 LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
 """Fields that a decoder with latent attention has alone."""
 
@@ -164,12 +154,9 @@ def _of_text(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_supported(family: Family, fields: Mapping[str, Any]) -> None:
     """Refuses what changes numbers of every family, or else what would be attention to tokens that come later."""
-    if fields.get("quantization_config") is not None:
-        method = need_object(fields, "quantization_config").get("quant_method")
-        if method != "mxfp4" or family.experts != "packed":
-            raise ValueError(
-                "config.json has a quantization_config: quantized weights are not supported, but gpt_oss's"
-            )
+    method, is_read = need_object(fields, "quantization_config").get("quant_method"), family.experts == "packed"
+    if fields.get("quantization_config") is not None and not (method == "mxfp4" and is_read):
+        raise ValueError("config.json has a quantization_config: quantized weights are not supported, but gpt_oss's")
     if not fields.get("is_causal", True) or (family.unit_offset and fields.get("use_bidirectional_attention")):
         raise ValueError("expected causal attention, got is_causal false or use_bidirectional_attention in config.json")
     if fields.get("per_layer_config") is not None:
@@ -198,28 +185,25 @@ def _experts(family: Family, fields: Mapping[str, Any], layers: int) -> dict[str
     if family.experts is None:
         return {}
     name = "num_local_experts" if "num_local_experts" in fields else "n_routed_experts"
-    count = check_int(name, fields[name], 1, 2**20)
-    size = fields.get("moe_intermediate_size", fields["intermediate_size"])
-    step = check_int("decoder_sparse_step", fields.get("decoder_sparse_step", 1), 1, 2**20)
-    first = check_int("first_k_dense_replace", fields.get("first_k_dense_replace", 0), 0, 2**20)
+    count = whole(fields, name, 1, 2**20)
+    step = whole(fields, "decoder_sparse_step", 1, 2**20, default=1)
+    first = whole(fields, "first_k_dense_replace", 0, 2**20, default=0)
     dense = fields.get("mlp_only_layers") or ()
     method = fields.get("topk_method")
     if method not in (None, "greedy", "group_limited_greedy"):
         raise ValueError(f"expected topk_method greedy or group_limited_greedy in config.json, got {method!r}")
     grouped = "n_group" in fields and method != "greedy"
-    groups, best = (fields["n_group"], fields["topk_group"]) if grouped else (1, 1)
-    groups, of_one = check_int("n_group", groups, 1, count), 2 if family.router == "sigmoid" else 1
+    groups, of_one = whole(fields, "n_group", 1, count) if grouped else 1, 2 if family.router == "sigmoid" else 1
     if count % groups or count < of_one * groups:
         raise ValueError(f"expected a multiple of n_group {groups} experts, {of_one} or more a group, got {count}")
-    best, chosen = check_int("topk_group", best, 1, groups), need(fields, "num_experts_per_tok")
+    best = whole(fields, "topk_group", 1, groups) if grouped else 1
     limits = [fields[name] for name in ("swiglu_alpha", "swiglu_limit") if name in fields]
     return {
         "num_experts": count,
-        "num_experts_per_tok": check_int("num_experts_per_tok", chosen, 1, best * count // groups),
-        "moe_intermediate_size": check_int("moe_intermediate_size", size, 1, 2**31),
+        "num_experts_per_tok": whole(fields, "num_experts_per_tok", 1, best * count // groups),
+        "moe_intermediate_size": whole(fields, "moe_intermediate_size", default=fields["intermediate_size"]),
         "mixtures": tuple(i >= first and i not in dense and (i + 1) % step == 0 for i in range(layers)),
-        "n_shared_experts": check_int("n_shared_experts", fields.get("n_shared_experts", 0), 0, 2**20),
-        "routed_scaling_factor": fields.get("routed_scaling_factor", 1.0),
+        "n_shared_experts": whole(fields, "n_shared_experts", 0, 2**20, default=0),
         "groups": (groups, best),
         "norm_topk_prob": family.normalized or bool(fields.get("norm_topk_prob")),
         "swiglu": tuple(limits) or None,
@@ -228,7 +212,7 @@ def _experts(family: Family, fields: Mapping[str, Any], layers: int) -> dict[str
 
 def _latent(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Of multi-head latent attention, as if all queries shared one head of keys: those that turn, then the latent."""
-    size = {name: check_int(name, need(fields, name), 1, 2**16) for name in (*LATENT[1:], "qk_rope_head_dim")}
+    size = {name: whole(fields, name, 1, 2**16) for name in (*LATENT[1:], "qk_rope_head_dim")}
     turning = size.pop("qk_rope_head_dim")
     if not fields.get("rope_interleave", True):
         raise ValueError(f"expected rope_interleave true in config.json, got {fields['rope_interleave']!r}")
@@ -239,7 +223,7 @@ def _latent(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
         longer = yarn_length(check_positive("factor", need(rope, "factor")), check_positive("mscale_all_dim", of_all))
     dim = turning + size["kv_lora_rank"]
     return size | {
-        "q_lora_rank": check_int("q_lora_rank", fields["q_lora_rank"] or 0, 0, 2**16),
+        "q_lora_rank": whole(fields, "q_lora_rank", 0, 2**16, default=0),
         "num_key_value_heads": 1,
         "head_dim": dim,
         "turning_share": turning / dim,
@@ -252,17 +236,16 @@ def _local(family: Family, fields: Mapping[str, Any], turning: Sequence[bool]) -
     layers, kinds = len(turning), fields.get("layer_types")
     windowed = fields.get("sliding_window") is not None and fields.get("use_sliding_window", True)
     if kinds is not None:
-        known = isinstance(kinds, list) and set(kinds) <= {"full_attention", "sliding_attention"}
-        if not known or len(kinds) != layers:
+        if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
             raise ValueError(f"expected layer_types of {layers} full_attention or sliding_attention, got {kinds}")
         local = [kind == "sliding_attention" for kind in kinds]
         if any(local) and family.windows == "upper" and not windowed:
             raise ValueError("expected use_sliding_window and a sliding_window for layer_types with sliding_attention")
         return local
     if isinstance(family.windows, int):
-        pattern = check_int("sliding_window_pattern", fields.get("sliding_window_pattern", family.windows), 1, 2**20)
+        pattern = whole(fields, "sliding_window_pattern", 1, 2**20, default=family.windows)
         return [(i + 1) % pattern != 0 for i in range(layers)]
     if family.windows == "upper":
-        first = check_int("max_window_layers", fields["max_window_layers"], 0, 2**20)
+        first = whole(fields, "max_window_layers", 0, 2**20)
         return [windowed and i >= first for i in range(layers)]
     return [windowed and (family.windows == "all" or not turns) for turns in turning]

@@ -26,7 +26,7 @@ from rqjax.nn.config import DecoderConfig
 from rqjax.nn.experts import Mixture
 from rqjax.nn.heads import attention, empty, everyone
 from rqjax.nn.latent import LatentAttention
-from rqjax.nn.layers import MLP, Embedding, Linear, RMSNorm, product
+from rqjax.nn.layers import MLP, Embedding, Linear, RMSNorm, product, scaled
 from rqjax.recipes.strategies import for_layers
 
 Attend: TypeAlias = Callable[[Array, Array, Array], Array]
@@ -60,17 +60,11 @@ class Attention(nnx.Module):
     def __call__(self, x: Float[Array, "batch time size"], attend: Attend) -> Array:
         q, k, v = (project(x) for project in (self.q_proj, self.k_proj, self.v_proj))
         if self.qk_norm == "whole":
-            q, k = self._normalized(q, k)
+            q, k = _normed(self.q_norm, q), _normed(self.k_norm, k)
         q, k, v = (part.reshape(*x.shape[:2], -1, self.dim) for part in (q, k, v))
         if self.qk_norm == "head":
-            q, k = self._normalized(q, k)
-        out = attend(q, k, v)
-        return self.o_proj(out.reshape(*x.shape[:2], -1))
-
-    def _normalized(self, q: Array, k: Array) -> tuple[Array, Array]:
-        assert self.q_norm is not None
-        assert self.k_norm is not None
-        return self.q_norm(q), self.k_norm(k)
+            q, k = _normed(self.q_norm, q), _normed(self.k_norm, k)
+        return self.o_proj(attend(q, k, v).reshape(*x.shape[:2], -1))
 
 
 class Block(nnx.Module):
@@ -95,11 +89,8 @@ class Block(nnx.Module):
         after, second = self.post_attention_layernorm, self.pre_feedforward_layernorm
         if not self.behind:
             after, second = None, after
-        x = x + self._scaled(_normed(after, self.self_attn(_normed(self.input_layernorm, x), attend)))
-        return x + self._scaled(_normed(self.post_feedforward_layernorm, self.mlp(_normed(second, x))))
-
-    def _scaled(self, x: Array) -> Array:
-        return x if self.scale == 1 else x * jnp.asarray(self.scale, x.dtype)
+        x = x + scaled(_normed(after, self.self_attn(_normed(self.input_layernorm, x), attend)), self.scale)
+        return x + scaled(_normed(self.post_feedforward_layernorm, self.mlp(_normed(second, x))), self.scale)
 
 
 def _normed(norm: RMSNorm | None, x: Array) -> Array:
@@ -127,7 +118,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.sharding: NamedSharding | None = None
         """Of heads, if the decoder is on a mesh."""
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, rngs=rngs, dtype=dtype)
+        self.embed_tokens = Embedding(config.hidden_size, config.vocab_size, rngs=rngs, dtype=dtype)
         mixtures = config.mixtures or [False] * config.num_hidden_layers
         self.layers = listed([Block(config, mixture, rngs=rngs, dtype=dtype) for mixture in mixtures])
         self.norm = RMSNorm(config.hidden_size, config, dtype)
@@ -222,8 +213,7 @@ class Decoder(nnx.Module):
 
     def embedded(self, tokens: Tokens) -> Float[Array, "batch time size"]:
         """What the first layer takes."""
-        x, scale = self.embed_tokens(jnp.asarray(tokens)), self.config.embedding_scale
-        return x if scale == 1 else x * jnp.asarray(scale, x.dtype)
+        return scaled(self.embed_tokens(jnp.asarray(tokens)), self.config.embedding_scale)
 
     def logits(self, x: Float[Array, "batch time size"]) -> Float[Array, "batch time vocab"]:
         weight = (self.lm_head or self.embed_tokens).weight[...]

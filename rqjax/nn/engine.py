@@ -2,17 +2,19 @@
 
 import functools
 import os
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Array
 
 from rqjax.cache.strategy import Strategy
-from rqjax.core import PAGE, check_int
+from rqjax.core import PAGE, check_int, check_ints
 from rqjax.nn.decoder import Decoder
 from rqjax.nn.degrade import level
-from rqjax.nn.requests import Event, Request
+from rqjax.nn.requests import Event, Request, checked_prompt, checked_sampling
 from rqjax.nn.sampling import keys_of, next_tokens, padded
 from rqjax.nn.weights import Weights, digest
 from rqjax.paging.paged import PagedCache
@@ -94,8 +96,9 @@ class Engine:
     def paged(self) -> PagedCache:
         """The caches and the book of their pages; others after `reset`."""
         self._weights = Weights(self.decoder)
-        seed = b"" if self._book["folder"] is None else digest(self.decoder)
-        return PagedCache(self._caches(), seed=seed, **self._book)
+        arrays = [] if self._book["folder"] is None else jax.tree.leaves(self.decoder)
+        seed = digest(f"{self.decoder.config} {[array.dtype for array in arrays]}", arrays)
+        return PagedCache(self._caches(), seed=seed.encode(), **self._book)
 
     def reset(self) -> None:
         """Forgets all keys and values, not files. Texts that run are read again, with what was made of them, and go on;
@@ -129,7 +132,11 @@ class Engine:
           ValueError: an argument is wrong, or the prompt with its answer is longer than what a slot or all pages hold.
         """
         config, most = self.decoder.config, max([self.paged.pages, *(pages for *_, pages in self._levels)])
-        request = Request.checked(self._count, config, prompt, max_tokens, temperature, top_p, stop, seed)
+        text, sampling = checked_prompt(prompt, config.vocab_size), checked_sampling(temperature, top_p)
+        check_int("max_tokens", max_tokens, 1, 2**30)
+        ends = np.ravel(check_ints("stop", stop, config.vocab_size - 1)).tolist()
+        seed = secrets.randbits(32) if seed is None else check_int("seed", seed, 0, 2**32 - 1)
+        request = Request(self._count, text, max_tokens, *sampling, frozenset([*ends, *config.eos_token_ids]), seed)
         if request.length > self.max_len or self.paged.pages_for(request.length) > most:
             held = f"{self.max_len} tokens of a slot or the {most} pages"
             raise ValueError(f"a prompt of {len(request.prompt)} tokens and {max_tokens} more do not fit in the {held}")
@@ -153,11 +160,10 @@ class Engine:
         Raises:
           ValueError: there is no such request, or it is done.
         """
-        for request in (*self._waiting, *self._running):
-            if request.id == id:
-                self._dropped(request)
-                return
-        raise ValueError(f"request {id} is not waiting or running")
+        found = next((request for request in (*self._waiting, *self._running) if request.id == id), None)
+        if found is None:
+            raise ValueError(f"request {id} is not waiting or running")
+        self._dropped(found)
 
     def step(self) -> list[Event]:
         """Computes a piece of a prompt and a token of each text that has begun; no events if there is nothing to do.
@@ -203,11 +209,10 @@ class Engine:
             request = self._waiting[0]
             while self.paged.pages_for(request.length) > self.paged.pages:
                 self._shrunk()
-            slot, found = self.paged.admit(request.prompt)
-            request.slot, request.fed = slot, found
+            request.slot, request.fed = self.paged.admit(request.prompt)
             missing = sum(self.paged.missing(r.slot, len(r.prompt) + len(r.made)) for r in (*self._running, request))
             if self._running and missing > self.paged.free_pages:
-                self.paged.release(slot)
+                self.paged.release(request.slot)
                 if self._shrunk():
                     continue
                 return
@@ -246,11 +251,10 @@ class Engine:
                 self.paged.reserve(request.slot, tokens)
                 return True
             except NoRoom:
-                if self._shrunk():
-                    continue
-                last = self._running[-1]
-                self._dropped(last)
-                self._waiting.insert(0, last)
+                if not self._shrunk():
+                    last = self._running[-1]
+                    self._dropped(last)
+                    self._waiting.insert(0, last)
         return False
 
     def _shrunk(self) -> bool:

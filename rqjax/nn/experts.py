@@ -18,16 +18,8 @@ from rqjax.nn.layers import MLP, Linear
 BLOCK_ROWS = (8, 64)
 """The least and the most rows of a block on a CPU. It has as many as an expert has on average, a power of two: with 8,
 64, 256, 2,048 and 8,192 rows for 128 experts 8, 8, 8, 16 and 64 were the fastest of 8, 16, 32 and 64."""
-Multiply = Callable[["Stack", Array], Array]
+Multiply = Callable[[Linear, Array], Array]
 """Rows times weights of their experts."""
-
-
-class Stack(nnx.Module):
-    """Weights (experts, out, in) and biases (experts, out)."""
-
-    def __init__(self, count: int, inner: int, outer: int, *, bias: bool, rngs: nnx.Rngs, dtype: DTypeLike):
-        self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (count, outer, inner), dtype))
-        self.bias = nnx.Param(jnp.zeros((count, outer), dtype)) if bias else None
 
 
 class Experts(nnx.Module):
@@ -36,9 +28,9 @@ class Experts(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         count, size, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
         bias, self.swiglu, self.activation = config.traits.expert_bias, config.swiglu, config.activation
-        self.gate_proj = Stack(count, size, inner, bias=bias, rngs=rngs, dtype=dtype)
-        self.up_proj = Stack(count, size, inner, bias=bias, rngs=rngs, dtype=dtype)
-        self.down_proj = Stack(count, inner, size, bias=bias, rngs=rngs, dtype=dtype)
+        self.gate_proj = Linear(size, count, inner, bias=bias, rngs=rngs, dtype=dtype)
+        self.up_proj = Linear(size, count, inner, bias=bias, rngs=rngs, dtype=dtype)
+        self.down_proj = Linear(inner, count, size, bias=bias, rngs=rngs, dtype=dtype)
 
     def __call__(self, x: Float[Array, "rows size"], chosen: Int[Array, "rows k"]) -> Float[Array, "rows k size"]:
         """What the chosen experts make of each row, in float32."""
@@ -64,7 +56,7 @@ class Experts(nnx.Module):
         """Of rows in the order of their experts, of which each has a number."""
         experts = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
 
-        def multiply(stack: Stack, y: Array) -> Array:
+        def multiply(stack: Linear, y: Array) -> Array:
             weight = stack.weight[...].swapaxes(1, 2)
             out = lax.ragged_dot(y, weight, sizes, preferred_element_type=jnp.float32)
             return out if stack.bias is None else out + stack.bias[...][experts]
@@ -92,7 +84,7 @@ class Experts(nnx.Module):
         def block(inputs: tuple[Array, Array, Array]) -> Array:
             used, expert, taken = inputs
 
-            def multiply(stack: Stack, y: Array) -> Array:
+            def multiply(stack: Linear, y: Array) -> Array:
                 weight = _one_of(stack.weight[...], expert)
                 out = jnp.einsum("ni,oi->no", y, weight, preferred_element_type=jnp.float32)
                 return out if stack.bias is None else out + stack.bias[...][expert]

@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jaxtyping import Array
 
+from rqjax.core import Registry
+
 TANH = functools.partial(jax.nn.gelu, approximate=True)
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -76,13 +78,7 @@ MIXTRAL = Family(
     windows="all",
     experts="apart",
     normalized=True,
-    names={
-        "mlp": "block_sparse_moe",
-        "router": "gate",
-        "gate_proj": "w1",
-        "up_proj": "w3",
-        "down_proj": "w2",
-    },
+    names={"mlp": "block_sparse_moe", "router": "gate", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
 )
 GPT_OSS = Family(
     windows=2,
@@ -93,38 +89,41 @@ GPT_OSS = Family(
     rope={"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096},
 )
 DEEPSEEK_V2 = Family(latent=True, interleaved=True, experts="apart", names={"router": "gate"})
-FAMILIES: dict[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(windows="all"),
-    "qwen2": Family(qkv_bias=True, out_bias=False, windows="upper"),
-    "qwen3": Family(qk_norm="head", windows="upper"),
-    "gemma2": GEMMA_2,
-    "gemma3_text": GEMMA_3,
-    "gemma3": GEMMA_3,
-    "phi3": Family(
-        windows="all",
-        partial=True,
-        fused=QKV | GATE_UP,
-        rope_types={"default": "default", **dict.fromkeys(("su", "yarn", "longrope"), "longrope")},
-    ),
-    "olmo2": Family(norm_before=False, norm_behind=True, qk_norm="whole"),
-    "smollm3": Family(windows="unturned"),
-    "granite": Family(),
-    "mixtral": MIXTRAL,
-    "qwen3_moe": Family(qk_norm="head", windows="all", experts="apart", names={"router": "gate"}),
-    "gpt_oss": GPT_OSS,
-    "deepseek_v2": DEEPSEEK_V2,
-    "deepseek_v3": DEEPSEEK_V2._replace(router="sigmoid"),
-    "glm": GLM,
-    "glm4": GLM._replace(
-        norm_behind=True,
-        names={
-            "post_attention_layernorm": "post_self_attn_layernorm",
-            "pre_feedforward_layernorm": "post_attention_layernorm",
-            "post_feedforward_layernorm": "post_mlp_layernorm",
-        },
-    ),
-}
+FAMILIES: dict[str, Family] = Registry(
+    "architecture (model_type of config.json)",
+    {
+        "llama": Family(),
+        "mistral": Family(windows="all"),
+        "qwen2": Family(qkv_bias=True, out_bias=False, windows="upper"),
+        "qwen3": Family(qk_norm="head", windows="upper"),
+        "gemma2": GEMMA_2,
+        "gemma3_text": GEMMA_3,
+        "gemma3": GEMMA_3,
+        "phi3": Family(
+            windows="all",
+            partial=True,
+            fused=QKV | GATE_UP,
+            rope_types={"default": "default", **dict.fromkeys(("su", "yarn", "longrope"), "longrope")},
+        ),
+        "olmo2": Family(norm_before=False, norm_behind=True, qk_norm="whole"),
+        "smollm3": Family(windows="unturned"),
+        "granite": Family(),
+        "mixtral": MIXTRAL,
+        "qwen3_moe": Family(qk_norm="head", windows="all", experts="apart", names={"router": "gate"}),
+        "gpt_oss": GPT_OSS,
+        "deepseek_v2": DEEPSEEK_V2,
+        "deepseek_v3": DEEPSEEK_V2._replace(router="sigmoid"),
+        "glm": GLM,
+        "glm4": GLM._replace(
+            norm_behind=True,
+            names={
+                "post_attention_layernorm": "post_self_attn_layernorm",
+                "pre_feedforward_layernorm": "post_attention_layernorm",
+                "post_feedforward_layernorm": "post_mlp_layernorm",
+            },
+        ),
+    },
+)
 """By `model_type`. Of gemma3, which also sees, the text part is read."""
 
 MISSING: dict[str, tuple[str, str]] = {

@@ -7,227 +7,91 @@ from rqjax.core import check_int, check_positive
 
 Fields = dict[str, Any]
 
-
-def _but(fields: Fields, *names: str) -> Fields:
-    return {name: value for name, value in fields.items() if name not in names}
-
-
-COMMON: Fields = {
-    "vocab_size": 32_000,
-    "hidden_size": 4096,
-    "intermediate_size": 11_008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "original_max_position_embeddings": None,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "rope_theta": 1e4,
-    "rope_scaling": None,
-    "rope_parameters": None,
-    "partial_rotary_factor": 1.0,
-    "eos_token_id": None,
+NAMES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
+"""Names of the sizes that a row of `SIZES` has."""
+SIZES: dict[str, tuple[int | None, ...]] = {
+    "llama": (32_000, 4096, 11_008, 32, 32, None, None, 2048),
+    "mistral": (32_000, 4096, 14_336, 32, 32, 8, None, 131_072),
+    "qwen2": (151_936, 4096, 22_016, 32, 32, 32, None, 32_768),
+    "qwen3": (151_936, 4096, 22_016, 32, 32, 32, 128, 32_768),
+    "gemma2": (256_000, 2304, 9216, 26, 8, 4, 256, 8192),
+    "gemma3_text": (262_208, 2304, 9216, 26, 8, 4, 256, 131_072),
+    "phi3": (32_064, 3072, 8192, 32, 32, None, None, 4096),
+    "olmo2": (50_304, 4096, 11_008, 32, 32, None, None, 2048),
+    "smollm3": (128_256, 2048, 11_008, 36, 16, 4, None, 32_768),
+    "granite": (32_000, 4096, 11_008, 32, 32, None, None, 2048),
+    "mixtral": (32_000, 4096, 14_336, 32, 32, 8, None, 131_072),
+    "qwen3_moe": (151_936, 2048, 6144, 24, 32, 4, None, 32_768),
+    "gpt_oss": (201_088, 2880, 2880, 36, 64, 8, 64, 131_072),
+    "deepseek_v2": (102_400, 4096, 11_008, 32, 32, None, None, 2048),
+    "deepseek_v3": (129_280, 7168, 18_432, 61, 128, None, None, 4096),
+    "glm": (151_552, 4096, 13_696, 40, 32, 2, 128, 131_072),
+    "glm4": (151_552, 4096, 13_696, 40, 32, 2, 128, 131_072),
 }
-BIASED = COMMON | {"attention_bias": False}
-LLAMA = BIASED | {"mlp_bias": False}
-MISTRAL = COMMON | {"intermediate_size": 14_336, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
-QWEN = {
-    "vocab_size": 151_936,
-    "intermediate_size": 22_016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32_768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "layer_types": None,
-}
-GEMMA_2 = _but(BIASED, "hidden_act") | {
-    "vocab_size": 256_000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "layer_types": None,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-    "use_bidirectional_attention": False,
-}
-GLM = BIASED | {
-    "vocab_size": 151_552,
-    "intermediate_size": 13_696,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1.5625e-7,
-    "partial_rotary_factor": 0.5,
-    "attention_bias": True,
-}
-DEEPSEEK_V2 = LLAMA | {
-    "vocab_size": 102_400,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 64,
-    "num_experts_per_tok": None,
-    "moe_intermediate_size": 1407,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 0,
-    "n_group": None,
-    "topk_group": None,
-    "topk_method": "greedy",
-    "routed_scaling_factor": 1.0,
-}
-FIELDS: dict[str, Fields] = {
+"""Sizes by `model_type`."""
+COMMON: Fields = dict(rms_norm_eps=1e-6, tie_word_embeddings=False, rope_theta=1e4, partial_rotary_factor=1.0)
+COMMON |= dict(rope_scaling=None, rope_parameters=None, eos_token_id=None)
+LENGTH = dict(original_max_position_embeddings=None)
+PLAIN = LENGTH | dict(hidden_act="silu")
+BIASED = PLAIN | dict(attention_bias=False)
+LLAMA = BIASED | dict(mlp_bias=False)
+WINDOWS = dict(sliding_window=4096, layer_types=None)
+QWEN = PLAIN | WINDOWS | dict(use_sliding_window=False, max_window_layers=28)
+GEMMA: Fields = WINDOWS | dict(attention_bias=False, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True)
+GEMMA |= dict(query_pre_attn_scalar=256, use_bidirectional_attention=False)
+LATENT = BIASED | dict(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+GLM = PLAIN | dict(attention_bias=True, rms_norm_eps=1.5625e-7, partial_rotary_factor=0.5)
+OTHERS: dict[str, Fields] = {
     "llama": LLAMA,
-    "mistral": MISTRAL | {"sliding_window": 4096, "layer_types": None},
-    "qwen2": COMMON | QWEN,
-    "qwen3": BIASED | QWEN | {"head_dim": 128},
-    "gemma2": GEMMA_2,
-    "gemma3_text": _but(GEMMA_2, "attn_logit_softcapping", "original_max_position_embeddings")
-    | {
-        "vocab_size": 262_208,
-        "max_position_embeddings": 131_072,
-        "final_logit_softcapping": None,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4,
-        "sliding_window_pattern": 6,
-    },
-    "phi3": COMMON
-    | {
-        "vocab_size": 32_064,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "max_position_embeddings": 4096,
-        "original_max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": None,
-    },
-    "olmo2": BIASED | {"vocab_size": 50_304, "rms_norm_eps": 1e-5},
+    "mistral": PLAIN | WINDOWS,
+    "qwen2": QWEN,
+    "qwen3": QWEN | BIASED,
+    "gemma2": GEMMA | LENGTH | dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
+    "gemma3_text": GEMMA
+    | dict(final_logit_softcapping=None, rope_theta=1e6, rope_local_base_freq=1e4, sliding_window_pattern=6),
+    "phi3": PLAIN | dict(original_max_position_embeddings=4096, rms_norm_eps=1e-5, sliding_window=None),
+    "olmo2": BIASED | dict(rms_norm_eps=1e-5),
     "smollm3": LLAMA
-    | {
-        "vocab_size": 128_256,
-        "hidden_size": 2048,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32_768,
-        "rope_theta": 2e6,
-        "tie_word_embeddings": True,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "layer_types": None,
-        "no_rope_layers": None,
-        "no_rope_layer_interval": 4,
-    },
+    | dict(rope_theta=2e6, no_rope_layers=None, no_rope_layer_interval=4, tie_word_embeddings=True)
+    | dict(use_sliding_window=False, sliding_window=None, layer_types=None),
     "granite": LLAMA
-    | {
-        "embedding_multiplier": 1.0,
-        "residual_multiplier": 1.0,
-        "attention_multiplier": 1.0,
-        "logits_scaling": 1.0,
-    },
-    "mixtral": MISTRAL
-    | {
-        "rope_theta": 1e6,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": None,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    },
+    | dict(embedding_multiplier=1.0, residual_multiplier=1.0, attention_multiplier=1.0, logits_scaling=1.0),
+    "mixtral": PLAIN
+    | dict(rope_theta=1e6, rms_norm_eps=1e-5, sliding_window=None, num_local_experts=8, num_experts_per_tok=2),
     "qwen3_moe": BIASED
-    | {
-        "vocab_size": 151_936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32_768,
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": None,
-        "norm_topk_prob": False,
-    },
-    "gpt_oss": _but(BIASED, "hidden_act")
-    | {
-        "vocab_size": 201_088,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "max_position_embeddings": 131_072,
-        "attention_bias": True,
-        "rope_theta": 1.5e5,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 128,
-        "layer_types": None,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
-        "swiglu_alpha": 1.702,
-        "swiglu_limit": 7.0,
-    },
-    "deepseek_v2": DEEPSEEK_V2,
-    "deepseek_v3": _but(DEEPSEEK_V2, "mlp_bias", "topk_method", "n_routed_experts")
-    | {
-        "vocab_size": 129_280,
-        "hidden_size": 7168,
-        "intermediate_size": 18_432,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "max_position_embeddings": 4096,
-        "num_local_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 2048,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 3,
-        "n_group": 8,
-        "topk_group": 4,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "rope_interleave": True,
-        "num_nextn_predict_layers": 1,
-    },
+    | dict(use_sliding_window=False, sliding_window=4096, num_local_experts=128, num_experts_per_tok=8)
+    | dict(moe_intermediate_size=768, decoder_sparse_step=1, mlp_only_layers=None, norm_topk_prob=False),
+    "gpt_oss": LENGTH
+    | dict(attention_bias=True, rope_theta=1.5e5, rms_norm_eps=1e-5, sliding_window=128, layer_types=None)
+    | dict(num_local_experts=128, num_experts_per_tok=4, swiglu_alpha=1.702, swiglu_limit=7.0),
+    "deepseek_v2": LATENT
+    | dict(mlp_bias=False, n_routed_experts=64, num_experts_per_tok=None, moe_intermediate_size=1407)
+    | dict(n_shared_experts=2, routed_scaling_factor=1.0, first_k_dense_replace=0)
+    | dict(topk_method="greedy", n_group=None, topk_group=None),
+    "deepseek_v3": LATENT
+    | dict(num_local_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048, norm_topk_prob=True)
+    | dict(n_shared_experts=1, routed_scaling_factor=2.5, first_k_dense_replace=3, n_group=8, topk_group=4)
+    | dict(rope_interleave=True, num_nextn_predict_layers=1),
     "glm": GLM,
     "glm4": GLM,
 }
 """By `model_type`; fields that are not here are ignored, as Hugging Face's classes ignore them."""
 OPTIONAL = {
-    "num_key_value_heads",
-    "head_dim",
-    "sliding_window",
-    "q_lora_rank",
-    "norm_topk_prob",
-    "rope_interleave",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "use_bidirectional_attention",
-    "partial_rotary_factor",
-    "num_nextn_predict_layers",
+    *("num_key_value_heads", "head_dim", "sliding_window", "q_lora_rank", "norm_topk_prob", "rope_interleave"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+    *("partial_rotary_factor", "num_nextn_predict_layers"),
 }
 """Fields that may be null, beside those that are null where they are left out."""
 LISTS = {"layer_types", "mlp_only_layers", "no_rope_layers"}
+KINDS = {list: "a list", bool: "true or false", str: "a string"}
+EXPERTS = {"num_experts": "num_local_experts"}
 ALIASES: dict[str, dict[str, str]] = {
-    "mixtral": {"num_experts": "num_local_experts"},
-    "qwen3_moe": {"num_experts": "num_local_experts"},
-    "gpt_oss": {"num_experts": "num_local_experts"},
+    "mixtral": EXPERTS,
+    "qwen3_moe": EXPERTS,
+    "gpt_oss": EXPERTS,
     "deepseek_v2": {"num_experts": "n_routed_experts"},
     "deepseek_v3": {"n_routed_experts": "num_local_experts", "num_mtp_layers": "num_nextn_predict_layers"},
 }
@@ -240,7 +104,8 @@ def read(model_type: str, given: Mapping[str, Any]) -> Fields:
     Raises:
       ValueError: a field is null or of another type; it is named.
     """
-    aliases, defaults = ALIASES.get(model_type, {}), FIELDS[model_type]
+    aliases = ALIASES.get(model_type, {})
+    defaults = dict(zip(NAMES, SIZES[model_type], strict=True)) | COMMON | OTHERS[model_type]
     named = {aliases.get(name, name): value for name, value in given.items()}
     fields = {name: named.get(name, default) for name, default in defaults.items()}
     for name, default in defaults.items():
@@ -248,12 +113,9 @@ def read(model_type: str, given: Mapping[str, Any]) -> Fields:
         if value is None and (default is None or name in OPTIONAL):
             continue
         need(fields, name)
-        if name in LISTS and not isinstance(value, list):
-            raise ValueError(f"expected {name} to be a list in config.json, got {value!r}")
-        if isinstance(default, bool) and not isinstance(value, bool):
-            raise ValueError(f"expected {name} to be true or false in config.json, got {value!r}")
-        if isinstance(default, str) and not isinstance(value, str):
-            raise ValueError(f"expected {name} to be a string in config.json, got {value!r}")
+        kind = list if name in LISTS else type(default)
+        if kind in KINDS and not isinstance(value, kind):
+            raise ValueError(f"expected {name} to be {KINDS[kind]} in config.json, got {value!r}")
         if isinstance(default, float):
             fields[name] = check_positive(name, value)
     return fields
@@ -264,6 +126,12 @@ def need(fields: Mapping[str, Any], name: str) -> Any:
     if fields.get(name) is None:
         raise ValueError(f"config.json has no {name!r}")
     return fields[name]
+
+
+def whole(fields: Mapping[str, Any], name: str, low: int = 1, high: int = 2**31, default: int | None = None) -> int:
+    """A whole number in a field; `default` if it is null."""
+    value = default if fields.get(name) is None else fields[name]
+    return check_int(name, need({name: value}, name), low, high)
 
 
 def need_object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -24,11 +24,8 @@ class LatentAttention(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         size, rank, inner = config.hidden_size, config.kv_lora_rank, config.q_lora_rank
-        self.heads, self.turning, self.fixed = (
-            config.num_attention_heads,
-            config.head_dim - rank,
-            config.qk_nope_head_dim,
-        )
+        self.heads, self.fixed = config.num_attention_heads, config.qk_nope_head_dim
+        self.turning, self.inner, self.sinks = config.head_dim - rank, inner, None
         options = {"rngs": rngs, "dtype": dtype}
         of_queries = self.heads * (self.turning + self.fixed)
         if inner:
@@ -41,7 +38,6 @@ class LatentAttention(nnx.Module):
         self.kv_a_layernorm = RMSNorm(rank, config, dtype, EPS)
         self.kv_b_proj = Linear(rank, self.heads * (self.fixed + config.v_head_dim), **options)
         self.o_proj = Linear(self.heads * config.v_head_dim, size, bias=config.out_bias, **options)
-        self.inner, self.sinks = inner, None
 
     @property
     def to_cache(self) -> tuple[Linear, ...]:

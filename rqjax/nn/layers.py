@@ -30,11 +30,16 @@ def product(
     return jax.lax.cond(never_true(x), nothing, multiply, x)
 
 
-class Linear(nnx.Module):
-    """x W^T + b with W (out, in)."""
+def scaled(x: Float[Array, "..."], scale: float) -> Float[Array, "..."]:
+    """x times a number, in the dtype of x."""
+    return x if scale == 1 else x * jnp.asarray(scale, x.dtype)
 
-    def __init__(self, inner: int, outer: int, *, bias: bool = False, rngs: nnx.Rngs, dtype: DTypeLike):
-        self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (outer, inner), dtype))
+
+class Linear(nnx.Module):
+    """x W^T + b with W (out, in); those of experts, W (experts, out, in) and b (experts, out), are not called."""
+
+    def __init__(self, inner: int, *outer: int, bias: bool = False, rngs: nnx.Rngs, dtype: DTypeLike):
+        self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (*outer, inner), dtype))
         self.bias = nnx.Param(jnp.zeros(outer, dtype)) if bias else None
 
     def __call__(self, x: Float[Array, "*n inner"]) -> Float[Array, "*n outer"]:
@@ -42,13 +47,12 @@ class Linear(nnx.Module):
         return y if self.bias is None else y + self.bias[...]
 
 
-class Embedding(nnx.Module):
-    def __init__(self, count: int, dim: int, *, rngs: nnx.Rngs, dtype: DTypeLike):
-        self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (count, dim), dtype))
+class Embedding(Linear):
+    """A row of W for each token."""
 
-    def __call__(self, tokens: Int[Array, "*n"]) -> Float[Array, "*n dim"]:
+    def __call__(self, x: Int[Array, "*n"]) -> Float[Array, "*n dim"]:
         """Rows of the weight; NaN for a token that has none, which under jit nothing else can say."""
-        return self.weight[...].at[tokens.astype(jnp.uint32)].get(mode="fill", fill_value=jnp.nan)
+        return self.weight[...].at[x.astype(jnp.uint32)].get(mode="fill", fill_value=jnp.nan)
 
 
 class RMSNorm(nnx.Module):

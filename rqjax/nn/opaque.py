@@ -1,5 +1,6 @@
 """A cache as other engines see it: a pytree whose leaves have the batch in front."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -57,18 +58,19 @@ class Opaque:
         return new
 
 
-class Layers:
-    """What makes the caches of a model's layers."""
+def empty_caches(
+    strategies: list[Strategy], ropes: list[Rope], kv_heads: list[int], options: dict[str, Any]
+) -> Callable[[int, int], dict[str, Opaque]]:
+    """A function of the batch and the length, which makes the caches of a model's layers."""
+    one = [(s.keys, None if s.keys is s.values else s.values) for s in strategies]
+    held = [Held([jnp.asarray(x) for x in jax.tree.leaves(pair)]) for pair in one]
 
-    def __init__(self, strategies: list[Strategy], ropes: list[Rope], kv_heads: list[int], options: dict[str, Any]):
-        self.strategies, self.ropes, self.kv_heads, self.options = strategies, ropes, kv_heads, options
-        one = [(s.keys, None if s.keys is s.values else s.values) for s in strategies]
-        self.held = [Held([jnp.asarray(x) for x in jax.tree.leaves(pair)]) for pair in one]
-        self.empty(1, 1)  # what is wrong with the options is said at once
-
-    def empty(self, batch: int, max_len: int) -> dict[str, Opaque]:
-        parts = zip(self.strategies, self.ropes, self.kv_heads, self.held, strict=True)
+    def empty(batch: int, max_len: int) -> dict[str, Opaque]:
+        parts = zip(strategies, ropes, kv_heads, held, strict=True)
         return {
-            f"layer_{i}": Opaque.of(part.cache(batch, heads, max_len, rope=rope, **self.options), held)
-            for i, (part, rope, heads, held) in enumerate(parts)
+            f"layer_{i}": Opaque.of(part.cache(batch, heads, max_len, rope=rope, **options), own)
+            for i, (part, rope, heads, own) in enumerate(parts)
         }
+
+    empty(1, 1)  # what is wrong with the options is said at once
+    return empty

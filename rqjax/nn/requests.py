@@ -2,13 +2,11 @@
 
 import dataclasses
 import math
-import secrets
 from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 
-from rqjax.core import check_int, check_ints, check_text
-from rqjax.nn.config import DecoderConfig
+from rqjax.core import check_ints, check_text
 
 
 class Event(NamedTuple):
@@ -37,25 +35,6 @@ class Request:
 
     failed: bool = False
     """Whether the decoder failed while it read the prompt."""
-
-    @classmethod
-    def checked(
-        cls,
-        id: int,
-        config: DecoderConfig,
-        prompt: Any,
-        max_tokens: int,
-        temperature: Any,
-        top_p: Any,
-        stop: Any,
-        seed: int | np.integer | None,
-    ) -> "Request":
-        """Of arguments of `Engine.submit`, or a ValueError."""
-        text, sampling = checked_prompt(prompt, config.vocab_size), checked_sampling(temperature, top_p)
-        check_int("max_tokens", max_tokens, 1, 2**30)
-        ends = np.ravel(check_ints("stop", stop, config.vocab_size - 1)).tolist()
-        seed = secrets.randbits(32) if seed is None else check_int("seed", seed, 0, 2**32 - 1)
-        return cls(id, text, max_tokens, *sampling, frozenset([*ends, *config.eos_token_ids]), seed)
 
     @property
     def length(self) -> int:

@@ -49,10 +49,8 @@ def sampled(
         order = jnp.argsort(-scaled, axis=-1)
         chances = jnp.take_along_axis(jax.nn.softmax(scaled), order, axis=-1)
         before = jnp.cumsum(chances, axis=-1) - chances
-        rank = jnp.argsort(order, axis=-1)
-        return jnp.where(
-            jnp.take_along_axis(before, rank, axis=-1) < jnp.maximum(top_p, 1e-6)[:, None], logits, -jnp.inf
-        )
+        before = jnp.take_along_axis(before, jnp.argsort(order, axis=-1), axis=-1)
+        return jnp.where(before < jnp.maximum(top_p, 1e-6)[:, None], logits, -jnp.inf)
 
     kept = lax.cond((top_p < 1).any(), nucleus, lambda: logits)
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)

@@ -2,116 +2,78 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, BFloat16, UInt8
 
+from rqjax.core.treefile import Stored
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.families import GATE_UP
 
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 TURNED = {"q_proj", "k_proj", "q_b_proj", "kv_a_proj_with_mqa"}
 """Modules whose rows turn by positions."""
-
-
 BLOCK_BYTES = 2**26
 """Bytes of a tensor that are read at once."""
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 """Numbers of 3 bits; a fourth one above them is the sign (Open Compute Project, 2023, MX formats 1.0)."""
-Pieces = Iterator[tuple[Any, np.ndarray]]
-"""Parts of a parameter, and where in it they lie."""
 
 
 class Place(NamedTuple):
-    """Where a parameter lies: in rows of a tensor, or of one for each expert."""
+    """Where a parameter lies: in rows of a tensor, or of one for each expert, or in columns of one of all experts."""
 
     names: tuple[str, ...]
     first: int
+    """Its first row or column: others may lie in the same tensor."""
     shape: tuple[int, ...]
-    """Of each whole tensor."""
-    order: np.ndarray | None
+    """The shape of each whole tensor."""
+    order: np.ndarray | None = None
     """Rows of a head in the file, in the order in which the decoder has them; None: they are the same."""
-    stacked: bool = False
+    experts: Literal["apart", "packed", "mxfp4"] | None = None
+    """How experts are held, as in `Family`: packed ones (experts, in, out), their biases (experts, out). MXFP4 has two
+    tensors: blocks (experts, out, in / 32, 16) of two numbers a byte, the first of them in the low bits, and scales
+    (experts, out, in / 32), which are exponents of 2 plus 127."""
+    step: int = 1
+    """The distance of its columns, which take turns with those of others."""
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the tensors that it needs."""
-        return dict.fromkeys(self.names, self.shape)
+        if self.experts != "mxfp4":
+            return dict.fromkeys(self.names, self.shape)
+        experts, inner, outer = self.shape
+        scales = (experts, outer, inner // 32)
+        return {f"{self.names[0]}_blocks": (*scales, 16), f"{self.names[0]}_scales": scales}
 
-    def pieces(self, files: Mapping[str, Any], bounds: Sequence[tuple[int, int]]) -> Pieces:
-        """What is within bounds of each axis; of heads whose rows have an order, within those of whole heads."""
-        if self.stacked:
-            alone, names = self._replace(stacked=False), self.names[slice(*bounds[0])]
-            for i, name in enumerate(names):
-                for at, piece in alone._replace(names=(name,)).pieces(files, bounds[1:]):
-                    yield (i, at), piece
-            return
-        (low, high), others = bounds[0], tuple(slice(*bound) for bound in bounds[1:])
-        unit = 1 if self.order is None else len(self.order)
-        count = max(BLOCK_BYTES // (4 * math.prod(self.shape[1:])) // unit, 1) * unit
-        for start in range(low, high, count):
-            stop = min(start + count, high)
-            rows = slice(self.first + start, self.first + stop)
-            part = np.asarray(files[self.names[0]].get_slice(self.names[0])[(rows, *others)])
-            yield slice(start - low, stop - low), self._in_order(part, self.order)
+    def rows(self, files: Mapping[str, Stored], rows: slice, expert: int) -> np.ndarray:
+        """Some of its rows, or of those of an expert; where they have an order, those of whole heads."""
+        if self.experts == "mxfp4":
+            return of_mxfp4(*(files[name].array()[expert, self.first :: self.step][rows] for name in self.tensors))
+        if self.experts == "packed":
+            return files[self.names[0]].array()[expert].T[self.first :: self.step][rows]
+        return self._in_order(files[self.names[expert]].array()[self.first :][rows], self.order)
 
     def written(self, x: Array) -> dict[str, Array]:
         """What the tensors of a file have of a parameter."""
-        if self.stacked:
-            return dict(zip(self.names, x, strict=True))
-        return {self.names[0]: self._in_order(x, None if self.order is None else np.argsort(self.order))}
+        if self.experts == "packed":
+            return {self.names[0]: jnp.moveaxis(x, 1, -1)}
+        parts = x if self.experts else [self._in_order(x, None if self.order is None else np.argsort(self.order))]
+        return dict(zip(self.names, parts, strict=True))
 
     def joined(self, parts: Sequence[Array]) -> Array:
         """The tensor of what several parameters have in it, in the order of `first`."""
+        if self.experts == "packed":
+            return jnp.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
         return jnp.concatenate(parts)
 
     @staticmethod
     def _in_order(x: Any, order: np.ndarray | None) -> Any:
         return x if order is None else x.reshape(-1, len(order), *x.shape[1:])[:, order].reshape(x.shape)
-
-
-class Packed(NamedTuple):
-    """Where a parameter of all experts lies: in columns of a tensor (experts, in, out), or of biases (experts, out)."""
-
-    name: str
-    first: int
-    step: int
-    """Between its columns, which take turns with those of others."""
-    shape: tuple[int, ...]
-    """Of the whole tensor."""
-    mxfp4: bool = False
-    """Whether the tensor is two: blocks (experts, out, in / 32, 16) of two numbers a byte, the first of them in the low
-    bits, and scales (experts, out, in / 32), which are exponents of 2 plus 127."""
-
-    @property
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        if not self.mxfp4:
-            return {self.name: self.shape}
-        experts, inner, outer = self.shape
-        scales = (experts, outer, inner // 32)
-        return {f"{self.name}_blocks": (*scales, 16), f"{self.name}_scales": scales}
-
-    def pieces(self, files: Mapping[str, Any], bounds: Sequence[tuple[int, int]]) -> Pieces:
-        experts, rows, *others = (slice(*bound) for bound in bounds)
-        for i in range(experts.start, experts.stop):
-            tensors = [np.asarray(files[name].get_slice(name)[i : i + 1])[0] for name in self.tensors]
-            if self.mxfp4:
-                tensors = [tensor[self.first :: self.step][rows] for tensor in tensors]
-                whole = of_mxfp4(*tensors)
-            else:
-                whole = tensors[0].T[self.first :: self.step][rows]
-            yield i - experts.start, whole[(slice(None), *others)]
-
-    def written(self, x: Array) -> dict[str, Array]:
-        return {self.name: jnp.moveaxis(x, 1, -1)}
-
-    def joined(self, parts: Sequence[Array]) -> Array:
-        return jnp.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
 
 
 def of_mxfp4(
@@ -128,18 +90,28 @@ Parameters = Mapping[tuple[Any, ...], tuple[int, ...]]
 
 
 def read(
-    place: Place | Packed, files: Mapping[str, Any], shape: tuple[int, ...], index: Any, dtype: DTypeLike | None
+    place: Place, files: Mapping[str, Stored], shape: tuple[int, ...], index: Any, dtype: DTypeLike | None
 ) -> np.ndarray:
     """What is at an index of a parameter, in a dtype, or in that of the file, if it is one to compute in. It is filled
     piece by piece, and begins where JAX can take it without a copy: on a CPU there is no second one of a tensor."""
     index = (*index, *[slice(None)] * (len(shape) - len(index)))
     bounds = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
-    out = None
-    for at, piece in place.pieces(files, bounds):
-        out = _aligned([high - low for low, high in bounds], dtype or _wide(piece.dtype)) if out is None else out
-        out[at] = piece
-    assert out is not None
+    sizes = [high - low for low, high in bounds]
+    experts, (low, high), *others = bounds if place.experts else [(0, 1), *bounds]
+    columns, width = [slice(*bound) for bound in others], math.prod(stop - start for start, stop in others)
+    unit = 1 if place.order is None else len(place.order)
+    out = _aligned(sizes, dtype or _wide(place.rows(files, slice(unit), 0).dtype))
+    for expert in range(*experts):
+        part = out[expert - experts[0]] if place.experts else out
+        for rows in _blocks(low, high, width, unit):
+            part[rows.start - low : rows.stop - low] = place.rows(files, rows, expert)[:, *columns]
     return out
+
+
+def _blocks(low: int, high: int, width: int, unit: int = 1) -> list[slice]:
+    """Rows that are read at once, whole units of them."""
+    count = max(BLOCK_BYTES // (4 * width) // unit, 1) * unit
+    return [slice(start, min(start + count, high)) for start in range(low, high, count)]
 
 
 def _wide(dtype: np.dtype) -> DTypeLike:
@@ -159,7 +131,7 @@ def _aligned(shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
 
 def places(
     config: DecoderConfig, shapes: Parameters, prefix: str = "model.", head: str = ""
-) -> dict[tuple[Any, ...], Place | Packed]:
+) -> dict[tuple[Any, ...], Place]:
     """The place of each parameter, by its path in the decoder.
 
     Args:
@@ -170,7 +142,7 @@ def places(
     """
     family = config.traits
 
-    def place(path: tuple[Any, ...]) -> Place | Packed:
+    def place(path: tuple[Any, ...]) -> Place:
         parts, first, shape, order = [str(family.names.get(part, part)) for part in path], 0, shapes[path], None
         before = head if path[0] == "lm_head" else prefix
         if "experts" in path:
@@ -185,15 +157,15 @@ def places(
                     shape = (sum(rows), *shape[1:])
         return Place((before + ".".join(parts),), first, shape, order)
 
-    def of_experts(before: str, parts: list[str], shape: tuple[int, ...]) -> Place | Packed:
+    def of_experts(before: str, parts: list[str], shape: tuple[int, ...]) -> Place:
         *parts, module, kind = parts
         if family.experts == "apart":
             names = tuple(f"{before}{'.'.join(parts)}.{i}.{module}.{kind}" for i in range(shape[0]))
-            return Place(names, 0, shape[1:], None, stacked=True)
+            return Place(names, 0, shape[1:], experts="apart")
         whole, members = next(((n, m) for n, m in GATE_UP.items() if module in m), (module, (module,)))
         name = f"{before}{'.'.join(parts)}.{whole}" + ("_bias" if kind == "bias" else "")
-        count = len(members)
-        return Packed(name, members.index(module), count, (shape[0], *shape[2:], count * shape[1]))
+        whole_shape = (shape[0], *shape[2:], len(members) * shape[1])
+        return Place((name,), members.index(module), whole_shape, experts="packed", step=len(members))
 
     return {path: place(path) for path in shapes}
 
@@ -210,14 +182,14 @@ def _interleaved(config: DecoderConfig, module: str) -> np.ndarray:
 
 
 def found(
-    config: DecoderConfig, shapes: Parameters, tensors: Mapping[str, Any], folder: Path
-) -> dict[tuple[Any, ...], Place | Packed]:
+    config: DecoderConfig, shapes: Parameters, tensors: Mapping[str, Stored], folder: Path
+) -> dict[tuple[Any, ...], Place]:
     """The places of parameters in the tensors of a folder, if it holds all of them, of the right shapes."""
     prefix, head = _prefix(tensors, EMBEDDINGS, "norm.weight"), _prefix(tensors, HEAD)
     those = places(config, shapes, prefix, head)
     for path, place in those.items():
-        if isinstance(place, Packed) and f"{place.name}_blocks" in tensors:
-            those[path] = place._replace(mxfp4=True)
+        if place.experts == "packed" and f"{place.names[0]}_blocks" in tensors:
+            those[path] = place._replace(experts="mxfp4")
     tied = f"{prefix}{EMBEDDINGS}", f"{head}{HEAD}"
     if config.tie_word_embeddings and tied[0] not in tensors and tied[1] in tensors:
         those["embed_tokens", "weight"] = those["embed_tokens", "weight"]._replace(names=tied[1:])
@@ -231,7 +203,7 @@ def found(
     if extra := sorted(name for name in own if name not in known and not name.endswith("inv_freq")):
         warnings.warn(f"{folder}: tensor {extra[0]!r}{_more(extra)} are not read: no module has them", stacklevel=3)
     for name, expected in wanted.items():
-        shape = tuple(tensors[name].get_shape(name))
+        shape = tensors[name].shape
         if shape != expected:
             raise ValueError(f"{folder}: expected tensor {name!r} of shape {expected}, got {shape}")
     return those
@@ -245,16 +217,16 @@ def _prefix(tensors: Iterable[str], *anchors: str) -> str:
     return "model." if anchors[0] == EMBEDDINGS else ""
 
 
-def untied(tensors: Mapping[str, Any]) -> bool:
+def untied(tensors: Mapping[str, Stored]) -> bool:
     """Whether files hold embeddings and a head that differ, which a config that ties them does not change."""
     names = f"{_prefix(tensors, EMBEDDINGS)}{EMBEDDINGS}", f"{_prefix(tensors, HEAD)}{HEAD}"
     if not all(name in tensors for name in names):
         return False
-    shapes = [tuple(tensors[name].get_shape(name)) for name in names]
-    if shapes[0] != shapes[1]:
-        return True
-    each = [Place((name,), 0, shapes[0], None).pieces(tensors, [(0, size) for size in shapes[0]]) for name in names]
-    return any(not np.array_equal(one, other) for (_, one), (_, other) in zip(*each, strict=True))
+    one, other = (tensors[name] for name in names)
+    blocks = _blocks(0, one.shape[0], math.prod(one.shape[1:]))
+    return one.shape != other.shape or not all(
+        np.array_equal(one.array()[rows], other.array()[rows]) for rows in blocks
+    )
 
 
 def joined(weights: Mapping[tuple[Any, ...], Array], config: DecoderConfig) -> dict[str, Array]:
