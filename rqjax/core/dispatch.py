@@ -53,6 +53,7 @@ class Kernel(NamedTuple):
 class Operation(Protocol[Result]):
     """Function or method that backends may have kernels for; `operation` makes it."""
 
+    __name__: str
     kernels: dict[type, dict[str, Kernel]]
     """By class of the first argument, then by implementation, in the order in which they are asked."""
     vectors: bool
@@ -171,9 +172,7 @@ class _Parts(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 5), inline=True)
-def _compiled(
-    run: Operation[PyTree], asked: str | None, context: Hashable, own: Any, others: Any, rest: Hashable
-) -> PyTree:
+def _compiled(run: Any, asked: str | None, context: Hashable, own: Any, others: Any, rest: Hashable) -> PyTree:
     args, options = _Parts(own, others, rest).joined()
     return _run(run, asked, args, options)
 
