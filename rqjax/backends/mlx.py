@@ -145,7 +145,6 @@ register(
         Entry(Quantizer.encode, (Affine, Rotated), _limits, _encode),
         Entry(Quantizer.decode, (Affine, Rotated), _limits, _decode),
         Entry(roundtrip, (Affine, Rotated), _limits, _roundtrip),
-        Entry(Quantizer.prepare, (Affine,), _limits, lambda quantizer, y: y),
         Entry(Quantizer.scores, (Affine,), _limits, _scores),
         Entry(Quantizer.weigh, (Affine,), _limits, functools.partial(_products, transpose=False)),
         Entry(float_products, (object,), _limits_of_levels, _level_products),
