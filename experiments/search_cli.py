@@ -27,8 +27,7 @@ import experiments
 from experiments.data import vector_files
 from rqjax import FITTED, IVF, METHODS, Exact, Index, metrics, nbytes
 from rqjax.arrays import norms
-from rqjax.backends.hopper import nest
-from rqjax.core import Quantizer, Registry, treefile
+from rqjax.core import Quantizer, Registry, nest, treefile
 from rqjax.search.cells import Cells
 
 flags.DEFINE_string("vectors", None, "build: file of the vectors, PATH or PATH#ARRAY.")

@@ -39,6 +39,7 @@ The guide is rqjax/README.md; help(rqjax.eden), say, tells more of each name.
 import re as _re
 
 from rqjax import (
+    backends as kernels,  # noqa: F401
     codebooks as codebooks,
     learning as learning,
     metrics as metrics,
@@ -46,9 +47,6 @@ from rqjax import (
     theory as theory,
 )
 from rqjax.arrays import packing as packing
-
-# Backends register for operations; this comes last, for they import all of the above.
-from rqjax.backends import hopper as kernels, hopper_attention as _hopper_attention, mlx as _mlx, tpu as _tpu  # noqa: F401
 from rqjax.cache.append import append as append, grow as grow
 from rqjax.cache.attention import attend as attend, dot_product_attention as dot_product_attention
 from rqjax.cache.key_forms import (

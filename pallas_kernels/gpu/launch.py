@@ -85,7 +85,7 @@ def tile_sizes(dim: int) -> list[int]:
 
 TUNED: dict[tuple[str, int, int], int] = {}
 """Tokens of a tile by kernel ("encode", "decode", "roundtrip"), dimension and number of vectors, as
-`rqjax.kernels.autotune` found them."""
+`rqjax.kernels.hopper.autotune` found them."""
 
 
 def start_of(tile: Tile, n: int) -> tuple[jax.Array, jax.Array]:

@@ -1,29 +1,24 @@
-"""Attention to the codes of a cache by a fused kernel: whether there is one, and its call."""
+"""Attention to the codes of a cache on NVIDIA GPUs: the limits of its kernel, and codes as it takes them."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from pallas_kernels.packed import Packed
-from rqjax.backends import hopper, hopper_columns, nests
-from rqjax.backends.hopper_stages import kernel
-from rqjax.cache import attention
+from rqjax.backends import coded_attention, hopper_columns, nests
+from rqjax.backends.hopper_calls import INTERPRET, kernel
+from rqjax.backends.hopper_columns import TransformCode
 from rqjax.cache.key_forms import TurnedMean
 from rqjax.cache.kv import KVCache
-from rqjax.cache.queries import Queries
-from rqjax.cache.sums import Sums
 from rqjax.codebooks.trellis_tables import Companded
-from rqjax.core import Codes, Quantizer, Refusal, register
+from rqjax.core import Codes, Quantizer
 from rqjax.quantizers.affine import Affine
-from rqjax.quantizers.per_coordinate import Columns
 from rqjax.quantizers.per_head import PerHead
 from rqjax.quantizers.scalar import Scalar
 from rqjax.quantizers.trellis import Trellis
-from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
 
 GROUP_MULTIPLE = 64
 """What group sizes are multiples of, that the kernel takes."""
@@ -31,37 +26,15 @@ MAX_SUMS, MAX_COLUMNS = 32, 256
 """Groups times queries, and columns of levels: a kernel would run out of registers."""
 
 
-@register("mosaic_gpu", "attend", KVCache)
-def attender(
-    cache: KVCache, q: Array, mask: Array | None, *, sliding_window: int | None, softcap: Any, **options: Any
-) -> Callable[..., Array] | Refusal:
-    """Attention by the kernel for queries (batch, time, q_heads, head_dim)."""
-    if refusal := hopper.refusal_of_device():
-        return refusal
-    _, time, q_heads, _ = q.shape
-    if reason := _reason(cache, time, q_heads, mask, sliding_window, softcap):
-        return Refusal(f"no mosaic_gpu kernel for this attention: {reason}")
-    return functools.partial(attention.attend_with, kernel=past)
-
-
-def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, *options: Any) -> str | None:
-    if reason := nests.reason_of_queries(cache, time, q_heads, mask, *options):
-        return reason
-    if isinstance(cache.key_form, TurnedMean) and not isinstance(nests.part(cache.key_quantizer).leaf, Scalar | Affine):
-        return "keys: a mean that turns, around other than a Scalar or an Affine"
-    rows = q_heads // cache.exact_keys.shape[1] * time
-    sides = ("keys", cache.key_quantizer, cache.keys), ("values", cache.value_quantizer, cache.values)
-    for name, quantizer, codes in sides:
-        if reason := _unsupported_codes(quantizer, codes, rows):
-            return f"{name}: {reason}"
-    return None
-
-
-def _unsupported_codes(quantizer: Quantizer, codes: Codes, rows: int) -> str | None:
+def _limits(cache: KVCache, quantizer: Quantizer, codes: Codes, rows: int) -> str | None:
+    """Why the kernel does not take keys or values for so many queries a head, if it does not."""
     found = nests.part(quantizer, codes)
     leaf = found.leaf
-    if isinstance(leaf, TrellisColumns | Columns):
-        return _unsupported_transform(leaf, isinstance(quantizer, PerHead))
+    turned = quantizer is cache.key_quantizer and isinstance(cache.key_form, TurnedMean)
+    if turned and not isinstance(leaf, Scalar | Affine):
+        return "a mean that turns, around other than a Scalar or an Affine"
+    if isinstance(leaf, TransformCode):
+        return _limits_of_transform(leaf, isinstance(quantizer, PerHead))
     if isinstance(leaf, Trellis):
         if leaf.bits > nests.MAX_BITS:
             return f"{leaf.bits} bits, more than {nests.MAX_BITS}"
@@ -77,7 +50,7 @@ def _unsupported_codes(quantizer: Quantizer, codes: Codes, rows: int) -> str | N
     return f"{groups} groups with {rows} queries, more than {MAX_SUMS} products" if groups * rows > MAX_SUMS else None
 
 
-def _unsupported_transform(leaf: TrellisColumns | Columns, per_head: bool) -> str | None:
+def _limits_of_transform(leaf: TransformCode, per_head: bool) -> str | None:
     name = type(leaf).__name__
     if not leaf.in_integers:
         return f"the levels of the {name} are not whole numbers, or not of a stream of bits"
@@ -90,35 +63,12 @@ def _unsupported_transform(leaf: TrellisColumns | Columns, per_head: bool) -> st
     return f"{size} bytes of levels, more than {largest}" if size > largest else None
 
 
-def past(cache: KVCache, queries: Queries) -> Sums:
-    """The sums over the tokens in codes, by the kernel."""
-    largest, total, sums = kernel("decode_attention").decode_attention(
-        nests.by_head(_as_multiplied, cache.key_quantizer, queries.y),
-        _packed(cache.key_quantizer, cache.keys),
-        _packed(cache.value_quantizer, cache.values),
-        *nests.bounds(cache, queries),
-        cache.key_form.bias(queries.y, jnp.int32(cache.sinks), cache.capacity),
-        tables=cache.tables,
-        dim=queries.y.shape[-1],
-        softcap=queries.softcap,
-        interpret=hopper.INTERPRET.get(),
-    )
-    return Sums(largest, total, nests.by_head(_restored, cache.value_quantizer, sums))
+def _multiplied(leaf: Any, y: Array) -> Array:
+    return hopper_columns.queries(leaf, y) if isinstance(leaf, TransformCode) else y * _step(leaf)
 
 
-def _as_multiplied(quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Float[Array, "b h r n"]:
-    """Queries as they are multiplied with levels."""
-    found = nests.RotatedScalar.of(quantizer)
-    y, leaf = found.rotated(y), found.leaf
-    return hopper_columns.queries(leaf, y) if isinstance(leaf, TrellisColumns | Columns) else y * _step(leaf)
-
-
-def _restored(quantizer: Quantizer, sums: Float[Array, "b h r n"]) -> Float[Array, "b h r d"]:
-    """What sums of levels stand for."""
-    found = nests.RotatedScalar.of(quantizer)
-    leaf = found.leaf
-    transform = isinstance(leaf, TrellisColumns | Columns)
-    return found.rotated_back(hopper_columns.restored(leaf, sums) if transform else sums * _step(leaf))
+def _restored(leaf: Any, sums: Array) -> Array:
+    return hopper_columns.restored(leaf, sums) if isinstance(leaf, TransformCode) else sums * _step(leaf)
 
 
 def _step(leaf: Any) -> Any:
@@ -130,7 +80,7 @@ def _packed(quantizer: Quantizer, codes: Codes) -> Packed:
     leaf = found.leaf
     if isinstance(leaf, Affine | Scalar):
         return nests.packed(found)
-    if isinstance(leaf, TrellisColumns | Columns):
+    if isinstance(leaf, TransformCode):
         levels = hopper_columns.lookup(leaf, per_head=isinstance(quantizer, PerHead))
     else:
         assert isinstance(leaf.table, Companded)
@@ -139,3 +89,10 @@ def _packed(quantizer: Quantizer, codes: Codes) -> Packed:
     sections = (found.codes.array.bits,)
     scales = jnp.ones_like(sections[0][:, :, 0], jnp.bfloat16) if found.norms is None else nests.numbers(found.norms)
     return Packed(sections, scales[:, :, None], None, levels)
+
+
+def _attend(*operands: Any, **options: Any) -> Any:
+    return kernel("decode_attention").decode_attention(*operands, interpret=INTERPRET.get(), **options)
+
+
+ATTENTION = coded_attention.CodedAttention(_limits, _attend, _packed, _multiplied, _restored)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rqjax.arrays.blocks import inner
-from rqjax.backends.hopper_stages import kernel
+from rqjax.backends.hopper_calls import kernel
 from rqjax.quantizers.per_coordinate import Columns
 from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
 from rqjax.scoring.ring_codes import placed, scaled

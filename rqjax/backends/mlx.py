@@ -7,7 +7,6 @@ them as they are: the same kernel multiplies by them, exactly. jax-metal has no 
 
 import functools
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,25 +15,28 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int8, Shaped
 
 from rqjax.arrays.planes import as_float32
+from rqjax.backends.finders import Entry, register
 from rqjax.cache import attention
 from rqjax.cache.kv import KVCache
-from rqjax.core import Codes, Quantizer, Refusal, nest, platforms, register
+from rqjax.core import Codes, Quantizer, nest, platforms
+from rqjax.core.quantizer import roundtrip
 from rqjax.quantizers.affine import MLX_BITS, MLX_GROUPS, Affine
 from rqjax.quantizers.combinators import Rotated
-from rqjax.search.index import Index, search_with
+from rqjax.scoring.integers import float_products
+from rqjax.search.index import Index, search, search_with
 
 OFFSET = 128
 """What an index of 8 bits is above its level."""
 
 
-def refusal_of_device() -> Refusal | None:
+def _missing() -> str | None:
     """Why kernels cannot run, if they cannot: they are those of jax-mps."""
     if platforms.platform() != "mps":
-        return Refusal(f"mps kernels need jax-mps on an Apple GPU, this is {platforms.platform()}")
+        return f"mps kernels need jax-mps on an Apple GPU, this is {platforms.platform()}"
     try:
         _operations()
     except ImportError:
-        return Refusal("this jax-mps has no jax_plugins.mps.ops")
+        return "this jax-mps has no jax_plugins.mps.ops"
     return None
 
 
@@ -43,49 +45,39 @@ def _operations() -> Any:
     return importlib.import_module("jax_plugins.mps.ops")
 
 
-def _refusal(quantizer: Quantizer) -> Refusal | None:
+def _limits(quantizer: Quantizer, *_: Any, **__: Any) -> str | None:
     """Why there are no kernels for other than an `Affine` that MLX takes, alone or within rotations."""
     inner = quantizer
     while isinstance(inner, Rotated):
         inner = inner.inner
     if isinstance(inner, Affine) and inner.bits in MLX_BITS and inner.group_size in MLX_GROUPS:
-        return refusal_of_device()
-    return Refusal(
+        return None
+    return (
         f"mps kernels are for Affine of {MLX_BITS} bits and groups of {MLX_GROUPS}, alone or rotated, "
         f"not for {nest(quantizer)}"
     )
 
 
-@register("mps", "float_products", object, rows=True)
-def multiplier(y: Float[Array, "b h r n"], levels: Int8[Array, "b h m n"]) -> Callable[..., Array] | Refusal:
-    """The kernel (numbers, levels) -> inner products."""
-    group = next((size for size in MLX_GROUPS[::-1] if levels.shape[-1] % size == 0), None)
-    if group is None:
-        return Refusal(f"mps kernels take levels by groups of {MLX_GROUPS}, not {levels.shape[-1]} of them")
-    return refusal_of_device() or functools.partial(_level_products, group)
+def _limits_of_levels(y: Any, levels: Any) -> str | None:
+    n = levels.shape[-1]
+    return None if _group(n) else f"mps kernels take levels by groups of {MLX_GROUPS}, not {n} of them"
 
 
-@register("mps", "attend", KVCache)
-def attender(cache: KVCache, *arguments: Any, **options: Any) -> Callable[..., Array] | Refusal:
-    """Attention whose products are all taken by kernels."""
-    if refusal := refusal_of_device():
-        return refusal
+def _limits_of_attention(cache: KVCache, *_: Any, **__: Any) -> str | None:
+    """Why not all of attention's products are taken by kernels, if they are not."""
     if cache.values_in_keys:
-        return Refusal("no mps kernel for this attention: values are a part of the keys")
+        return "no mps kernel for this attention: values are a part of the keys"
     for name, quantizer in (("keys", cache.key_quantizer), ("values", cache.value_quantizer)):
         if not quantizer.in_integers:
-            return Refusal(f"no mps kernel for this attention: {name}: no levels in int8 in {nest(quantizer)}")
-    return functools.partial(attention.attend_with, weigh_exact=_attention)
+            return f"no mps kernel for this attention: {name}: no levels in int8 in {nest(quantizer)}"
+    return None
 
 
-@register("mps", "search", Index)
-def searcher(index: Index, *arguments: Any, **options: Any) -> Callable[..., Any] | Refusal:
-    """A search whose products are all taken by kernels."""
-    if refusal := refusal_of_device():
-        return refusal
-    if not index.quantizer.in_integers:
-        return Refusal(f"no mps kernel for this search: no levels in int8 in {nest(index.quantizer)}")
-    return search_with
+def _limits_of_search(index: Index, *_: Any, **__: Any) -> str | None:
+    """Why not all products of a search are taken by kernels, if they are not."""
+    if index.quantizer.in_integers:
+        return None
+    return f"no mps kernel for this search: no levels in int8 in {nest(index.quantizer)}"
 
 
 def _encode(quantizer: Any, x: Array) -> Codes:
@@ -117,14 +109,25 @@ def _scores(quantizer: Affine, y: Float[Array, "*b r n"], codes: Codes) -> Array
     return _products(quantizer, y, codes, transpose=True)  # in MLX's layout keys lie as values do
 
 
-def _level_products(group: int, y: Float[Array, "*b r n"], levels: Int8[Array, "*b m n"]) -> Float[Array, "*b r m"]:
+def _group(n: int) -> int | None:
+    """The largest of MLX's groups that divides n."""
+    return next((size for size in MLX_GROUPS[::-1] if n % size == 0), None)
+
+
+def _level_products(y: Float[Array, "*b r n"], levels: Int8[Array, "*b m n"]) -> Float[Array, "*b r m"]:
+    group = _group(levels.shape[-1])
+    assert group is not None
     indices = lax.bitcast_convert_type(levels, jnp.uint8) ^ OFFSET
     words = lax.bitcast_convert_type(indices.reshape(*indices.shape[:-1], -1, 4), jnp.uint32)
     step = jnp.ones((*levels.shape[:-1], levels.shape[-1] // group))
     return _operations().quantized_matmul(y, words, step, -OFFSET * step, transpose=True, group_size=group, bits=8)
 
 
-def _attention(
+def _attend(*arguments: Any, **options: Any) -> Array:
+    return attention.attend_with(*arguments, weigh_exact=_exact_attention, **options)
+
+
+def _exact_attention(
     y: Float[Array, "b h r d"], k: Shaped[Array, "b h t d"], v: Shaped[Array, "b h t d"], seen: Bool[Array, "..."]
 ) -> Float[Array, "b h r d"]:
     """Softmax attention of scaled queries to the tokens that they see; at least one each."""
@@ -135,13 +138,17 @@ def _wide(codes: Codes) -> Codes:
     return codes[0], *map(as_float32, codes[1:])
 
 
-def _found(run: Callable[..., Any]) -> Callable[..., Any]:
-    """What finds `run` for the quantizers that it is for."""
-    return lambda quantizer, *arguments, **options: _refusal(quantizer) or run
-
-
-for _operation, _run in {"encode": _encode, "decode": _decode, "roundtrip": _roundtrip}.items():
-    register("mps", _operation, Affine, Rotated, rows=True)(_found(_run))
-register("mps", "prepare", Affine, rows=True)(_found(lambda quantizer, y: y))
-register("mps", "scores", Affine, rows=True)(_found(_scores))
-register("mps", "weigh", Affine, rows=True)(_found(functools.partial(_products, transpose=False)))
+register(
+    "mps",
+    _missing,
+    [
+        Entry(Quantizer.encode, (Affine, Rotated), _limits, _encode),
+        Entry(Quantizer.decode, (Affine, Rotated), _limits, _decode),
+        Entry(roundtrip, (Affine, Rotated), _limits, _roundtrip),
+        Entry(Quantizer.scores, (Affine,), _limits, _scores),
+        Entry(Quantizer.weigh, (Affine,), _limits, functools.partial(_products, transpose=False)),
+        Entry(float_products, (object,), _limits_of_levels, _level_products),
+        Entry(attention.attend, (KVCache,), _limits_of_attention, _attend, rows=False),
+        Entry(search, (Index,), _limits_of_search, search_with, rows=False),
+    ],
+)

@@ -17,7 +17,7 @@ from rqjax.cache.coded import coded_sums, float_sums, padded
 from rqjax.cache.kv import KVCache, Tokens
 from rqjax.cache.queries import Number, Queries
 from rqjax.cache.sums import Sums, merged, with_sinks
-from rqjax.core import Implementation, as_array, check_int, is_traced, operation
+from rqjax.core import as_array, check_int, is_traced, operation
 from rqjax.core.products import full_precision_einsum, weighted_sums
 
 Past: TypeAlias = Callable[[KVCache, Queries], Sums]
@@ -36,7 +36,7 @@ def attend(
     sliding_window: int | None = None,
     softcap: Number | None = None,
     sink_logits: Shaped[Array | np.ndarray, "..."] | None = None,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
 ) -> Shaped[Array, "batch time q_heads value_dim"]:
     """Attention of the newest tokens to all tokens of the cache up to themselves.
 
@@ -176,6 +176,9 @@ def _attend(cache: KVCache, q: Array, mask: Array | None, **options: Any) -> Arr
         return attention(*primals), jax.jvp(decoded, primals, tangents)[1]
 
     return attention(cache, q, mask, arrays)
+
+
+attend.kernel = _attend.kernel  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def attend_with(

@@ -12,11 +12,10 @@ from rqjax.core.checks import (
     is_traced as is_traced,
 )
 from rqjax.core.dispatch import (
-    Implementation as Implementation,
+    Operation as Operation,
     Refusal as Refusal,
     Unsupported as Unsupported,
     operation as operation,
-    register as register,
 )
 from rqjax.core.pytree import pytree as pytree, static as static
 from rqjax.core.quantizer import (

@@ -6,9 +6,9 @@ class of its first argument what finds a kernel, or refuses with the reason; not
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,11 @@ from rqjax.core import platforms
 from rqjax.core.checks import as_array
 from rqjax.core.registry import nest, unknown_name
 
-Implementation: TypeAlias = Literal["xla", "mosaic_gpu", "mosaic_tpu", "mps"]
-"""What computes an operation: plain JAX, a fused kernel for Hopper GPUs or for TPUs, or MLX's kernels on Apple GPUs."""
-Result = TypeVar("Result")
+Result = TypeVar("Result", covariant=True)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-TAKE_VECTORS = {"encode", "dot", "roundtrip"}
-"""Operations whose second argument holds vectors; it may be of lists of numbers, too."""
+IMPLEMENTATIONS = {"xla"}
+"""Names of what computes operations: plain JAX, and each backend that has registered a kernel."""
 CONTEXT: list[Callable[[], Hashable]] = [platforms.platform]
 """What tracing depends on beside the arguments; a change of it compiles anew."""
 _ONLY_XLA: ContextVar[bool] = ContextVar("only_xla", default=False)
@@ -51,58 +49,87 @@ class Kernel(NamedTuple):
     """Whether leading axes of the other arguments are rows of their own, so that `jax.vmap` may add one."""
 
 
-KERNELS: dict[tuple[str, type], dict[str, Kernel]] = {}
-"""By operation and class of the first argument, then by implementation, in the order in which they are asked."""
+@runtime_checkable
+class Operation(Protocol[Result]):
+    """Function or method that backends may have kernels for; `operation` makes it."""
+
+    __name__: str
+    kernels: dict[type, dict[str, Kernel]]
+    """By class of the first argument, then by implementation, in the order in which they are asked."""
+    vectors: bool
+    """Whether the second argument holds vectors; it may be of lists of numbers, too."""
+
+    def __call__(self, *args: Any, **options: Any) -> Result: ...
+
+    def __get__(self, instance: Any, owner: Any = None, /) -> "Operation[Result]": ...
+
+    def kernel(self, implementation: str, *classes: type, rows: bool = False) -> Callable[[Function], Function]:
+        """Decorates what finds the kernel of an implementation for some classes of the first argument; see `Kernel`."""
+        ...
 
 
-def register(implementation: Implementation, operation: str, *classes: type, rows: bool = False) -> Callable[..., Any]:
-    """Decorates what finds the kernel of an implementation for an operation of some classes; see `Kernel`."""
-
-    def registered(find: Callable[..., Any]) -> Callable[..., Any]:
-        for cls in classes:
-            KERNELS.setdefault((operation, cls), {})[implementation] = Kernel(find, rows)
-        return find
-
-    return registered
-
-
-def operation(body: Callable[..., Result]) -> Callable[..., Result]:
+def operation(body: Callable[..., Result], *, of: Any = None, vectors: bool = False) -> Operation[Result]:
     """Decorates a function or method of arrays, pytrees and hashable options that backends may have kernels for.
 
     Called outside jit it is compiled once for each shape, dtype, option and context; within jit it is a part of what is
     compiled there. What it returns takes one argument more:
 
-      implementation: "mosaic_gpu", "mosaic_tpu" or "mps" for that kernel, "xla" for none, None for the kernel wherever
-        there is one.
+      implementation: the name of a backend for its kernel, "xla" for none, None for the kernel wherever there is one.
+
+    Args:
+      body: the operation in plain JAX.
+      of: the operation that this is another body of, with the same kernels; one of its own, if not given.
+      vectors: whether the second argument holds vectors; it may be of lists of numbers, too.
 
     Raises:
       Unsupported: the kernel that is asked for cannot be used; the message says why.
-      UnknownName: there is no such implementation.
+      UnknownName: no backend of this name has registered a kernel.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from rqjax.core import Refusal, operation
+      >>> doubled = operation(lambda scale, x: 2 * scale * x)
+      >>> @doubled.kernel("my_device", float)
+      ... def find(scale, x):
+      ...     return Refusal("only of whole numbers") if x.dtype != "int32" else lambda scale, x: x << 1
+      >>> doubled(1.0, jnp.arange(3)), doubled(1.0, jnp.arange(3.0))
+      (Array([0, 2, 4], dtype=int32), Array([0., 2., 4.], dtype=float32))
     """
-    if hasattr(body, "is_operation"):
+    if isinstance(body, Operation):
         return body
+    kernels: dict[type, dict[str, Kernel]] = {} if of is None else of.kernels
+    vectors = vectors if of is None else of.vectors
     signature = inspect.signature(body)
 
     @functools.wraps(body)
     def run(*args, implementation=None, **options):
-        if implementation is not None and implementation not in get_args(Implementation):
-            raise unknown_name("implementation", implementation, get_args(Implementation))
+        if implementation is not None and implementation not in IMPLEMENTATIONS:
+            raise unknown_name("implementation", implementation, IMPLEMENTATIONS)
         if not args:  # all by name
             bound = signature.bind(**options)
             args, options = bound.args, bound.kwargs
-        if body.__name__ in TAKE_VECTORS and len(args) > 1:
+        if vectors and len(args) > 1:
             args = (args[0], as_array(args[1]), *args[2:])
         asked = "xla" if _ONLY_XLA.get() else implementation
         parts = _Parts.of(args, options)
         if any(isinstance(leaf, DynamicJaxprTracer) for leaf in (*parts.own, *parts.others)):
-            return _run(body, asked, args, options)
-        return _compiled(body, asked, tuple(part() for part in CONTEXT), *parts)
+            return _run(run, asked, args, options)
+        return _compiled(run, asked, tuple(part() for part in CONTEXT), *parts)
+
+    def kernel(implementation: str, *classes: type, rows: bool = False) -> Callable[[Function], Function]:
+        def registered(find: Function) -> Function:
+            IMPLEMENTATIONS.add(implementation)
+            for cls in classes:
+                kernels.setdefault(cls, {})[implementation] = Kernel(find, rows)
+            return find
+
+        return registered
 
     more = inspect.Parameter("implementation", inspect.Parameter.KEYWORD_ONLY, default=None)
     parameters = sorted([*signature.parameters.values(), more], key=lambda parameter: parameter.kind)
-    run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
-    run.is_operation = True  # pyright: ignore[reportAttributeAccessIssue]
-    return run
+    signed = signature.replace(parameters=parameters)
+    vars(run).update(__signature__=signed, kernels=kernels, vectors=vectors, kernel=kernel)
+    return run  # pyright: ignore[reportReturnType]
 
 
 def only_xla(function: Function) -> Function:
@@ -145,20 +172,20 @@ class _Parts(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 5), inline=True)
-def _compiled(
-    body: Callable[..., Any], asked: str | None, context: Hashable, own: Any, others: Any, rest: Hashable
-) -> PyTree:
+def _compiled(run: Any, asked: str | None, context: Hashable, own: Any, others: Any, rest: Hashable) -> PyTree:
     args, options = _Parts(own, others, rest).joined()
-    return _run(body, asked, args, options)
+    return _run(run, asked, args, options)
 
 
-def _run(body: Callable[..., Any], asked: str | None, args: Any, options: Any) -> PyTree:
+def _run(run: Any, asked: str | None, args: Any, options: Any) -> PyTree:
+    body = run.__wrapped__
     if asked == "xla":
         return only_xla(body)(*args, **options)
-    name = body.__name__.strip("_")
-    kernels = dict(_kernels(name, type(args[0])))
+    kernels: dict[str, Kernel] = {}
+    for base in reversed(type(args[0]).__mro__):
+        kernels |= run.kernels.get(base, {})
     if asked is not None and asked not in kernels:
-        raise Unsupported(f"there is no {asked} kernel to {name} {nest(args[0])}")
+        raise Unsupported(f"there is no {asked} kernel to {body.__name__.strip('_')} {nest(args[0])}")
     for implementation, kernel in kernels.items():
         if asked in (None, implementation):
             found = kernel.find(*args, **options)
@@ -167,11 +194,6 @@ def _run(body: Callable[..., Any], asked: str | None, args: Any, options: Any) -
             if asked is not None:
                 raise Unsupported(found.reason)
     return body(*args, **options)
-
-
-def _kernels(name: str, cls: type) -> Iterator[tuple[str, Kernel]]:
-    for base in reversed(cls.__mro__):
-        yield from KERNELS.get((name, base), {}).items()
 
 
 def _differentiable(run: Callable[..., Any], body: Callable[..., Any], rows: bool, parts: _Parts) -> PyTree:

@@ -6,6 +6,7 @@ Laws, tested for every entry of `METHODS`: `dot(y, c) == y @ decode(c).T`; `nbyt
 Shapes: queries y (batch, heads, rows, d), weights w (batch, heads, rows, tokens), codes of (batch, heads, tokens).
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -17,7 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from rqjax.core.checks import check_vectors
-from rqjax.core.dispatch import operation
+from rqjax.core.dispatch import Operation, operation
 from rqjax.core.products import all_in_floats, full_precision_einsum, weighted_sums
 from rqjax.core.registry import nest
 from rqjax.core.token_array import TokenArray
@@ -30,9 +31,6 @@ Vectors: TypeAlias = Shaped[Array | np.ndarray, "*n d"]
 
 Queries: TypeAlias = Shaped[Array | np.ndarray, "*m d"]
 """As `Vectors`, with leading axes of their own."""
-
-OPERATIONS = {"encode", "decode", "dot", "prepare", "scores", "weigh"}
-"""Methods of quantizers that are operations (`dispatch.operation`)."""
 
 
 class Quantizer:
@@ -50,9 +48,13 @@ class Quantizer:
     have an entry for each tile in the place of each vector."""
 
     def __init_subclass__(cls) -> None:
-        for name in OPERATIONS & vars(cls).keys():
-            setattr(cls, name, operation(vars(cls)[name]))
+        """Makes a method that overrides an operation another body of it."""
+        for name, body in list(vars(cls).items()):
+            overridden = getattr(super(cls, cls), name, None)
+            if isinstance(overridden, Operation):
+                setattr(cls, name, operation(body, of=overridden))
 
+    @functools.partial(operation, vectors=True)
     def encode(self, x: Vectors) -> Codes:
         """Codes of the vectors `x` (*n, d).
 
@@ -62,6 +64,7 @@ class Quantizer:
         """
         raise NotImplementedError
 
+    @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         """The vectors that `codes` stand for, in float32 (or the wider dtype of the quantizer's own arrays)."""
         raise NotImplementedError
@@ -111,7 +114,7 @@ class Quantizer:
             f"{nest(self)}"
         )
 
-    @operation
+    @functools.partial(operation, vectors=True)
     def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
         """Inner products (*m, *n) of queries `y` (*m, d) and the vectors behind `codes`: `y @ decode(codes).T`."""
         y = check_vectors(y, self.dim)
@@ -174,14 +177,14 @@ class Wrapper(Quantizer):
         return self.inner.width
 
 
-@operation
+@functools.partial(operation, of=Quantizer.encode)
 def encode(quantizer: Quantizer, x: Vectors) -> Codes:
     """`quantizer.encode(x)`, by a fused kernel where there is one.
 
     Args:
       quantizer: any quantizer.
       x: vectors (*n, d).
-      implementation: "mosaic_gpu" or "mps" for that kernel, "xla" for none, None for the kernel wherever there is one
+      implementation: the name of a backend for its kernel, "xla" for none, None for the kernel wherever there is one
         for the quantizer, device, shape and dtype.
 
     Raises:
@@ -197,7 +200,7 @@ def encode(quantizer: Quantizer, x: Vectors) -> Codes:
     return quantizer.encode(check_vectors(x, quantizer.dim))
 
 
-@operation
+@functools.partial(operation, of=Quantizer.decode)
 def decode(quantizer: Quantizer, codes: Codes, *, dtype: DTypeLike | None = None) -> Shaped[Array, "*n d"]:
     """`quantizer.decode(codes)`, in a dtype if given, by a fused kernel where there is one; the rest as in `encode`.
 
@@ -211,9 +214,9 @@ def decode(quantizer: Quantizer, codes: Codes, *, dtype: DTypeLike | None = None
     return x if dtype is None else x.astype(dtype)
 
 
-@operation
+@functools.partial(operation, vectors=True)
 def roundtrip(quantizer: Quantizer, x: Vectors) -> Shaped[Array, "*n d"]:
-    """What is decoded of x encoded, in the dtype of x: for rotors by one mosaic_gpu kernel; the rest as in `encode`.
+    """Vectors decoded from the codes of x, in the dtype of x, by one kernel if there is one; the rest as in `encode`.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax

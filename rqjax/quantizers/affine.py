@@ -79,6 +79,12 @@ class Affine(GroupedLevels):
     def laid_out(self, codes: Codes, transposed: bool) -> Codes:
         return (Quantizer if self.keeps_words else GroupedLevels).laid_out(self, codes, transposed)
 
+    def prepare(self, y: Float[Array, "b h r d"]) -> Any:
+        return (Quantizer if self.keeps_words else GroupedLevels).prepare(self, y)
+
+    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
+        return (Quantizer if self.keeps_words else GroupedLevels).scores(self, prepared, codes)
+
     def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
         return (Quantizer if self.keeps_words else GroupedLevels).weigh(self, w, codes)
 

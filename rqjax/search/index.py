@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int32, Shaped
 
-from rqjax.core import Implementation, Quantizer, operation, pytree, static
+from rqjax.core import Quantizer, operation, pytree, static
 from rqjax.core.mesh import along, copied, placed
 from rqjax.search import filters, ranking, shards
 from rqjax.search.rows import FREE, Rows, centered, check_matrix, encode, encode_more, grow, put
@@ -108,7 +108,7 @@ class Index(ranking.Searched):
         *,
         where: Any = None,
         rerank: int | None = None,
-        implementation: Implementation | None = None,
+        implementation: str | None = None,
     ) -> tuple[Float[Array, "*m k"], Int32[Array, "*m k"]]:
         """The k vectors nearest to each query, the nearest first.
 

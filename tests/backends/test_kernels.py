@@ -9,7 +9,7 @@ import rqjax
 from pallas_kernels.gpu import launch, mosaic, rows
 from pallas_kernels.gpu.encode import halves
 from rqjax.arrays import packing
-from rqjax.backends import hopper
+from rqjax.backends import hopper, hopper_calls
 from rqjax.core import Unsupported
 from tests.tools.suites import some
 
@@ -179,7 +179,7 @@ def test_lowers_in_shards():
 
     def shard(quantizer, x):
         hopper.INTERPRET.set(False)
-        return hopper._encode(quantizer, x)
+        return hopper_calls.encode(quantizer, x)
 
     run = jax.shard_map(shard, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=(spec("data"), spec("data")))
     assert "mosaic_gpu" in jax.jit(run).trace(quantizer, x).lower(lowering_platforms=("cuda",)).as_text()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rqjax
-from rqjax.core import Refusal, Unsupported, dispatch, operation, register
+from rqjax.core import Quantizer, Refusal, Unsupported, dispatch, operation, pytree
 
 KEY = jax.random.key(0)
 
@@ -59,7 +59,7 @@ def test_bodies_kernels_and_refusals():
     with pytest.raises(rqjax.UnknownName, match="unknown implementation 'msp'; did you mean 'mps'"):
         shifted(Toy(), x, implementation="msp")
 
-    @register("mps", "shifted", Toy)
+    @shifted.kernel("mps", Toy)
     def find(first, x, *, by=1):
         return Refusal("only by 1") if by != 1 else lambda first, x: x + 100
 
@@ -74,7 +74,50 @@ def test_bodies_kernels_and_refusals():
         with pytest.raises(Unsupported, match="only by 1"):
             shifted(toy, x, by=3, implementation="mps")
     finally:
-        del dispatch.KERNELS["shifted", Toy]
+        del shifted.kernels[Toy]
+
+
+@pytree
+class Halves(Quantizer):
+    """Codes are halves: a method that overrides an operation."""
+
+    dim: int = rqjax.static()
+
+    def encode(self, x):
+        return x / 2
+
+    def decode(self, codes):
+        return codes * 2
+
+
+class HalvesToo(Halves):
+    """Its methods are those of the class that it inherits, and one overrides them in turn."""
+
+    def decode(self, codes):
+        return codes + codes
+
+
+@operation
+def _decode(quantizer, codes):
+    """By its name it might be taken for `Quantizer.decode`."""
+    return codes
+
+
+def test_kernels_belong_to_an_operation_and_to_no_name():
+    x = jnp.ones((2, 3))
+    Quantizer.decode.kernel("mps", Halves)(lambda quantizer, codes, **_: lambda quantizer, codes, **_: codes + 100)
+    try:
+        for quantizer in (Halves(3), HalvesToo(3)):
+            np.testing.assert_array_equal(quantizer.decode(x), x + 100)
+            np.testing.assert_array_equal(rqjax.decode(quantizer, x, implementation="mps"), x + 100)
+            np.testing.assert_array_equal(quantizer.decode(x, implementation="xla"), x * 2)
+            np.testing.assert_array_equal(_decode(quantizer, x), x)
+            with pytest.raises(Unsupported, match="there is no mps kernel to decode Halves"):
+                _decode(quantizer, x, implementation="mps")
+            with pytest.raises(Unsupported, match="there is no mps kernel to encode Halves"):
+                rqjax.encode(quantizer, x, implementation="mps")
+    finally:
+        del Quantizer.decode.kernels[Halves]
 
 
 def test_options_of_equal_value_are_not_taken_for_each_other():

@@ -1,0 +1,81 @@
+"""Attention to the codes of a cache by a kernel of a device: whether there is one, and its call."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rqjax.backends import nests
+from rqjax.backends.finders import Entry
+from rqjax.cache import attention
+from rqjax.cache.kv import KVCache
+from rqjax.cache.queries import Queries
+from rqjax.cache.sums import Sums
+from rqjax.core import Codes, Quantizer
+
+
+def times_step(leaf: Any, x: Array) -> Array:
+    """Queries as they are multiplied with whole levels, or what sums of whole levels stand for."""
+    return x * nests.step(leaf)
+
+
+def packed(quantizer: Quantizer, codes: Codes) -> Any:
+    """Codes of a `Scalar` or an `Affine` as kernels take them."""
+    return nests.packed(nests.part(quantizer, codes))
+
+
+class CodedAttention(NamedTuple):
+    """Kernel of a device for attention to the codes of a cache."""
+
+    limits: Callable[[KVCache, Quantizer, Codes, int], str | None]
+    """Why the kernel does not take the keys, or the values, of a cache for so many queries a head, or None."""
+    kernel: Callable[..., Any]
+    """Called with queries, packed keys and values, bounds and a shift, and the options `tables`, `dim`, `softcap`."""
+    packed: Callable[[Quantizer, Codes], Any] = packed
+    """Codes as the kernel takes them."""
+    multiplied: Callable[[Any, Array], Array] = times_step
+    """Queries, rotated, as they are multiplied with the levels of a leaf."""
+    restored: Callable[[Any, Array], Array] = times_step
+    """What sums of the levels of a leaf stand for, still rotated."""
+
+    def entry(self, implementation: str) -> Entry:
+        """The kernel in the table of a device."""
+        limits = functools.partial(self._reason, implementation)
+        call = functools.partial(attention.attend_with, kernel=self.past)
+        return Entry(attention.attend, (KVCache,), limits, call, rows=False)
+
+    def _reason(
+        self, name: str, cache: KVCache, q: Array, mask: Any, *, sliding_window: Any, softcap: Any, **others: Any
+    ) -> str | None:
+        _, time, q_heads, _ = q.shape
+        reason = nests.reason_of_queries(cache, time, q_heads, mask, sliding_window, softcap)
+        rows = q_heads // cache.exact_keys.shape[1] * time
+        sides = ("keys", cache.key_quantizer, cache.keys), ("values", cache.value_quantizer, cache.values)
+        for side, quantizer, codes in sides:
+            if reason is None and (found := self.limits(cache, quantizer, codes, rows)):
+                reason = f"{side}: {found}"
+        return reason and f"no {name} kernel for this attention: {reason}"
+
+    def past(self, cache: KVCache, queries: Queries) -> Sums:
+        """The sums over the tokens in codes, by the kernel."""
+        largest, total, sums = self.kernel(
+            nests.by_head(self._as_multiplied, cache.key_quantizer, queries.y),
+            self.packed(cache.key_quantizer, cache.keys),
+            self.packed(cache.value_quantizer, cache.values),
+            *nests.bounds(cache, queries),
+            cache.key_form.bias(queries.y, jnp.int32(cache.sinks), cache.capacity),
+            tables=cache.tables,
+            dim=queries.y.shape[-1],
+            softcap=queries.softcap,
+        )
+        return Sums(largest, total, nests.by_head(self._restored, cache.value_quantizer, sums))
+
+    def _as_multiplied(self, quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Float[Array, "b h r n"]:
+        found = nests.RotatedScalar.of(quantizer)
+        return self.multiplied(found.leaf, found.rotated(y))
+
+    def _restored(self, quantizer: Quantizer, sums: Float[Array, "b h r n"]) -> Float[Array, "b h r d"]:
+        found = nests.RotatedScalar.of(quantizer)
+        return found.rotated_back(self.restored(found.leaf, sums))

@@ -1,0 +1,113 @@
+"""Calls of the kernels for NVIDIA GPUs that encode and decode, and rotations as their stages."""
+
+import importlib
+from contextvars import ContextVar
+from typing import Any
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from rqjax.backends.nests import RotatedScalar
+from rqjax.core import Codes, Quantizer
+from rqjax.core.dispatch import CONTEXT
+from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled
+from rqjax.quantizers.scalar import Scalar
+from rqjax.rotations import Dense, Hadamard, Rotor
+
+INTERPRET: ContextVar[Any] = ContextVar("interpret", default=False)
+"""Set to `pallas_kernels.gpu.mosaic.interpreter()` to run kernels on a CPU."""
+CONTEXT.append(INTERPRET.get)
+
+
+def kernel(module: str) -> Any:
+    """A module of `pallas_kernels`, imported when it is used: jax.experimental.pallas takes a second."""
+    return importlib.import_module(f"pallas_kernels.gpu.{module}")
+
+
+def with_sketch(quantizer: Quantizer) -> tuple[Normalized, Normalized] | None:
+    """Normalized(first) and the sketch of Normalized(Residual(first, sketch)), if it is one: of one bit."""
+    match quantizer:
+        case Normalized(
+            inner=Residual(first=first, second=Normalized(inner=Rotated(inner=Scalar(bits=1))) as sketch), dtype=dtype
+        ):
+            return Normalized(first, dtype), sketch
+    return None
+
+
+def encode(quantizer: Quantizer, x: Array) -> Codes:
+    if pair := with_sketch(quantizer):
+        return _with_residual(*pair, x)
+    assert isinstance(quantizer, Normalized | Scaled)
+    scaled = (quantizer.mode, RotatedScalar.of(quantizer).leaf.values) if isinstance(quantizer, Scaled) else None
+    norm, words = _coded(quantizer, x, scaled=scaled, norm_dtype=quantizer.dtype)
+    return norm.reshape(x.shape[:-1]), words.reshape(*x.shape[:-1], -1)
+
+
+def _with_residual(first: Normalized, sketch: Normalized, x: Array) -> Codes:
+    """The residual is sketched in the units of x; its norm is stored relative to that of x."""
+    norm, words = encode(first, x)
+    rest, signs = _coded(sketch, x, minus=_rows(first.decode((norm, words))), norm_dtype=jnp.float32)
+    size = norm.astype(jnp.float32)
+    rest = rest.reshape(norm.shape) / jnp.where(size > 0, size, 1)
+    return norm, (words, (rest.astype(sketch.dtype), signs.reshape(*norm.shape, -1)))
+
+
+def _coded(quantizer: Quantizer, x: Array, **options: Any) -> tuple[Array, Array]:
+    found = RotatedScalar.of(quantizer)
+    options |= {"symmetric": found.leaf.symmetric, "interpret": INTERPRET.get()}
+    return kernel("encode").encode(_rows(x), stages(found.rotations[0]), found.boundaries, **options)
+
+
+def decode(quantizer: Quantizer, codes: Codes, *, dtype: DTypeLike | None = None) -> Array:
+    found, (norm, words) = RotatedScalar.of(quantizer), codes
+    out = kernel("decode").decode(
+        norm.reshape(-1),
+        _rows(words),
+        inverse_stages(found.rotations[0]),
+        found.leaf.values,
+        dtype=dtype or jnp.float32,
+        interpret=INTERPRET.get(),
+    )
+    return out.reshape(*norm.shape, quantizer.dim)
+
+
+def roundtrip(quantizer: Normalized, x: Array) -> Array:
+    found = RotatedScalar.of(quantizer)
+    out = kernel("roundtrip").rotor_roundtrip(
+        _rows(x),
+        found.rotations[0].coefficients,
+        found.rotations[0].inverted.coefficients,
+        found.boundaries,
+        found.leaf.values,
+        symmetric=found.leaf.symmetric,
+        norm_dtype=quantizer.dtype,
+        interpret=INTERPRET.get(),
+    )
+    return out.reshape(x.shape)
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
+
+
+def stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
+    """A rotation as the kernels' stages."""
+    match rotation:
+        case Rotor():
+            return (("rotor", rotation.coefficients),)
+        case Hadamard():
+            return (("hadamard", rotation.signs[None].astype(jnp.float32)),)
+        case Dense():
+            return (("dense", kernel("encode").halves(rotation.matrix)),)
+    return tuple(stage for part in rotation.rotations for stage in stages(part))
+
+
+def inverse_stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
+    """The inverse of a rotation as the kernels' stages."""
+    match rotation:
+        case Rotor():
+            return (("rotor", rotation.inverted.coefficients),)
+        case Hadamard():
+            return (("hadamard_inverse", rotation.signs[None].astype(jnp.float32)),)
+    return tuple(stage for part in reversed(rotation.rotations) for stage in inverse_stages(part))
