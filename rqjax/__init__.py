@@ -17,7 +17,7 @@ Keys and values
     STRATEGIES strategy Strategy KVCache Rope append attend dot_product_attention grow truncate requantize PagedCache
     rqjax.nn for flax
 Nearest neighbors
-    Index IVF
+    Index
 Training
     fit parameters losses learning
 Parts, which nest
@@ -113,7 +113,6 @@ from rqjax.recipes.product import lopq, opq, pq, qet
 from rqjax.recipes.sketches import Sign
 from rqjax.rotations import Rope, clifford
 from rqjax.search.index import Index
-from rqjax.search.ivf import IVF
 from rqjax.storage import load, save
 
 __version__ = "0.1.0"
@@ -129,7 +128,7 @@ __all__ = [  # noqa: RUF022
     "encode", "decode", "roundtrip", "straight_through", "nbytes", "save", "load",
     "STRATEGIES", "strategy", "Strategy", "KVCache", "Rope", "append", "attend", "dot_product_attention", "grow",
     "truncate", "requantize", "PagedCache",
-    "Index", "IVF",
+    "Index",
     "fit", "parameters", "losses", "learning",
     "Normalized", "Scaled", "Gain", "Centered", "Rotated", "Residual", "Split", "PerHead", "PerChannel", "Balanced",
     "Clipped", "Local", "Scalar", "lloyd_max", "Affine", "MinMax", "Uniform", "Blocks", "Columns", "Trellis",

@@ -47,8 +47,8 @@ def test_version_and_names():
             "Index(Normalized(Scalar(3 bits)), metric='ip')",
         ),
         (
-            lambda: rqjax.IVF.build(rqjax.identity(KEY, 4, 3), np.eye(4, dtype=np.float32), lists=2, key=KEY),
-            "IVF(Cells(Normalized(Scalar(3 bits))), metric='ip')",
+            lambda: rqjax.Index.build(rqjax.identity(KEY, 4, 3), np.eye(4, dtype=np.float32), lists=2, key=KEY),
+            "Index(Cells(Normalized(Scalar(3 bits))), metric='ip')",
         ),
     ],
 )

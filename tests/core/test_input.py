@@ -130,7 +130,7 @@ VERBS = {
     "build exact": lambda x: rqjax.Index.build(rqjax.Exact(8), x, metric="l2").search(X, 3),
     "add": lambda x: rqjax.Index.build(Q, X).add(x).search(X, 3),
     "search": lambda x: rqjax.Index.build(Q, X).search(x, 3),
-    "IVF": lambda x: rqjax.IVF.build(Q, x, key=jax.random.key(0), lists=4).search(X, 3),
+    "lists": lambda x: rqjax.Index.build(Q, x, key=jax.random.key(0), lists=4).search(X, 3),
     "klt_trellis": lambda x: rqjax.klt_trellis(jax.random.key(0), x, 2),
     "oscar": lambda x: rqjax.oscar(jax.random.key(0), x, 2),
 }

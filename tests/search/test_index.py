@@ -465,7 +465,7 @@ def test_no_queries_find_nothing_and_no_vectors_change_nothing(metric, stored, t
     index.save(tmp_path / "i.safetensors")
     kinds = [
         index,
-        rqjax.IVF.build(quantizer(), x, metric=metric, store=store, lists=5, key=jax.random.key(0)),
+        Index.build(quantizer(), x, metric=metric, store=store, lists=5, key=jax.random.key(0)),
         index.shard(jax.sharding.Mesh(np.array(jax.devices()), ("rows",)), "rows"),
         Index.load(tmp_path / "i.safetensors", mapped=True),
     ]
