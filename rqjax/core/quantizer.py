@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 from rqjax.core.checks import check_vectors
 from rqjax.core.dispatch import operation
-from rqjax.core.products import all_in_floats, full_precision_einsum, weighted_sums
+from rqjax.core.products import all_in_floats, full_precision_einsum, over, weighted_sums
 from rqjax.core.registry import nest
 from rqjax.core.token_array import TokenArray
 
@@ -65,6 +65,15 @@ class Quantizer:
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         """The vectors that `codes` stand for, in float32 (or the wider dtype of the quantizer's own arrays)."""
         raise NotImplementedError
+
+    def encode_direction(self, x: Vectors, norm: Float[Array, "*n 1"]) -> Codes:
+        """`encode` of vectors over their norms."""
+        return self.encode(over(x, norm))
+
+    def in_own_axes(self, function: Callable[..., Any], x: Vectors, norm: Float[Array, "*n 1"]) -> Any:
+        """`function(quantizer, x, norm)`. A rotation passes what is within it, and x rotated: norms and products with
+        what is decoded are the same there."""
+        return function(self, x, norm)
 
     @operation
     def prepare(self, y: Float[Array, "b h r d"]) -> Any:

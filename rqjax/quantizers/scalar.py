@@ -58,6 +58,9 @@ class Scalar(Levels):
         ]
         return packing.pack_planes(indices, self.bits)
 
+    def encode_direction(self, x: Vectors, norm: Float[Array, "*n 1"]) -> UInt32[Array, "*n words"]:
+        return self.encode(x, norm)  # levels are scaled, and nothing is divided
+
     def indices(self, codes: UInt32[Array, "*n words"]) -> UInt32[Array, "*n d"]:
         """The level of each coordinate."""
         return packing.unpack(codes, self.bits, self.dim)

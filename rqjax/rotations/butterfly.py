@@ -32,6 +32,12 @@ class StridedRotor:
     stride: int = static()
     dim: int = static()
 
+    blocked = False
+
+    @property
+    def cost(self) -> int:
+        return 9 * self.bivectors.shape[-2] + 4 * self.tail.shape[-1]
+
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return self._apply(x, rotation_matrices(self.bivectors), planar_matrices(self.tail))
 

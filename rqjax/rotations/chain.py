@@ -15,9 +15,15 @@ class Chain:
 
     rotations: tuple[Rotation, ...]
 
+    blocked = True
+
     @property
     def dim(self) -> int:
         return self.rotations[0].dim
+
+    @property
+    def cost(self) -> int:
+        return sum(rotation.cost for rotation in self.rotations)
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         *first, last = self.rotations
@@ -37,9 +43,15 @@ class Permutation:
 
     indices: Int[Array, "d"]
 
+    blocked = False
+
     @property
     def dim(self) -> int:
         return self.indices.shape[-1]
+
+    @property
+    def cost(self) -> int:
+        return 0
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return as_float32(x)[..., self.indices]

@@ -15,9 +15,15 @@ class Dense:
 
     matrix: Float[Array, "d d"]
 
+    blocked = True
+
     @property
     def dim(self) -> int:
         return self.matrix.shape[-1]
+
+    @property
+    def cost(self) -> int:
+        return self.dim**2
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return jnp.matmul(as_float32(x), self.matrix.T, precision=lax.Precision.HIGHEST)

@@ -14,6 +14,12 @@ class Givens:
     angles: Float[Array, "g"]
     dim: int = static()
 
+    blocked = False
+
+    @property
+    def cost(self) -> int:
+        return 4 * self.angles.shape[-1]
+
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return self._apply(x, self.angles)
 

@@ -20,6 +20,12 @@ class MultivectorRotor:
     bivectors: Float[Array, "g 3"]
     dim: int = static()
 
+    blocked = False
+
+    @property
+    def cost(self) -> int:
+        return 9 * self.bivectors.shape[-2]
+
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n e"]:
         groups = self.bivectors.shape[-2]
         vectors = self._rotate(pad_to(as_float32(x), 3 * groups), self.bivectors)

@@ -21,6 +21,12 @@ class Quaternion:
     tail: Rotor
     dim: int = static()
 
+    blocked = False
+
+    @property
+    def cost(self) -> int:
+        return 16 * self.left.shape[-2] + self.tail.cost
+
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return self._apply(x, self._matrices(), self.tail)
 

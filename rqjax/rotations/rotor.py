@@ -30,6 +30,12 @@ class Rotor:
     """b12 of the planar rotor: one number if d % 3 == 2, else none."""
     dim: int = static()
 
+    blocked = False
+
+    @property
+    def cost(self) -> int:
+        return 9 * self.bivectors.shape[-2] + 4 * self.tail.shape[-1]
+
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return self._apply(x, rotation_matrices(self.bivectors), planar_matrices(self.tail))
 
