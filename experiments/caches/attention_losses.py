@@ -43,8 +43,8 @@ LOSSES: Registry = Registry(
         "gaussian": lambda scale, q, weights: losses.GaussianDistortion(),
         "scores": lambda scale, q, weights: losses.ScoreError.of(q),
         "scores_soft": lambda scale, q, weights: losses.Soft(losses.ScoreError.of(q)),
-        "softmax": lambda scale, q, weights: losses.SoftmaxKL(q, scale),
-        "softmax_soft": lambda scale, q, weights: losses.Soft(losses.SoftmaxKL(q, scale)),
+        "softmax": lambda scale, q, weights: losses.SoftmaxKL(q, scale=scale),
+        "softmax_soft": lambda scale, q, weights: losses.Soft(losses.SoftmaxKL(q, scale=scale)),
         "output": lambda scale, q, weights: losses.OutputError(),
     },
 )

@@ -77,7 +77,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 def _code(bits: float | int, dim: int, tables: Sequence[Any]) -> TrellisColumns:
     """Of coordinates of unit variance; a table for each number of bits that takes turns, the larger first."""
     table = tables[0] if len(tables) == 1 else Turns(tables[0], tables[1], float(bits))
-    return TrellisColumns(jnp.zeros(dim), jnp.ones(dim), (table,), (bits,) * dim)
+    return TrellisColumns(jnp.zeros(dim), jnp.ones(dim), (table,), bits=(bits,) * dim)
 
 
 def improved(code: TrellisColumns, x: Float[Array, "n d"], rate: float | Float[Array, ""] = 1.0) -> list[Array]:

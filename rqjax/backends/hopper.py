@@ -62,7 +62,7 @@ def _with_sketch(quantizer: Quantizer) -> tuple[Normalized, Normalized] | None:
         case Normalized(inner=Residual(first=first, second=Normalized() as sketch), dtype=dtype):
             found = _of_one_rotation(sketch)
             if isinstance(found, RotatedScalar) and found.leaf.bits == 1:
-                return Normalized(first, dtype), sketch
+                return Normalized(first, dtype=dtype), sketch
     return None
 
 

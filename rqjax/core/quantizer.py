@@ -66,11 +66,11 @@ class Quantizer:
         """The vectors that `codes` stand for, in float32 (or the wider dtype of the quantizer's own arrays)."""
         raise NotImplementedError
 
-    def encode_direction(self, x: Vectors, norm: Float[Array, "*n 1"]) -> Codes:
+    def encode_direction(self, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
         """`encode` of vectors over their norms."""
         return self.encode(over(x, norm))
 
-    def in_own_axes(self, function: Callable[..., Any], x: Vectors, norm: Float[Array, "*n 1"]) -> Any:
+    def in_own_axes(self, function: Callable[..., Any], x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Any:
         """`function(quantizer, x, norm)`. A rotation passes what is within it, and x rotated: norms and products with
         what is decoded are the same there."""
         return function(self, x, norm)
@@ -257,7 +257,7 @@ def nbytes(tree: PyTree) -> int:
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> rqjax.nbytes(rqjax.Affine(4, 64, 64).encode(jnp.ones((10, 64))))
+      >>> rqjax.nbytes(rqjax.Affine(64, 4, group_size=64).encode(jnp.ones((10, 64))))
       360
     """
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

@@ -49,8 +49,8 @@ class Soft:
 
     loss: Any
     """`Distortion`, `ScoreError`, `SoftmaxKL` or `OutputError`."""
-    start: float = static(default=0.5)
-    stop: float = static(default=0.05)
+    start: float = static(default=0.5, kw_only=True)
+    stop: float = static(default=0.05, kw_only=True)
 
     def __call__(self, quantizer: Quantizer, batch: PyTree, progress: ArrayLike = 1.0) -> Float[Array, ""]:
         temperature = self.start * (self.stop / self.start) ** progress
@@ -107,7 +107,7 @@ class SoftmaxKL:
     """KL divergence (nats) of the softmax over the keys of a batch, mean over the model's own queries."""
 
     queries: Float[Array, "m d"]
-    scale: float = static()
+    scale: float = static(kw_only=True)
     """Of the scores, 1 / sqrt(d) as a rule."""
 
     def error(self, x: Float[Array, "n d"], decoded: Float[Array, "n d"]) -> Float[Array, ""]:

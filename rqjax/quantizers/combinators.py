@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Shaped
 from rqjax.arrays import norms
 from rqjax.arrays.blocks import in_blocks, inner
 from rqjax.arrays.planes import as_float32, materialized
-from rqjax.core import Codes, Quantizer, TokenArray, Vectors, Wrapper, check_vectors, pytree, static
+from rqjax.core import Codes, Quantizer, TokenArray, Vectors, Wrapper, check_fits, check_vectors, pytree, static
 from rqjax.core.products import over, times
 from rqjax.rotations import Rotation
 
@@ -55,7 +55,7 @@ class Normalized(Multiplied):
     """
 
     inner: Quantizer
-    dtype: str = static(default="bfloat16")
+    dtype: str = static(default="bfloat16", kw_only=True)
     """Of the stored norms; bfloat16 has float32's range, uint8 is a logarithmic scale from 2^-16 to 2^16."""
 
     def encode(self, x: Vectors) -> Codes:
@@ -78,13 +78,13 @@ class Scaled(Multiplied):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> rqjax.Scaled(rqjax.lloyd_max(64, 3), "unbiased")
+      >>> rqjax.Scaled(rqjax.lloyd_max(64, 3), mode="unbiased")
       Scaled(Scalar(3 bits), mode='unbiased')
     """
 
     inner: Quantizer
-    mode: str = static(default="mse")
-    dtype: str = static(default="bfloat16")
+    mode: str = static(default="mse", kw_only=True)
+    dtype: str = static(default="bfloat16", kw_only=True)
 
     def __post_init__(self):
         if self.mode not in ("mse", "unbiased"):
@@ -119,6 +119,9 @@ class Rotated(Wrapper):
     rotation: Rotation
     inner: Quantizer
 
+    def __post_init__(self):
+        check_fits(rotation=getattr(self.rotation, "wide_dim", self.rotation.dim), inner=self.inner.dim)
+
     @property
     def dim(self) -> int:
         return self.rotation.dim
@@ -126,7 +129,7 @@ class Rotated(Wrapper):
     def encode(self, x: Vectors) -> Codes:
         return self.inner.encode(self.rotation(check_vectors(x, self.dim)))
 
-    def in_own_axes(self, function: Callable[..., Any], x: Vectors, norm: Float[Array, "*n 1"]) -> Any:
+    def in_own_axes(self, function: Callable[..., Any], x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Any:
         if self.rotation.dim != self.inner.dim:  # which embeds
             return function(self, x, norm)
 
@@ -160,6 +163,9 @@ class Residual(Quantizer):
 
     first: Quantizer
     second: Quantizer
+
+    def __post_init__(self):
+        check_fits(first=self.first.dim, second=self.second.dim)
 
     @property
     def dim(self) -> int:
@@ -270,6 +276,9 @@ class Centered(Wrapper):
 
     mean: Float[Array, "d"]
     inner: Quantizer
+
+    def __post_init__(self):
+        check_fits(mean=self.mean.shape[-1], inner=self.inner.dim)
 
     def encode(self, x: Vectors) -> Codes:
         return self.inner.encode(as_float32(check_vectors(x, self.dim)) - self.mean)

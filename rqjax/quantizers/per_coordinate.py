@@ -162,7 +162,7 @@ class Columns(RingCodes):
         return cls(tuple(levels))
 
     @classmethod
-    def lloyd(cls, x: Float[Array, "n d"], bits: tuple[int, ...], iterations: int = 20) -> "Columns":
+    def lloyd(cls, x: Float[Array, "n d"], bits: tuple[int, ...], *, iterations: int = 20) -> "Columns":
         """Levels for samples: Lloyd's iterations from those of Gaussian coordinates, which stay in as a prior.
 
         Args:

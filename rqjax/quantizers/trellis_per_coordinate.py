@@ -35,7 +35,7 @@ class TrellisColumns(RingCodes):
     deviation: Float[Array, "d"]
     tables: tuple[Table | Companded | Turns, ...]
     """For each number of bits but 0, the most first."""
-    bits: tuple[float | int, ...] = static()
+    bits: tuple[float | int, ...] = static(kw_only=True)
     """Of each coordinate, descending; multiples of an eighth."""
 
     def __post_init__(self):
@@ -122,15 +122,20 @@ class TrellisColumns(RingCodes):
 
     @classmethod
     def gaussian(
-        cls, mean: Float[Array, "d"], deviation: Float[Array, "d"], bits: tuple[float | int, ...], state_bits: int = 8
+        cls,
+        mean: Float[Array, "d"],
+        deviation: Float[Array, "d"],
+        bits: tuple[float | int, ...],
+        *,
+        state_bits: int = 8,
     ) -> "TrellisColumns":
         """The tables of Gaussian coordinates; `bits` of each, descending, from 0.5 to 8 or 0."""
         tables = tuple(trellis_tables.trained(b, state_bits) for b in dict.fromkeys(bits) if b)
-        return cls(mean, deviation, tables, bits)
+        return cls(mean, deviation, tables, bits=bits)
 
 
 def trellis_coded(
-    dim: int, bits: float | int, sphere_dim: int | None = None, state_bits: int = 8
+    dim: int, bits: float | int, *, sphere_dim: int | None = None, state_bits: int = 8
 ) -> Trellis | TrellisColumns:
     """A trellis for the coordinates of a random unit vector, with trained levels.
 
@@ -151,5 +156,5 @@ def trellis_coded(
     table = trellis_tables.trained(bits, state_bits)
     scale = 1 / math.sqrt(dim if sphere_dim is None else sphere_dim)
     if isinstance(table, Turns):
-        return TrellisColumns(jnp.zeros(dim), jnp.full(dim, scale), (table,), (table.bits,) * dim)
-    return Trellis(dataclasses.replace(table, step=table.step * scale), int(bits), dim)
+        return TrellisColumns(jnp.zeros(dim), jnp.full(dim, scale), (table,), bits=(table.bits,) * dim)
+    return Trellis(dataclasses.replace(table, step=table.step * scale), dim=dim, bits=int(bits))

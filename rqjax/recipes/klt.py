@@ -58,14 +58,14 @@ def klt_trellis(key: Key, x: Array, bits: float | int) -> Quantizer:
 def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | int, block: int) -> Quantizer:
     rotation, mean, deviation = _principal(keys, unit, block)
     columns = functools.partial(TrellisColumns.gaussian, bits=allocate(deviation**2, int(bits * unit.shape[2])))
-    return Scaled(Rotated(rotation, jax.vmap(columns)(mean, deviation)), "mse")
+    return Scaled(Rotated(rotation, jax.vmap(columns)(mean, deviation)))
 
 
 @operation
 @functools.partial(jax.vmap, in_axes=(0, 0, None))
 def _principal(key: Key, unit: Float[Array, "n d"], block: int) -> tuple[Dense, Array, Array]:
     """The rotation to mixed principal coordinates, by falling variance; their means and deviations."""
-    matrix = Dense.haar(key, unit.shape[1], block)(Dense.klt(unit).matrix.T).T
+    matrix = Dense.haar(key, unit.shape[1], block=block)(Dense.klt(unit).matrix.T).T
     y = Dense(matrix)(unit)
     order = jnp.argsort(-y.var(axis=0))
     return Dense(matrix[order]), y.mean(axis=0)[order], jnp.maximum(y.std(axis=0)[order], 1e-9)

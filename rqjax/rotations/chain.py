@@ -17,6 +17,10 @@ class Chain:
 
     blocked = True
 
+    def __post_init__(self):
+        if len(dims := {rotation.dim: None for rotation in self.rotations}) != 1:
+            raise ValueError(f"expected rotations of one dimension, got {len(self.rotations)} of {[*dims]}")
+
     @property
     def dim(self) -> int:
         return self.rotations[0].dim

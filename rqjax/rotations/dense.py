@@ -33,7 +33,7 @@ class Dense:
 
     @classmethod
     @platforms.made_on_host
-    def haar(cls, key: Key, dim: int, block: int | None = None) -> "Dense":
+    def haar(cls, key: Key, dim: int, *, block: int | None = None) -> "Dense":
         """Uniform on O(d): QR of a Gaussian matrix, signs fixed so that R has a positive diagonal (Mezzadri, 2007).
 
         Uniform on O(block), for each `block` coordinates next to each other, if that is given.

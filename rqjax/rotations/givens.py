@@ -12,7 +12,7 @@ class Givens:
     """Rotates the coordinates j and d // 2 + j by the j-th angle; an odd last coordinate stays as it is."""
 
     angles: Float[Array, "g"]
-    dim: int = static()
+    dim: int = static(kw_only=True)
 
     blocked = False
 
@@ -37,4 +37,4 @@ class Givens:
     @platforms.made_on_host
     def random(cls, key: Key, dim: int) -> "Givens":
         """Uniform angles."""
-        return cls(random.uniform(key, (dim // 2,), minval=-jnp.pi, maxval=jnp.pi), dim)
+        return cls(random.uniform(key, (dim // 2,), minval=-jnp.pi, maxval=jnp.pi), dim=dim)

@@ -18,9 +18,14 @@ class MultivectorRotor:
     """
 
     bivectors: Float[Array, "g 3"]
-    dim: int = static()
+    dim: int = static(kw_only=True)
 
     blocked = False
+
+    @property
+    def wide_dim(self) -> int:
+        """The dimension of what comes out."""
+        return 8 * self.bivectors.shape[-2]
 
     @property
     def cost(self) -> int:

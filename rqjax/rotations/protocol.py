@@ -28,7 +28,7 @@ class Rotation(Protocol):
         ...
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n e"]:
-        """R x; e = d unless the isometry embeds."""
+        """R x; e = d unless the isometry embeds, and then it has an attribute `wide_dim`."""
         ...
 
     def inverse(self, y: Shaped[Array, "*n e"]) -> Float[Array, "*n d"]:

@@ -19,7 +19,7 @@ class Quaternion:
     right: Float[Array, "g 4"]
     """Quaternions of any length other than zero; they are normalized when used."""
     tail: Rotor
-    dim: int = static()
+    dim: int = static(kw_only=True)
 
     blocked = False
 
@@ -52,4 +52,4 @@ class Quaternion:
         """Uniform (Haar) on SO(4) in each group."""
         left, right, tail = random.split(key, 3)
         shape = (dim // 4, 4)
-        return cls(random.normal(left, shape), random.normal(right, shape), Rotor.random(tail, dim % 4), dim)
+        return cls(random.normal(left, shape), random.normal(right, shape), Rotor.random(tail, dim % 4), dim=dim)

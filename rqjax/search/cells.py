@@ -16,6 +16,7 @@ from rqjax.core import (
     Key,
     Quantizer,
     Vectors,
+    check_fits,
     check_int,
     check_vectors,
     is_traced,
@@ -42,8 +43,11 @@ class Cells(Quantizer):
 
     centroids: Float[Array, "cells d"]
     inner: Quantizer
-    residual: bool = static(default=True)
+    residual: bool = static(default=True, kw_only=True)
     """Whether the centroid is subtracted."""
+
+    def __post_init__(self):
+        check_fits(centroids=self.centroids.shape[-1], inner=self.inner.dim)
 
     @property
     def dim(self) -> int:

@@ -51,12 +51,12 @@ class Index:
     rows: Rows
     """With lists, list after list, and the inner codes of `quantizer`."""
     store: Quantizer | None
-    metric: str = static()
+    metric: str = static(kw_only=True)
     center: Float[Array, "d"] | None = None
     """Subtracted from vectors and queries, for the metric "l2": `quantizer` and `store` are of what is left."""
     starts: Int32[Array, "bounds"] | None = None
     """The first row of each list, and the row after the last one; of each shard, if they are on a mesh."""
-    sharding: NamedSharding | None = static(default=None)
+    sharding: NamedSharding | None = static(default=None, kw_only=True)
     """Of the rows, if they are on a mesh."""
 
     @property
@@ -66,7 +66,8 @@ class Index:
     @property
     def lists(self) -> int:
         """How many; 0 if the rows lie in none."""
-        return 0 if self.starts is None else len(self.quantizer.centroids)
+        coarse: Any = self.quantizer
+        return 0 if self.starts is None else len(coarse.centroids)
 
     @property
     def nbytes(self) -> int:
@@ -122,16 +123,17 @@ class Index:
         """
         ranking.check_parts(quantizer, store, metric)
         x = check_matrix(x, quantizer.dim)
-        if (lists is None) != (key is None):
-            raise ValueError("expected lists and a key to learn them with, got one without the other")
-        if lists is None:
+        if lists is None and key is None:
             quantizer, center = centered(quantizer, x) if metric == "l2" else (quantizer, None)
-            return cls(quantizer, encode(quantizer, store, metric, center, x, ids, first=0), store, metric, center)
+            rows = encode(quantizer, store, metric, center, x, ids, first=0)
+            return cls(quantizer, rows, store, center, metric=metric)
+        if lists is None or key is None:
+            raise ValueError("expected lists and a key to learn them with, got one without the other")
         centroids, center = cells.learned(key, x, lists, sample, metric)
-        quantizer = cells.Cells(centroids, quantizer, residual)
+        quantizer = cells.Cells(centroids, quantizer, residual=residual)
         rows = encode(quantizer, store, metric, center, x, ids, first=0)
         rows, starts = cells.in_lists(rows, len(centroids), len(x))
-        return cls(quantizer, rows, store, metric, center, starts)
+        return cls(quantizer, rows, store, center, starts, metric=metric)
 
     def add(self, x: Any, *, ids: Any = None) -> "Index":
         """With more vectors, in the lists that there are. Where there are too few free rows, rows grow by an eighth at
@@ -237,7 +239,7 @@ class Index:
         parts = shards.parted(self.rows, self.starts, sharding)
         quantizer, store, center = copied((self.quantizer, self.store, self.center), sharding)
         rows, starts = placed(parts, sharding)
-        return Index(quantizer, rows, store, self.metric, center, starts, sharding)
+        return Index(quantizer, rows, store, center, starts, metric=self.metric, sharding=sharding)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the index to a safetensors file; one that was there is replaced at once or stays as it was.

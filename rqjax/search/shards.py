@@ -43,8 +43,8 @@ def parted(
     places = np.full((shards, size), count)
     for i in range(shards):
         places[i, : loads[i]] = np.flatnonzero(shard_of_row == i)
-    starts = np.pad(np.cumsum(sizes * (of == np.arange(shards)[:, None]), axis=1), ((0, 0), (1, 0)))
-    return taken(rows, places.reshape(-1)), starts.reshape(-1).astype(np.int32)
+    firsts = np.pad(np.cumsum(sizes * (of == np.arange(shards)[:, None]), axis=1), ((0, 0), (1, 0)))
+    return taken(rows, places.reshape(-1)), firsts.reshape(-1).astype(np.int32)
 
 
 def gathered(

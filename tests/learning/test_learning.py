@@ -154,7 +154,7 @@ def test_codes_held_fixed_give_the_gradient_of_the_least_error():
 def test_the_gaussian_error_in_closed_form():
     x = jax.random.normal(KEY, (20_000, 4)) * jnp.array([0.5, 1, 2, 3]) + jnp.array([0, 1, 0, -1])
     columns = rqjax.Columns.gaussian(jnp.zeros(4), jnp.ones(4), (3, 2, 2, 0))
-    scalar = rqjax.Scalar(jnp.array([-1.5, -0.5, 0.5, 1.5]), jnp.float32(1), 4)
+    scalar = rqjax.Scalar(jnp.array([-1.5, -0.5, 0.5, 1.5]), jnp.float32(1), dim=4)
 
     @jax.jit
     def both(quantizer):
@@ -189,7 +189,7 @@ LOSSES = {
     "gaussian": lambda: losses.GaussianDistortion(),
     "coding_gain": lambda: losses.CodingGain(),
     "scores": lambda: losses.ScoreError.of(jnp.asarray(QUERIES)),
-    "softmax": lambda: losses.Soft(losses.SoftmaxKL(jnp.asarray(QUERIES), DIM**-0.5)),
+    "softmax": lambda: losses.Soft(losses.SoftmaxKL(jnp.asarray(QUERIES), scale=DIM**-0.5)),
 }
 
 

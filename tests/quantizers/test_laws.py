@@ -47,7 +47,7 @@ def gain(key, dim, bits):
 
 
 def uniform(key, dim, bits):
-    return rqjax.Uniform(jnp.full((), -2.0), jnp.full((), 0.5), bits, dim)
+    return rqjax.Uniform(jnp.full((), -2.0), jnp.full((), 0.5), dim=dim, bits=bits)
 
 
 def product(key, dim, bits):
@@ -59,7 +59,7 @@ def product_rounded(key, dim, bits):
 
 
 def exchanged(key, dim, bits):
-    return rqjax.Exchange(product(key, dim, bits), 4)
+    return rqjax.Exchange(product(key, dim, bits), levels=4)
 
 
 def local(key, dim, bits):

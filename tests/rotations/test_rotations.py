@@ -41,11 +41,11 @@ MAKERS = {
     "quaternion": Quaternion.random,
     "givens": Givens.random,
     "permutation": Permutation.random,
-    "strided": lambda key, dim: StridedRotor.random(key, dim, 3),
+    "strided": lambda key, dim: StridedRotor.random(key, dim, stride=3),
     "butterfly": butterfly,
     "klt": lambda key, dim: Dense.klt(jax.random.normal(key, (2 * dim, dim))),
     "chain": chain,
-    "multivector": lambda key, dim: MultivectorRotor(Rotor.random(key, dim + -dim % 3).bivectors, dim),
+    "multivector": lambda key, dim: MultivectorRotor(Rotor.random(key, dim + -dim % 3).bivectors, dim=dim),
 }
 
 
@@ -165,7 +165,7 @@ def test_rotor_equals_the_band_form_for_bfloat16():
 
 def test_strided_rotor_is_the_clifford_sandwich():
     """Of 17 coordinates 3 apart: whole groups, groups of two, and one coordinate that stays."""
-    rotor, x = StridedRotor.random(jax.random.key(0), 17, 3), jax.random.normal(jax.random.key(1), (4, 17))
+    rotor, x = StridedRotor.random(jax.random.key(0), 17, stride=3), jax.random.normal(jax.random.key(1), (4, 17))
     y = np.asarray(apply(rotor, x))
     assert rotor.groups.tolist() == [[0, 3, 6], [1, 4, 7], [2, 5, 8], *[[9, 12, 15], [10, 13, 16]]]
     multivectors = clifford.embed(x[:, rotor.groups], clifford.VECTOR)

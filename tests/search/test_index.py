@@ -144,7 +144,7 @@ def test_of_equal_scores_the_first_row_comes_first():
 def test_biased_scales_keep_the_order_of_distances():
     """A quantizer that shrinks every inner product to a half finds the nearest as one that does not."""
     x, queries = vectors(), vectors(100, seed=1)
-    half = rqjax.Scaled(quantizer().inner, "unbiased")
+    half = rqjax.Scaled(quantizer().inner, mode="unbiased")
     exact = brute_force(x, queries, "l2", 10)[1]
 
     def recall(code):
