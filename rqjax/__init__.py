@@ -21,9 +21,9 @@ Nearest neighbors
 Training
     fit parameters losses learning
 Parts, which nest
-    Normalized Scaled Gain Centered Rotated Residual Split PerHead PerChannel Balanced Clipped Local
-    Scalar lloyd_max Affine MinMax Uniform Blocks Columns Trellis trellis_coded TrellisColumns NestedE8 Product
-    Exchange Exact Sign
+    Normalized Scaled Gain Centered Rotated Residual Split PerHead PerChannel Balanced Clipped PerCell
+    Scalar lloyd_max Affine MinMax Uniform Formats PerCoordinate Trellis trellis_coded TrellisPerCoordinate NestedE8
+    Product Exchange Exact Sign
     rotations clifford codebooks packing
 New ones
     Quantizer Codes pytree static
@@ -57,21 +57,21 @@ from rqjax.learning.parameters import parameters
 from rqjax.learning.training import fit
 from rqjax.quantizers.affine import Affine, MinMax
 from rqjax.quantizers.balanced import Balanced
-from rqjax.quantizers.block_formats import Blocks
 from rqjax.quantizers.clipped import Clipped
 from rqjax.quantizers.combinators import Centered, Normalized, Residual, Rotated, Scaled, Split
 from rqjax.quantizers.exact import Exact
 from rqjax.quantizers.exchange import Exchange
+from rqjax.quantizers.formats import Formats
 from rqjax.quantizers.gain import Gain
 from rqjax.quantizers.nested_e8 import NestedE8
-from rqjax.quantizers.per_cell import Local
+from rqjax.quantizers.per_cell import PerCell
 from rqjax.quantizers.per_channel import PerChannel
-from rqjax.quantizers.per_coordinate import Columns
+from rqjax.quantizers.per_coordinate import PerCoordinate
 from rqjax.quantizers.per_head import PerHead
 from rqjax.quantizers.product import Product
 from rqjax.quantizers.scalar import Scalar, lloyd_max
 from rqjax.quantizers.trellis import Trellis
-from rqjax.quantizers.trellis_per_coordinate import TrellisColumns, trellis_coded
+from rqjax.quantizers.trellis_per_coordinate import TrellisPerCoordinate, trellis_coded
 from rqjax.quantizers.uniform import Uniform
 from rqjax.recipes.budget import BUDGETED, fit_under_budget
 from rqjax.recipes.fitted import FITTED
@@ -109,8 +109,8 @@ from rqjax.recipes.methods import (
     turboquant_trellis_unbiased,
 )
 from rqjax.recipes.oscar import oscar
-from rqjax.recipes.product import lopq, opq, pq, qet
 from rqjax.recipes.sketches import Sign
+from rqjax.recipes.vector_quantizers import lopq, opq, pq, qet
 from rqjax.rotations import Rope, clifford
 from rqjax.search.index import Index
 from rqjax.storage import load, save
@@ -131,9 +131,9 @@ __all__ = [  # noqa: RUF022
     "Index",
     "fit", "parameters", "losses", "learning",
     "Normalized", "Scaled", "Gain", "Centered", "Rotated", "Residual", "Split", "PerHead", "PerChannel", "Balanced",
-    "Clipped", "Local", "Scalar", "lloyd_max", "Affine", "MinMax", "Uniform", "Blocks", "Columns", "Trellis",
-    "trellis_coded", "TrellisColumns", "NestedE8", "Product", "Exchange", "Exact", "Sign", "rotations", "clifford",
-    "codebooks", "packing",
+    "Clipped", "PerCell", "Scalar", "lloyd_max", "Affine", "MinMax", "Uniform", "Formats", "PerCoordinate", "Trellis",
+    "trellis_coded", "TrellisPerCoordinate", "NestedE8", "Product", "Exchange", "Exact", "Sign", "rotations",
+    "clifford", "codebooks", "packing",
     "Quantizer", "Codes", "pytree", "static",
     "metrics", "theory",
     "kernels", "Unsupported", "UnknownName", "extras",

@@ -70,7 +70,7 @@ CASES = [
     (lambda: rqjax.MinMax(4, 128, group_size=64), r"expected bits in MinMax\(dim, bits, group_size=\) .*, got 128"),
     (lambda: rqjax.Uniform(x(), x(), 2, 8), r"^expected Uniform\(low, step, \*, dim, bits\): "),
     (lambda: rqjax.Scaled(EDEN.inner, "mse"), r"^expected Scaled\(inner, \*, mode='mse', dtype='bfloat16'\): "),
-    (lambda: rqjax.Blocks("q4_0", 64), r"expected dim in Blocks\(dim, format\) to be a whole number .*, got 'q4_0'"),
+    (lambda: rqjax.Formats("q4_0", 64), r"expected dim in Formats\(dim, format\) to be a whole number .*, got 'q4_0'"),
     (lambda: rqjax.Exact("float16", 64), r"expected dim in Exact\(dim, dtype\) to be a whole number .*, got 'float16'"),
     (
         lambda: rqjax.Rotated(rqjax.rotations.Identity(64), rqjax.Exact(128)),
@@ -86,7 +86,7 @@ CASES = [
     ),
     (lambda: rqjax.Gain(x(32), rqjax.Exact(64)), "expected parts of one dimension, got weights of 32, inner of 64"),
     (
-        lambda: rqjax.Local(x(2, 32), rqjax.Exact(64)),
+        lambda: rqjax.PerCell(x(2, 32), rqjax.Exact(64)),
         "expected parts of one dimension, got centers of 32, inner of 64",
     ),
     (

@@ -27,7 +27,7 @@ from experiments.harness.table import Table
 from experiments.language import models
 from rqjax import KVCache
 from rqjax.nn import Decoder
-from rqjax.quantizers.block_formats import FORMATS
+from rqjax.quantizers.formats import FORMATS
 
 TABLES = (
     Table(

@@ -16,11 +16,11 @@ from rqjax.cache.kv import KVCache
 from rqjax.codebooks.trellis_tables import Companded
 from rqjax.core import Codes, Quantizer, Refusal, register
 from rqjax.quantizers.affine import Affine
-from rqjax.quantizers.per_coordinate import Columns
+from rqjax.quantizers.per_coordinate import PerCoordinate
 from rqjax.quantizers.per_head import PerHead
 from rqjax.quantizers.scalar import Scalar
 from rqjax.quantizers.trellis import Trellis
-from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
+from rqjax.quantizers.trellis_per_coordinate import TrellisPerCoordinate
 
 GROUP_MULTIPLE = 64
 """What group sizes are multiples of, that the kernel takes."""
@@ -58,7 +58,7 @@ def _reason(cache: KVCache, time: int, q_heads: int, mask: Any, *options: Any) -
 def _unsupported_codes(quantizer: Quantizer, codes: Codes, rows: int) -> str | None:
     found = nests.part(quantizer, codes)
     leaf = found.leaf
-    if isinstance(leaf, TrellisColumns | Columns):
+    if isinstance(leaf, TrellisPerCoordinate | PerCoordinate):
         return _unsupported_transform(leaf, isinstance(quantizer, PerHead))
     if isinstance(leaf, Trellis):
         if leaf.bits > nests.MAX_BITS:
@@ -75,7 +75,7 @@ def _unsupported_codes(quantizer: Quantizer, codes: Codes, rows: int) -> str | N
     return f"{groups} groups with {rows} queries, more than {MAX_SUMS} products" if groups * rows > MAX_SUMS else None
 
 
-def _unsupported_transform(leaf: TrellisColumns | Columns, per_head: bool) -> str | None:
+def _unsupported_transform(leaf: TrellisPerCoordinate | PerCoordinate, per_head: bool) -> str | None:
     name = type(leaf).__name__
     if not leaf.in_integers:
         return f"the levels of the {name} are not whole numbers, or not of a stream of bits"
@@ -121,14 +121,16 @@ def _as_multiplied(quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Float[Ar
     """Queries as they are multiplied with levels."""
     found = nests.RotatedScalar.of(quantizer)
     y, leaf = found.rotated(y), found.leaf
-    return hopper_columns.queries(leaf, y) if isinstance(leaf, TrellisColumns | Columns) else y * _step(leaf)
+    return (
+        hopper_columns.queries(leaf, y) if isinstance(leaf, TrellisPerCoordinate | PerCoordinate) else y * _step(leaf)
+    )
 
 
 def _restored(quantizer: Quantizer, sums: Float[Array, "b h r n"]) -> Float[Array, "b h r d"]:
     """What sums of levels stand for."""
     found = nests.RotatedScalar.of(quantizer)
     leaf = found.leaf
-    transform = isinstance(leaf, TrellisColumns | Columns)
+    transform = isinstance(leaf, TrellisPerCoordinate | PerCoordinate)
     return found.rotated_back(hopper_columns.restored(leaf, sums) if transform else sums * _step(leaf))
 
 
@@ -141,7 +143,7 @@ def _packed(quantizer: Quantizer, codes: Codes) -> Packed:
     leaf = found.leaf
     if isinstance(leaf, Affine | Scalar):
         return nests.packed(found)
-    if isinstance(leaf, TrellisColumns | Columns):
+    if isinstance(leaf, TrellisPerCoordinate | PerCoordinate):
         levels = hopper_columns.lookup(leaf, per_head=isinstance(quantizer, PerHead))
     else:
         assert isinstance(leaf.table, Companded)

@@ -116,8 +116,8 @@ class Quantizer:
           TypeError: the quantizer is not a nest of norms, gains, means and rotations around levels.
         """
         raise TypeError(
-            "expected norms, gains, means and rotations around a Scalar or Columns for a loss without hard codes, got "
-            f"{nest(self)}"
+            "expected norms, gains, means and rotations around a Scalar or PerCoordinate for a loss without hard "
+            f"codes, got {nest(self)}"
         )
 
     @operation

@@ -146,7 +146,7 @@ def reached(
     as many.
 
     Raises:
-      TypeError: `quantizer` is not a nest of norms, gains, means and rotations around a Scalar or Columns.
+      TypeError: `quantizer` is not a nest of norms, gains, means and rotations around a Scalar or PerCoordinate.
     """
     found: list[Any] = []
 

@@ -13,7 +13,7 @@ from rqjax.core import Codes, Quantizer, Vectors, check_fits, check_vectors, pyt
 
 
 @pytree
-class Local(Quantizer):
+class PerCell(Quantizer):
     """What is left of the nearest of a few centers goes to the quantizer of that center. Codes: (cells uint8 (*n,),
     inner codes).
 

@@ -38,7 +38,7 @@ class Cells(Quantizer):
     """Vectors, or what the nearest of many centroids leaves of them, in the codes of another quantizer. Codes: (cells
     int32 (*n,), inner codes).
 
-    All cells have the same inner quantizer; `Local` has one for each.
+    All cells have the same inner quantizer; `PerCell` has one for each.
     """
 
     centroids: Float[Array, "cells d"]

@@ -120,7 +120,7 @@ def test_principal_axes_are_chosen_on_held_out_vectors():
 def test_a_mean_is_worth_a_transform_code():
     """Of vectors that differ by little from a large mean, `turboquant_trellis`, which knows none, is not taken."""
     quantizer, x = rqjax.klt_trellis(KEY, vectors("sphere", 2000) + 10, 2), vectors("sphere", 256) + 10
-    assert isinstance(quantizer.inner.inner, rqjax.TrellisColumns)
+    assert isinstance(quantizer.inner.inner, rqjax.TrellisPerCoordinate)
     assert jnp.mean((quantizer.decode(quantizer.encode(x)) - x) ** 2) * DIM < 0.1
 
 
@@ -153,7 +153,7 @@ def test_codes_held_fixed_give_the_gradient_of_the_least_error():
 
 def test_the_gaussian_error_in_closed_form():
     x = jax.random.normal(KEY, (20_000, 4)) * jnp.array([0.5, 1, 2, 3]) + jnp.array([0, 1, 0, -1])
-    columns = rqjax.Columns.gaussian(jnp.zeros(4), jnp.ones(4), (3, 2, 2, 0))
+    columns = rqjax.PerCoordinate.gaussian(jnp.zeros(4), jnp.ones(4), (3, 2, 2, 0))
     scalar = rqjax.Scalar(jnp.array([-1.5, -0.5, 0.5, 1.5]), jnp.float32(1), dim=4)
 
     @jax.jit
@@ -169,16 +169,16 @@ def test_the_gaussian_error_in_closed_form():
 @pytest.mark.full
 def test_soft_codes_become_hard():
     quantizer = rqjax.Scaled(rqjax.Rotated(Rotor.random(KEY, DIM), rqjax.lloyd_max(DIM, BITS)))
-    columns = rqjax.Columns.gaussian(jnp.zeros(DIM), jnp.ones(DIM), (4,) * 8 + (3,) * 16 + (0,) * 8)
+    columns = rqjax.PerCoordinate.gaussian(jnp.zeros(DIM), jnp.ones(DIM), (4,) * 8 + (3,) * 16 + (0,) * 8)
     nests = [quantizer, rqjax.Centered(jnp.ones(DIM), rqjax.Gain(jnp.full(DIM, 1 / DIM), columns))]
     compare = jax.jit(
         lambda q: [loss(q, outliers()) for loss in (losses.Distortion(), losses.Soft(losses.Distortion(), stop=0.01))]
     )
     for hard, soft in map(compare, nests):
         np.testing.assert_allclose(soft, hard, rtol=0.02)
-    with pytest.raises(TypeError, match=r"expected norms, .* around a Scalar or Columns .*, got Affine"):
+    with pytest.raises(TypeError, match=r"expected norms, .* around a Scalar or PerCoordinate .*, got Affine"):
         losses.Soft(losses.Distortion())(rqjax.rtn(KEY, DIM, 3), outliers())
-    with pytest.raises(TypeError, match="expected norms, gains, means and rotations around a Scalar or Columns"):
+    with pytest.raises(TypeError, match="expected norms, gains, means and rotations around a Scalar or PerCoordinate"):
         losses.CodingGain()(rqjax.rtn(KEY, DIM, 3), outliers())
 
 

@@ -237,10 +237,13 @@ def test_lloyd_steps_lower_the_error():
         (lambda: trellis_coded(4, 1, state_bits=9), "expected state_bits to be a whole number from 1 to 8, got 9"),
         (lambda: trellis_coded(128, 5, state_bits=10), "expected state_bits to be a whole number from 8 to 8, got 10"),
         (
-            lambda: rqjax.TrellisColumns.gaussian(jnp.zeros(8), jnp.ones(8), (2, 1) + (0,) * 6),
+            lambda: rqjax.TrellisPerCoordinate.gaussian(jnp.zeros(8), jnp.ones(8), (2, 1) + (0,) * 6),
             "as many bits as a state",
         ),
-        (lambda: rqjax.TrellisColumns.gaussian(jnp.zeros(4), jnp.ones(4), (2, 4, 3, 1)), "expected descending bits"),
+        (
+            lambda: rqjax.TrellisPerCoordinate.gaussian(jnp.zeros(4), jnp.ones(4), (2, 4, 3, 1)),
+            "expected descending bits",
+        ),
     ],
 )
 def test_what_no_trellis_can_do(make, message):
@@ -271,7 +274,9 @@ def test_one_ring_through_coordinates_of_many_bits():
     bits = allocate(np.asarray(deviation**2), 128)
     assert len(set(bits)) >= 5
     x = deviation * jax.random.normal(jax.random.key(0), (512, 64))
-    codes = [kind.gaussian(jnp.zeros(64), deviation, bits) for kind in (rqjax.TrellisColumns, rqjax.Columns)]
+    codes = [
+        kind.gaussian(jnp.zeros(64), deviation, bits) for kind in (rqjax.TrellisPerCoordinate, rqjax.PerCoordinate)
+    ]
     trellis, columns = (float(error(code, x)) for code in codes)
     assert codes[0].bits_per_vector == codes[1].bits_per_vector == 128
     assert trellis < 0.75 * columns

@@ -98,7 +98,7 @@ FORMATS = {
 
 
 @pytree
-class Blocks(GroupedLevels):
+class Formats(GroupedLevels):
     """Blocks of consecutive coordinates in one of `FORMATS`. Codes: (words (*n, d bits / 32), scales (*n, blocks)).
 
     They decode to what llama.cpp, the specification of MXFP4 and MLX's NVFP4 decode theirs to. A tensor has no scale
@@ -106,7 +106,7 @@ class Blocks(GroupedLevels):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> words, scales = rqjax.Blocks(dim=64, format="nvfp4").encode(jnp.ones((5, 64)))
+      >>> words, scales = rqjax.Formats(dim=64, format="nvfp4").encode(jnp.ones((5, 64)))
       >>> (words.shape, scales.shape)
       ((5, 8), (5, 4))
     """
@@ -115,7 +115,7 @@ class Blocks(GroupedLevels):
     format: str = static()
 
     def __post_init__(self):
-        check_int("dim in Blocks(dim, format)", self.dim, 1, 2**24)
+        check_int("dim in Formats(dim, format)", self.dim, 1, 2**24)
         if self.format not in FORMATS:
             raise unknown_name("format", self.format, FORMATS)
         if self.dim % self.size:

@@ -9,7 +9,7 @@ import pytest
 
 import rqjax
 from rqjax import codebooks
-from rqjax.quantizers.per_coordinate import Columns
+from rqjax.quantizers.per_coordinate import PerCoordinate
 from rqjax.recipes.allocation import allocate
 from tests.cache.test_cache import append, attend
 
@@ -17,11 +17,11 @@ BITS = (6, 6, 4, 3, 3, 3, 1, 1, 0, 0, 0)
 DEVIATION = np.exp2(BITS).astype(np.float32)
 X = np.random.default_rng(0).standard_normal((2, 300, len(BITS))).astype(np.float32) * DEVIATION
 trip = jax.jit(lambda q, x: q.decode(q.encode(x)))
-lloyd = jax.jit(Columns.lloyd, static_argnums=1, static_argnames="iterations")
+lloyd = jax.jit(PerCoordinate.lloyd, static_argnums=1, static_argnames="iterations")
 
 
 def test_each_coordinate_has_its_nearest_level():
-    columns = Columns.gaussian(jnp.ones(len(BITS)), jnp.asarray(DEVIATION), BITS)
+    columns = PerCoordinate.gaussian(jnp.ones(len(BITS)), jnp.asarray(DEVIATION), BITS)
     decoded = np.asarray(trip(columns, X))
     assert columns.dim == len(BITS)
     levels = [np.asarray(part)[:, i] for part in columns.levels for i in range(part.shape[1])]
@@ -33,7 +33,7 @@ def test_each_coordinate_has_its_nearest_level():
 
 @pytest.mark.parametrize("bits", [BITS, pytest.param((3,) * 16, marks=pytest.mark.full), (8, 5, 1), (0, 0)])
 def test_codes_take_the_bits_that_there_are(bits):
-    columns = Columns.gaussian(jnp.zeros(len(bits)), jnp.ones(len(bits)), bits)
+    columns = PerCoordinate.gaussian(jnp.zeros(len(bits)), jnp.ones(len(bits)), bits)
     x = jnp.asarray(X[..., :1].repeat(len(bits), -1))
     codes = columns.encode(x)
     assert codes.dtype == jnp.uint8
@@ -78,13 +78,13 @@ def test_allocation_is_optimal_and_exact():
 )
 def test_levels_that_are_none(shapes, message):
     with pytest.raises(ValueError, match=message):
-        Columns(tuple(map(np.zeros, shapes)))
+        PerCoordinate(tuple(map(np.zeros, shapes)))
 
 
 def test_gains_follow_sizes_over_the_whole_range():
     """Loud coordinates do not rule the gain; 8 bits reach from 1e-4 to 1e4."""
     deviation = jnp.asarray(DEVIATION)
-    columns = Columns.gaussian(jnp.zeros(len(BITS)), deviation, BITS)
+    columns = PerCoordinate.gaussian(jnp.zeros(len(BITS)), deviation, BITS)
     gain = rqjax.Gain(1 / (len(BITS) * deviation**2), columns)
     assert gain.bits_per_vector == 8 + 32
     usual = rqjax.metrics.relative_mse(X, trip(gain, X))
