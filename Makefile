@@ -89,7 +89,7 @@ X64 := turboquant_prod or trellis or affine or product_rounded or steps or sched
 	exact_codes or groups or rerank or counted or gpt_oss
 test-x64: env ## a part of the core in 64 bits
 	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" -k "$(X64)" $(addprefix tests/, quantizers/test_laws.py \
-		cache/test_cache.py search/test_index.py search/test_ivf.py nn/test_decoder.py)
+		cache/test_cache.py search/test_index.py search/test_lists.py nn/test_decoder.py)
 
 # Every kernel lowers for CUDA on the newest jax too; nothing to do where there is no Python for it.
 test-newest: ## the kernels lower on the newest jax

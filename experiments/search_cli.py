@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 import experiments
 from experiments.data import vector_files
-from rqjax import FITTED, IVF, METHODS, Exact, Index, metrics, nbytes
+from rqjax import FITTED, METHODS, Exact, Index, metrics, nbytes
 from rqjax.arrays import norms
 from rqjax.core import Quantizer, Registry, nest, treefile
 from rqjax.search.cells import Cells
@@ -61,13 +61,12 @@ def build(
     stores = {"none": None, "float16": Exact(dim, "float16"), "int8": METHODS["rtn"](key, dim, 8)}
     quantizer = _timed("fit", lambda: _quantizer(method, key, x, bits, metric))
     options = {"metric": metric, "store": stores[store]}
+    options |= {"lists": lists, "key": jax.random.fold_in(key, 1)} if lists else {}
 
-    def encode() -> Index | IVF:
+    def encode() -> Index:
         with tqdm(total=len(x), desc="encode", unit="vector", disable=None) as bar:
             watched = x.view(_Watched)
             watched.bar = bar
-            if lists:
-                return IVF.build(quantizer, watched, lists=lists, key=jax.random.fold_in(key, 1), **options)
             return Index.build(quantizer, watched, **options)
 
     made = _timed("compile and encode", encode, len(x), "vectors")
@@ -91,8 +90,8 @@ def query(
     passing = _filter(where)
     true = _file(vector_files.read_ids, truth)[:, :k] if truth else None
     path = out and _output(out)
-    loaded = _timed("load", lambda: Index.load(index, mapped=True) if mapped else _index(index))
-    if probes and isinstance(loaded, Index):
+    loaded = _timed("load", lambda: Index.load(index, mapped=mapped))
+    if probes and not loaded.lists:
         raise ValueError(f"{index} has no lists to probe; build it with --lists")
     options: dict[str, Any] = {"where": passing, "rerank": rerank} | ({"probes": probes} if probes else {})
     size = min(len(y), TOGETHER)
@@ -125,14 +124,13 @@ def query(
 
 def info(index: str) -> None:
     """Says what an index holds and takes."""
-    loaded = _index(index)
+    loaded = Index.load(index)
     quantizer, store, rows = loaded.quantizer, loaded.store, loaded.rows
-    lists = loaded.lists if isinstance(loaded, IVF) else 0
     quantizer = quantizer.inner if isinstance(quantizer, Cells) else quantizer
     bits, free = quantizer.bits_per_vector, len(rows.ids) - len(loaded)
     lines = {
         "vectors": f"{len(loaded):,}" + (f", and {free:,} free rows" if free else ""),
-        "lists": f"{lists:,}, of {len(loaded) / lists:,.0f} vectors" if lists else "none",
+        "lists": f"{loaded.lists:,}, of {len(loaded) / loaded.lists:,.0f} vectors" if loaded.lists else "none",
         "dimension": loaded.dim,
         "metric": loaded.metric,
         "quantizer": nest(quantizer),
@@ -140,7 +138,7 @@ def info(index: str) -> None:
         "codes": f"{bits} bits, {bits / 8:g} bytes per vector; {bits / loaded.dim:.3g} bits per coordinate",
     }
     parts = {"codes": rows.codes, "ids": rows.ids, "energies": rows.energies, "store": (rows.stored, store)}
-    if isinstance(loaded, IVF):
+    if isinstance(loaded.quantizer, Cells):
         parts["lists"] = (loaded.quantizer.centroids, loaded.starts)
     for name, part in {**parts, "quantizer": quantizer, "all": loaded}.items():
         lines[f"bytes of {name}"] = f"{nbytes(part):,}"
@@ -152,13 +150,6 @@ COMMANDS = Registry("command", {command.__name__: command for command in (build,
 
 def _file(read: Callable[[str, str], np.ndarray], name: str) -> np.ndarray:
     return read(*name.partition("#")[::2])
-
-
-def _index(name: str) -> Index | IVF:
-    loaded, _ = treefile.load(name)
-    if not isinstance(loaded, Index | IVF):
-        raise ValueError(f"expected an index in {name}, found: {type(loaded).__name__}")
-    return loaded
 
 
 def _filter(where: str | None) -> np.ndarray | range | None:

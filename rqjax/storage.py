@@ -6,7 +6,7 @@ from jaxtyping import PyTree
 
 from rqjax.cache.kv import KVCache
 from rqjax.core import treefile, unknown_name
-from rqjax.recipes import klt, learned, oscar, product  # noqa: F401  # which fill FITTED
+from rqjax.recipes import klt, learned, oscar, vector_quantizers  # noqa: F401  # which fill FITTED
 from rqjax.recipes.fitted import FITTED
 from rqjax.recipes.methods import METHODS
 

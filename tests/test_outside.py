@@ -39,7 +39,10 @@ def test_bits_of_constant_channels():
 
     @jax.jit
     def errors(x):
-        codes = [kind.gaussian(x.mean(axis=0), x.std(axis=0), bits) for kind in (rqjax.Columns, rqjax.TrellisColumns)]
+        codes = [
+            kind.gaussian(x.mean(axis=0), x.std(axis=0), bits)
+            for kind in (rqjax.PerCoordinate, rqjax.TrellisPerCoordinate)
+        ]
         return [rqjax.metrics.relative_mse(x, code.decode(code.encode(x))) for code in codes]
 
     levels, trellis = errors(x)

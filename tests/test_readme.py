@@ -119,9 +119,6 @@ def test_the_front_door_is_short():
 def test_every_method_and_public_name_is_listed():
     guide = TEXTS["rqjax/README.md"]
     assert [name for name in METHODS if f"`{name}`" not in guide] == []
-    source = inspect.getsource(rqjax)
-    public = set(re.findall(r"\b(\w+) as \1\b", source)) | {"kernels", "__version__"}
-    assert public - {"__version__"} == set(rqjax.__all__)
     assert len(rqjax.__doc__.splitlines()) <= 48  # one screen
     assert all(len(line) <= 120 for line in rqjax.__doc__.splitlines())
 

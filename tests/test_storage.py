@@ -251,10 +251,10 @@ def test_every_index_comes_back(metric, tmp_path):
     for code in (rqjax.eden(jax.random.key(0), 16, 3), rqjax.Exact(16, "float8_e4m3fn")):
         for store in (None, rqjax.Exact(16, "float8_e5m2")):
             assert_comes_back(rqjax.Index.build(code, x, metric=metric, store=store), tmp_path / "i")
-            ivf = rqjax.IVF.build(code, x, metric=metric, store=store, key=jax.random.key(2), lists=4)
+            ivf = rqjax.Index.build(code, x, metric=metric, store=store, key=jax.random.key(2), lists=4)
             assert_comes_back(ivf, tmp_path / "i")
             ivf.save(tmp_path / "i")
-            assert_same(ivf, rqjax.IVF.load(tmp_path / "i"))
+            assert_same(ivf, rqjax.Index.load(tmp_path / "i"))
 
 
 @pytest.mark.full

@@ -42,7 +42,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         **result,
         "index_bits": bits,
         "claimed_bits": 2.5 if point["split"] == "32@3+96@2" else None,  # TurboQuant, section 4.3
-        "expected": sum(channels * theory.lloyd_max(b, dim) for channels, b in shares) / dim,
+        "expected": sum(channels * theory.lloyd_max(b, dim=dim) for channels, b in shares) / dim,
         "lower_bound": theory.shannon_bound(bits),
     }
 
@@ -52,7 +52,7 @@ def _recipe(split: str) -> Callable[..., rqjax.Quantizer]:
     """One for a split, so that the data sets share what is compiled."""
 
     def recipe(key, dim, bits):
-        parts = tuple(lloyd_max(channels, bits, dim) for channels, bits in parse(split))
+        parts = tuple(lloyd_max(channels, bits, sphere_dim=dim) for channels, bits in parse(split))
         return rqjax.Normalized(rqjax.Rotated(Dense.haar(key, dim), rqjax.Split(parts)))
 
     return recipe

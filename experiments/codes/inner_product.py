@@ -60,8 +60,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     return {
         **result,
         "stored_bits": jax.eval_shape(lambda k: rqjax.METHODS[method](k, dim, bits), keys[0]).bits_per_vector / dim,
-        "lower_bound": dim * theory.inner_product_lower_bound(bits, dim),
-        "upper_bound": dim * theory.inner_product_bound(bits, dim),
+        "lower_bound": dim * theory.inner_product_lower_bound(dim, bits),
+        "upper_bound": dim * theory.inner_product_bound(dim, bits),
         "histogram": np.histogram(np.asarray(errors), EDGES)[0].tolist(),
         "bias_at": np.asarray(bias_at.mean(0)).tolist(),
     }

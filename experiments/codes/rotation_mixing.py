@@ -24,7 +24,6 @@ from rqjax.rotations import (
     Quaternion,
     Rotor,
     butterfly,
-    multiply_adds,
 )
 
 MADE_BY = ("experiments/codes/distortion.py", "experiments/data/samples.py", "rqjax/rotations/*.py")
@@ -109,7 +108,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         "reference": known.get(point["data"]),
         "vs_haar": result["mse"] / _dense(*(point[name] for name in ("data", "seeds", "n", "dim", "bits"))),
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(rotation)),
-        "multiply_adds": multiply_adds(rotation),
+        "multiply_adds": rotation.cost,
     }
 
 

@@ -108,7 +108,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         **mean_and_deviation(columns),
         "stored_bits": one.bits_per_vector / dim,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(rotation)),
-        "multiply_adds": rotations.multiply_adds(rotation),
+        "multiply_adds": rotation.cost,
         "orthogonality": float(rotations.orthogonality_error(rotation)),
         "seconds": seconds,
         "curve": [dict(zip(("step", "validation"), map(float, row), strict=True)) for row in curve],

@@ -19,7 +19,7 @@ from experiments.harness.table import Row, Table
 from rqjax import codebooks, theory
 from rqjax.codebooks import trellis_tables
 from rqjax.codebooks.trellis_tables import Companded, Turns
-from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
+from rqjax.quantizers.trellis_per_coordinate import TrellisPerCoordinate
 
 MADE_BY = ("rqjax/codebooks/trellis_tables.py",)
 TABLES = (
@@ -75,13 +75,13 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     return {"bits": bits, "state_bits": state_bits, **errors, **bounds, **arrays}
 
 
-def _code(bits: float | int, dim: int, tables: Sequence[Any]) -> TrellisColumns:
+def _code(bits: float | int, dim: int, tables: Sequence[Any]) -> TrellisPerCoordinate:
     """Of coordinates of unit variance; a table for each number of bits that takes turns, the larger first."""
     table = tables[0] if len(tables) == 1 else Turns(tables[0], tables[1], float(bits))
-    return TrellisColumns(jnp.zeros(dim), jnp.ones(dim), (table,), (bits,) * dim)
+    return TrellisPerCoordinate(jnp.zeros(dim), jnp.ones(dim), (table,), bits=(bits,) * dim)
 
 
-def improved(code: TrellisColumns, x: Float[Array, "n d"], rate: float | Float[Array, ""] = 1.0) -> list[Array]:
+def improved(code: TrellisPerCoordinate, x: Float[Array, "n d"], rate: float | Float[Array, ""] = 1.0) -> list[Array]:
     """The levels of each part, moved to the mean of the coordinates that take them, `rate` times the way (Lloyd's
     algorithm).
 
@@ -114,7 +114,7 @@ def _train(bits: float | int, state_bits: int, dim: int, n: int, steps: int) -> 
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _error(code: TrellisColumns, n: int) -> jax.Array:
+def _error(code: TrellisPerCoordinate, n: int) -> jax.Array:
     x = jax.random.normal(jax.random.key(0), (4 * n, code.dim))
     return jnp.mean((x - code.decode(code.encode(x))) ** 2)
 

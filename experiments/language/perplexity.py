@@ -26,7 +26,7 @@ from experiments.harness.table import Table
 from experiments.models import fitted, models
 from rqjax import KVCache
 from rqjax.nn import Decoder
-from rqjax.quantizers.block_formats import FORMATS
+from rqjax.quantizers.formats import FORMATS
 
 MADE_BY = (
     "experiments/models/models.py",

@@ -105,7 +105,7 @@ def built(codec: str, n: int, dim: int, lists: int) -> Inverted:
         seconds = time.perf_counter() - start
         return Inverted(library("faiss").serialize_index(index).nbytes, seconds, find)
     code = search.quantizer(name, x, bits, 0)
-    ivf = jax.block_until_ready(rqjax.IVF.build(code, x, lists=lists, key=jax.random.key(0)))
+    ivf = jax.block_until_ready(rqjax.Index.build(code, x, lists=lists, key=jax.random.key(0)))
     seconds = time.perf_counter() - start
     return Inverted(ivf.nbytes, seconds, lambda y, probes: np.asarray(ivf.search(y, 10, probes=probes)[1]))
 

@@ -12,11 +12,11 @@ from jaxtyping import Array, Float
 
 from rqjax.arrays.blocks import inner
 from rqjax.backends.hopper_calls import kernel
-from rqjax.quantizers.per_coordinate import Columns
-from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
+from rqjax.quantizers.per_coordinate import PerCoordinate
+from rqjax.quantizers.trellis_per_coordinate import TrellisPerCoordinate
 from rqjax.scoring.ring_codes import placed, scaled
 
-TransformCode: TypeAlias = TrellisColumns | Columns
+TransformCode: TypeAlias = TrellisPerCoordinate | PerCoordinate
 COLUMNS, BYTES = 64, 128
 """What the numbers of columns, and of bytes of levels, are multiples of."""
 

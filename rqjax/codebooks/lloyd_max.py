@@ -94,7 +94,7 @@ def beta(dim: int, bits: int) -> np.ndarray:
 
 
 @functools.cache
-def distortion(bits: int, dim: int | None = None) -> float:
+def distortion(bits: int, *, dim: int | None = None) -> float:
     """Mean squared error of the Lloyd-Max quantizer relative to the variance: Gaussian, or exact for `dim`."""
     density, levels = (_gaussian_density(), gaussian(bits)) if dim is None else (_sphere_density(dim), beta(dim, bits))
     return float(1 - (_cells(density, levels)[1] * levels**2).sum() / density.variance)
@@ -118,7 +118,7 @@ def entropy_coded(bits: float | int) -> float:
 
 
 @functools.cache
-def probabilities(bits: int, dim: int | None = None) -> np.ndarray:
+def probabilities(bits: int, *, dim: int | None = None) -> np.ndarray:
     """How often each index (2**bits,) of the Lloyd-Max quantizer occurs: Gaussian, or exact for `dim`."""
     if dim is None:
         return _cells(_gaussian_density(), gaussian(bits))[1]

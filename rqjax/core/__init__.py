@@ -3,6 +3,7 @@
 from rqjax.core.checks import (
     as_array as as_array,
     check_data as check_data,
+    check_fits as check_fits,
     check_floats as check_floats,
     check_int as check_int,
     check_ints as check_ints,

@@ -62,6 +62,14 @@ def check_int(name: str, value: Any, low: int, high: int) -> int:
     return int(value)
 
 
+def check_fits(**dims: int) -> None:
+    """Raises for parts of several dimensions."""
+    if len(set(dims.values())) > 1:
+        raise ValueError(
+            f"expected parts of one dimension, got {', '.join(f'{name} of {d}' for name, d in dims.items())}"
+        )
+
+
 def check_positive(name: str, value: Any) -> float:
     """`value` as a float, if it is a positive number."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < math.inf:

@@ -12,6 +12,8 @@ from jaxtyping import Array, Bool, Float, Shaped
 
 from rqjax.core import platforms
 
+TINY, HUGE = 1e-15, 1e19
+"""Norms between these have squares, and sums of squares, that float32 holds with full precision."""
 ALL_IN_FLOATS: ContextVar[bool] = ContextVar("all_in_floats", default=False)
 """Whether products of queries are not taken in integers, however few there are."""
 
@@ -58,6 +60,21 @@ def weighted_sums(w: Float[Array, "b h r t"], x: Shaped[Array, "b h t d"]) -> Fl
 def spoiled(w: Float[Array, "b h r t"], finite: Bool[Array, "b h t"]) -> Bool[Array, "b h r 1"]:
     """Whether a token that is not finite has a weight."""
     return ((w != 0) & ~finite[:, :, None]).any(-1, keepdims=True)
+
+
+def over(x: Shaped[Array, "*n d"], size: Float[Array, "*n 1"]) -> Float[Array, "*n d"]:
+    """Vectors over a size of each, such as its norm; 0 where that is 0.
+
+    XLA divides by a number of each row by multiplying with its reciprocal, which above 8.5e37 is subnormal, and those
+    are zero on a CPU: hence the units.
+    """
+    power = unit(size)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32)) * power / jnp.where(size > 0, size * power, 1)
+
+
+def unit(norm: Float[Array, "*n 1"]) -> Float[Array, "*n 1"]:
+    """A power of two that makes huge and tiny norms usual ones; 1 for the others."""
+    return jnp.where(norm >= HUGE, 2.0**-80, jnp.where(norm <= TINY, 2.0**80, jnp.ones_like(norm)))
 
 
 def times(w: Float[Array, "*#n"], scale: Float[Array, "*#n"]) -> Float[Array, "..."]:

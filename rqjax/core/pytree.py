@@ -3,6 +3,8 @@
 import ast
 import contextlib
 import dataclasses
+import functools
+import inspect
 import operator
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
@@ -57,6 +59,7 @@ def pytree(cls: type[T]) -> type[T]:
       1
     """
     cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    cls.__init__ = _explained(cls)
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = described  # pyright: ignore[reportAttributeAccessIssue]
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
@@ -81,6 +84,23 @@ def pytree(cls: type[T]) -> type[T]:
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     exportable(cls, lambda values: values, lambda values: values)
     return cls
+
+
+def _explained(cls: type) -> Callable[..., None]:
+    """The constructor of a dataclass, whose error about arguments says which there are."""
+    made = cls.__init__
+
+    @functools.wraps(made)
+    def init(self, *args, **options):
+        try:
+            made(self, *args, **options)
+        except TypeError as error:
+            if error.__traceback__ and error.__traceback__.tb_next:  # it comes from within
+                raise
+            parameters = [p.replace(annotation=p.empty) for p in inspect.signature(cls).parameters.values()]
+            raise TypeError(f"expected {cls.__name__}{inspect.Signature(parameters)}: {error}") from None
+
+    return init
 
 
 def exportable(cls: type, values_of: Callable[[Any], Any], made: Callable[[Any], Any]) -> None:

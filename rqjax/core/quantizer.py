@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 from rqjax.core.checks import check_vectors
 from rqjax.core.dispatch import Operation, operation
-from rqjax.core.products import all_in_floats, full_precision_einsum, weighted_sums
+from rqjax.core.products import all_in_floats, full_precision_einsum, over, weighted_sums
 from rqjax.core.registry import nest
 from rqjax.core.token_array import TokenArray
 
@@ -69,6 +69,15 @@ class Quantizer:
         """The vectors that `codes` stand for, in float32 (or the wider dtype of the quantizer's own arrays)."""
         raise NotImplementedError
 
+    def encode_direction(self, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
+        """`encode` of vectors over their norms."""
+        return self.encode(over(x, norm))
+
+    def in_own_axes(self, function: Callable[..., Any], x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Any:
+        """`function(quantizer, x, norm)`. A rotation passes what is within it, and x rotated: norms and products with
+        what is decoded are the same there."""
+        return function(self, x, norm)
+
     @operation
     def prepare(self, y: Float[Array, "b h r d"]) -> Any:
         """What `scores` needs of the queries."""
@@ -110,8 +119,8 @@ class Quantizer:
           TypeError: the quantizer is not a nest of norms, gains, means and rotations around levels.
         """
         raise TypeError(
-            "expected norms, gains, means and rotations around a Scalar or Columns for a loss without hard codes, got "
-            f"{nest(self)}"
+            "expected norms, gains, means and rotations around a Scalar or PerCoordinate for a loss without hard "
+            f"codes, got {nest(self)}"
         )
 
     @functools.partial(operation, vectors=True)
@@ -255,7 +264,7 @@ def nbytes(tree: PyTree) -> int:
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> rqjax.nbytes(rqjax.Affine(4, 64, 64).encode(jnp.ones((10, 64))))
+      >>> rqjax.nbytes(rqjax.Affine(64, 4, group_size=64).encode(jnp.ones((10, 64))))
       360
     """
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

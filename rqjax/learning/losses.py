@@ -44,7 +44,7 @@ class CodingGain:
         """Measures what reaches the levels.
 
         Raises:
-          TypeError: `quantizer` is not a nest of norms, gains, means and rotations around a Scalar or Columns.
+          TypeError: `quantizer` is not a nest of norms, gains, means and rotations around a Scalar or PerCoordinate.
         """
         variances: list[Array] = []
 

@@ -26,19 +26,19 @@ class Affine(GroupedLevels):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> words, scales, biases = rqjax.Affine(bits=4, group_size=32, dim=64).encode(jnp.ones((5, 64)))
+      >>> words, scales, biases = rqjax.Affine(dim=64, bits=4, group_size=32).encode(jnp.ones((5, 64)))
       >>> (words.shape, scales.shape)
       ((5, 8), (5, 2))
     """
 
-    bits: int = static()
-    group_size: int = static()
     dim: int = static()
-    dtype: str = static(default="bfloat16")
+    bits: int = static()
+    group_size: int = static(kw_only=True)
+    dtype: str = static(default="bfloat16", kw_only=True)
     """Of the scales and biases."""
 
     def __post_init__(self):
-        check_int("bits", self.bits, 1, 8)
+        check_int(f"bits in {type(self).__name__}(dim, bits, group_size=)", self.bits, 1, 8)
         if self.group_size < 1 or self.dim % self.group_size:
             raise ValueError(f"expected a group size that divides dim = {self.dim}, got {self.group_size}")
 
@@ -113,7 +113,7 @@ class MinMax(Affine):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> q = rqjax.MinMax(bits=1, group_size=4, dim=4)
+      >>> q = rqjax.MinMax(dim=4, bits=1, group_size=4)
       >>> q.decode(q.encode(jnp.array([1.0, 3.0, 1.5, 2.5]))).tolist()
       [1.0, 3.0, 1.0, 3.0]
     """

@@ -27,13 +27,17 @@ class Balanced(Quantizer):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> q = rqjax.Balanced(rqjax.MinMax(bits=2, group_size=64, dim=64), tile=128)
+      >>> q = rqjax.Balanced(rqjax.MinMax(dim=64, bits=2, group_size=64), tile=128)
       >>> (q.decode(q.encode(jnp.ones((256, 64)))).shape, q.bits_per_vector)
       ((256, 64), 168)
     """
 
     inner: Quantizer
-    tile: int = static()
+    tile: int = static(kw_only=True)
+
+    def __post_init__(self):
+        if self.tile < 1 or self.tile % self.inner.tile:
+            raise ValueError(f"expected tiles of a multiple of {self.inner.tile} tokens, got {self.tile}")
 
     @property
     def dim(self) -> int:

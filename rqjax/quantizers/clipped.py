@@ -17,13 +17,13 @@ class Clipped(Wrapper):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> q = rqjax.Clipped(rqjax.MinMax(bits=1, group_size=4, dim=4), share=0.5)
+      >>> q = rqjax.Clipped(rqjax.MinMax(dim=4, bits=1, group_size=4), share=0.5)
       >>> q.decode(q.encode(jnp.array([-1.0, 9.0, 2.0, -0.5]))).tolist()
       [-1.0, 2.0, 2.0, -1.0]
     """
 
     inner: Quantizer
-    share: float = static()
+    share: float = static(kw_only=True)
 
     def __post_init__(self):
         if not 0 <= self.share <= 1:

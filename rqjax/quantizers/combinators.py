@@ -13,10 +13,9 @@ from jaxtyping import Array, Float, Shaped
 from rqjax.arrays import norms
 from rqjax.arrays.blocks import in_blocks, inner
 from rqjax.arrays.planes import as_float32, materialized
-from rqjax.core import Codes, Quantizer, TokenArray, Vectors, Wrapper, check_vectors, pytree, static
-from rqjax.core.products import times
-from rqjax.quantizers.scalar import Scalar
-from rqjax.rotations import Chain, Dense, Hadamard, Rotation
+from rqjax.core import Codes, Quantizer, TokenArray, Vectors, Wrapper, check_fits, check_vectors, pytree, static
+from rqjax.core.products import over, times
+from rqjax.rotations import Rotation
 
 LONGEST = 3**0.5
 """Of a decoded vector in mode "unbiased", relative to the vector: the less the cosine between them, the longer it would
@@ -56,13 +55,14 @@ class Normalized(Multiplied):
     """
 
     inner: Quantizer
-    dtype: str = static(default="bfloat16")
+    dtype: str = static(default="bfloat16", kw_only=True)
     """Of the stored norms; bfloat16 has float32's range, uint8 is a logarithmic scale from 2^-16 to 2^16."""
 
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)
         norm = norms.stored(norms.norm(x), self.dtype)
-        return norm[..., 0], encode_direction(self.inner, x, norms.restored(norm))
+        codes = lambda inner, x, norm: inner.encode_direction(x, norm)  # noqa: E731
+        return norm[..., 0], self.inner.in_own_axes(codes, x, norms.restored(norm))
 
     def relaxed(self, x: Float[Array, "*n d"], leaf: Callable[..., Array]) -> Float[Array, "*n d"]:
         return norms.norm(x) * self.inner.relaxed(norms.direction(x), leaf)
@@ -78,13 +78,13 @@ class Scaled(Multiplied):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> rqjax.Scaled(rqjax.lloyd_max(64, 3), "unbiased")
+      >>> rqjax.Scaled(rqjax.lloyd_max(64, 3), mode="unbiased")
       Scaled(Scalar(3 bits), mode='unbiased')
     """
 
     inner: Quantizer
-    mode: str = static(default="mse")
-    dtype: str = static(default="bfloat16")
+    mode: str = static(default="mse", kw_only=True)
+    dtype: str = static(default="bfloat16", kw_only=True)
 
     def __post_init__(self):
         if self.mode not in ("mse", "unbiased"):
@@ -93,8 +93,8 @@ class Scaled(Multiplied):
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)
         norm = norms.norm(x)
-        with_products = functools.partial(rotated_first, _with_products, self.inner)
-        inner, product, square = in_blocks(with_products, x, norm)
+        measured = functools.partial(self.inner.in_own_axes, _measured)
+        inner, product, square = in_blocks(measured, x, norm)
         scale = product / square if self.mode == "mse" else 1 / jnp.maximum(product, jnp.sqrt(square) / LONGEST)
         scale = norm[..., 0] * jnp.where(product <= 0, 0, scale)  # of zero vectors too
         return norms.stored(jnp.minimum(scale, norms.largest(self.dtype)), self.dtype), inner
@@ -119,12 +119,24 @@ class Rotated(Wrapper):
     rotation: Rotation
     inner: Quantizer
 
+    def __post_init__(self):
+        check_fits(rotation=getattr(self.rotation, "wide_dim", self.rotation.dim), inner=self.inner.dim)
+
     @property
     def dim(self) -> int:
         return self.rotation.dim
 
     def encode(self, x: Vectors) -> Codes:
         return self.inner.encode(self.rotation(check_vectors(x, self.dim)))
+
+    def in_own_axes(self, function: Callable[..., Any], x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Any:
+        if self.rotation.dim != self.inner.dim:  # which embeds
+            return function(self, x, norm)
+
+        def rotated(x: Array, norm: Array) -> Any:
+            return self.inner.in_own_axes(function, self.rotation(x), norm)
+
+        return in_blocks(rotated, x, norm) if self.rotation.blocked else rotated(x, norm)
 
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         return self.rotation.inverse(self.inner.decode(codes))
@@ -151,6 +163,9 @@ class Residual(Quantizer):
 
     first: Quantizer
     second: Quantizer
+
+    def __post_init__(self):
+        check_fits(first=self.first.dim, second=self.second.dim)
 
     @property
     def dim(self) -> int:
@@ -262,6 +277,9 @@ class Centered(Wrapper):
     mean: Float[Array, "d"]
     inner: Quantizer
 
+    def __post_init__(self):
+        check_fits(mean=self.mean.shape[-1], inner=self.inner.dim)
+
     def encode(self, x: Vectors) -> Codes:
         return self.inner.encode(as_float32(check_vectors(x, self.dim)) - self.mean)
 
@@ -284,33 +302,11 @@ class Centered(Wrapper):
         return self.inner.relaxed(x - self.mean, leaf) + self.mean
 
 
-def encode_direction(inner: Quantizer, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
-    """`inner.encode(x / norm)` without the division where `inner` is linear up to its levels: they are scaled."""
-    return rotated_first(_direction_codes, inner, x, norm)
-
-
-def rotated_first(
-    function: Callable[..., Any], inner: Quantizer, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]
-) -> Any:
-    """`function(inner, x, norm)` of what is within rotations and of x rotated: norms and products are the same."""
-    match inner:
-        case Rotated(rotation=rotation, inner=within) if rotation.dim == within.dim:
-            if isinstance(rotation, Dense | Hadamard | Chain):
-                return in_blocks(lambda x, norm: rotated_first(function, within, rotation(x), norm), x, norm)
-            return rotated_first(function, within, rotation(x), norm)
-        case _:
-            return function(inner, x, norm)
-
-
-def _direction_codes(inner: Quantizer, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
-    return inner.encode(x, norm) if isinstance(inner, Scalar) else inner.encode(norms.direction(x, norm))
-
-
-def _with_products(
+def _measured(
     inner: Quantizer, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]
 ) -> tuple[Codes, Float[Array, "*n"], Float[Array, "*n"]]:
     """Codes of directions, the products of these with what is decoded, and the squares of that."""
-    codes = jax.tree.map(materialized, _direction_codes(inner, x, norm))  # or each coordinate is encoded once more
+    codes = jax.tree.map(materialized, inner.encode_direction(x, norm))  # or each coordinate is encoded once more
     decoded = materialized(inner.decode(codes))  # or decoded once more
-    product = jnp.sum(norms.direction(x, norm) * decoded, axis=-1)
+    product = jnp.sum(over(x, norm) * decoded, axis=-1)
     return codes, product, jnp.sum(decoded**2, axis=-1)

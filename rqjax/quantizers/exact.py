@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Vectors, check_vectors, pytree, static
+from rqjax.core import Codes, Quantizer, Vectors, check_int, check_vectors, pytree, static
 from rqjax.core.products import full_precision_einsum, weighted_sums
 
 
@@ -22,6 +22,9 @@ class Exact(Quantizer):
 
     dim: int = static()
     dtype: str = static(default="bfloat16")
+
+    def __post_init__(self):
+        check_int("dim in Exact(dim, dtype)", self.dim, 1, 2**24)
 
     def encode(self, x: Vectors) -> Float[Array, "*n d"]:
         x = check_vectors(x, self.dim)

@@ -27,7 +27,7 @@ class Exchange(Quantizer):
     """
 
     inner: Quantizer
-    levels: int = static()
+    levels: int = static(kw_only=True)
 
     def __post_init__(self):
         check_int("levels", self.levels, 0, 16)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, UInt8
 
 from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Vectors, check_vectors, pytree
+from rqjax.core import Codes, Quantizer, Vectors, check_fits, check_vectors, pytree
 from rqjax.quantizers.combinators import Multiplied
 
 
@@ -29,6 +29,9 @@ class Gain(Multiplied):
 
     weights: Float[Array, "d"]
     inner: Quantizer
+
+    def __post_init__(self):
+        check_fits(weights=self.weights.shape[-1], inner=self.inner.dim)
 
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))

@@ -42,8 +42,8 @@ class NestedE8(RingCodes):
     """
 
     step: Float[Array | np.ndarray, ""]
-    bits: int = static()
-    dim: int = static()
+    dim: int = static(kw_only=True)
+    bits: int = static(kw_only=True)
 
     def __post_init__(self):
         check_int("bits", self.bits, 1, len(STEPS))
@@ -98,9 +98,10 @@ class NestedE8(RingCodes):
         return jnp.swapaxes(codes, 2, 3)
 
     @classmethod
-    def gaussian(cls, dim: int, bits: int, variance: float | int = 1) -> "NestedE8":
+    def gaussian(cls, dim: int, bits: int, *, variance: float | int = 1) -> "NestedE8":
         """For Gaussian coordinates; 1 to 8 bits."""
-        return cls(jnp.float32(STEPS[check_int("bits", bits, 1, len(STEPS)) - 1] * math.sqrt(variance)), bits, dim)
+        step = STEPS[check_int("bits", bits, 1, len(STEPS)) - 1] * math.sqrt(variance)
+        return cls(jnp.float32(step), dim=dim, bits=bits)
 
     @property
     def _filling(self) -> int:

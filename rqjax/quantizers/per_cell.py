@@ -9,11 +9,11 @@ from jaxtyping import Array, Float, UInt8
 from rqjax.arrays.blocks import inner
 from rqjax.arrays.kmeans import nearest
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Quantizer, Vectors, check_vectors, pytree
+from rqjax.core import Codes, Quantizer, Vectors, check_fits, check_vectors, pytree
 
 
 @pytree
-class Local(Quantizer):
+class PerCell(Quantizer):
     """What is left of the nearest of a few centers goes to the quantizer of that center. Codes: (cells uint8 (*n,),
     inner codes).
 
@@ -29,6 +29,9 @@ class Local(Quantizer):
 
     centers: Float[Array, "cells d"]
     inner: Quantizer
+
+    def __post_init__(self):
+        check_fits(centers=self.centers.shape[-1], inner=self.inner.dim)
 
     @property
     def dim(self) -> int:

@@ -15,13 +15,13 @@ class PerChannel(Quantizer):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> q = rqjax.PerChannel(rqjax.MinMax(bits=2, group_size=32, dim=32), dim=64)
+      >>> q = rqjax.PerChannel(rqjax.MinMax(dim=32, bits=2, group_size=32), dim=64)
       >>> (q.decode(q.encode(jnp.ones((128, 64)))).shape, q.bits_per_vector)
       ((128, 64), 192)
     """
 
     inner: Quantizer
-    dim: int = static()
+    dim: int = static(kw_only=True)
 
     @property
     def tile(self) -> int:

@@ -50,7 +50,7 @@ class Whole:
 
 
 @pytree
-class Columns(RingCodes):
+class PerCoordinate(RingCodes):
     """Nearest level of each coordinate. Codes: packed indices, uint8 (*n, bytes).
 
     Coordinates come in classes of equal bits, most bits first: class c has `levels[c]` (2**bits, size), ascending in
@@ -59,7 +59,7 @@ class Columns(RingCodes):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> q = rqjax.Columns.gaussian(jnp.zeros(8), jnp.ones(8), bits=(4, 4, 2, 2, 1, 1, 0, 0))
+      >>> q = rqjax.PerCoordinate.gaussian(jnp.zeros(8), jnp.ones(8), bits=(4, 4, 2, 2, 1, 1, 0, 0))
       >>> q.bits_per_vector
       16
     """
@@ -143,15 +143,15 @@ class Columns(RingCodes):
     def relaxed(self, x: Float[Array, "*n d"], leaf: Callable[..., Array]) -> Float[Array, "*n d"]:
         return jnp.concatenate(list(map(leaf, self.split(x), self.tables)), axis=-1)
 
-    def rounded(self) -> "Columns":
+    def rounded(self) -> "PerCoordinate":
         """With levels in whole numbers."""
-        return Columns(tuple(map(Whole.of, self.tables)))
+        return PerCoordinate(tuple(map(Whole.of, self.tables)))
 
     def _by_class(self, function, x: Array) -> Array:
         return jnp.concatenate(list(map(function, self.split(x), self.tables)), axis=-1)
 
     @classmethod
-    def gaussian(cls, mean: Float[Array, "d"], deviation: Float[Array, "d"], bits: tuple[int, ...]) -> "Columns":
+    def gaussian(cls, mean: Float[Array, "d"], deviation: Float[Array, "d"], bits: tuple[int, ...]) -> "PerCoordinate":
         """Lloyd-Max levels of Gaussian coordinates; `bits` of each, descending."""
         levels, start = [], 0
         for b in sorted(set(bits), reverse=True):
@@ -162,7 +162,7 @@ class Columns(RingCodes):
         return cls(tuple(levels))
 
     @classmethod
-    def lloyd(cls, x: Float[Array, "n d"], bits: tuple[int, ...], iterations: int = 20) -> "Columns":
+    def lloyd(cls, x: Float[Array, "n d"], bits: tuple[int, ...], *, iterations: int = 20) -> "PerCoordinate":
         """Levels for samples: Lloyd's iterations from those of Gaussian coordinates, which stay in as a prior.
 
         Args:

@@ -20,7 +20,7 @@ class Rounded:
 
     quantizer: Uniform
     codes: Codes
-    shape: tuple[int, ...] = static()
+    shape: tuple[int, ...] = static(kw_only=True)
 
     @property
     def values(self) -> Float[Array, "..."]:
@@ -30,7 +30,7 @@ class Rounded:
     def of(cls, x: Float[Array, "groups k w"], bits: int) -> "Rounded":
         rows = x.reshape(len(x), -1)
         quantizer = Uniform.of(rows, bits, axis=1)
-        return cls(quantizer, quantizer.encode(rows), x.shape)
+        return cls(quantizer, quantizer.encode(rows), shape=x.shape)
 
 
 @pytree
@@ -103,7 +103,7 @@ class Product(Quantizer):
         return [self._groups] * self.index_bits
 
     @classmethod
-    def fit(cls, key: Key, x: Float[Array, "n d"], width: int, k: int, iterations: int = 20) -> "Product":
+    def fit(cls, key: Key, x: Float[Array, "n d"], width: int, k: int, *, iterations: int = 20) -> "Product":
         """Centroids by k-means of each group (PQ).
 
         Args:

@@ -25,7 +25,7 @@ class Scalar(Levels):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> q = rqjax.Scalar(jnp.array([-1.0, 1.0]), jnp.float32(1), 4)
+      >>> q = rqjax.Scalar(jnp.array([-1.0, 1.0]), jnp.float32(1), dim=4)
       >>> q.decode(q.encode(jnp.array([0.3, -2.0, 5.0, -0.1]))).tolist()
       [1.0, -1.0, 1.0, -1.0]
     """
@@ -33,8 +33,8 @@ class Scalar(Levels):
     levels: Shaped[Array | np.ndarray, "k"]
     """Ascending, k = 2**bits; int8 or a float dtype."""
     step: Float[Array | np.ndarray, ""]
-    dim: int = static()
-    symmetric: bool = static(default=False)
+    dim: int = static(kw_only=True)
+    symmetric: bool = static(default=False, kw_only=True)
     """Whether `levels[::-1] == -levels`; it halves the comparisons."""
 
     def __post_init__(self):
@@ -57,6 +57,9 @@ class Scalar(Levels):
             nearest(plane, self.values, scale, symmetric=self.symmetric) for plane in planes(check_vectors(x, self.dim))
         ]
         return packing.pack_planes(indices, self.bits)
+
+    def encode_direction(self, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> UInt32[Array, "*n words"]:
+        return self.encode(x, norm)  # levels are scaled, and nothing is divided
 
     def indices(self, codes: UInt32[Array, "*n words"]) -> UInt32[Array, "*n d"]:
         """The level of each coordinate."""
@@ -91,7 +94,7 @@ class Scalar(Levels):
         return leaf(x, self.values[:, None])
 
 
-def lloyd_max(dim: int, bits: int, sphere_dim: int | None = None) -> Scalar:
+def lloyd_max(dim: int, bits: int, *, sphere_dim: int | None = None) -> Scalar:
     """The Lloyd-Max quantizer for the coordinates of a random unit vector (TurboQuant, section 3.1), 1 to 8 bits.
 
     Args:
@@ -108,6 +111,6 @@ def lloyd_max(dim: int, bits: int, sphere_dim: int | None = None) -> Scalar:
     bits = check_int("bits", bits, 1, codebooks.MAX_BITS)
     if bits <= 4:
         step, levels = codebooks.integer(sphere_dim, bits)
-        return Scalar(jnp.asarray(levels), jnp.float32(step), dim, symmetric=True)
+        return Scalar(jnp.asarray(levels), jnp.float32(step), dim=dim, symmetric=True)
     levels = jnp.asarray(codebooks.beta(sphere_dim, bits), jnp.float32)
-    return Scalar(levels, jnp.float32(1), dim, symmetric=True)
+    return Scalar(levels, jnp.float32(1), dim=dim, symmetric=True)

@@ -35,8 +35,8 @@ class Trellis(RingCodes):
     """
 
     table: Table | Companded
-    bits: int = static()
-    dim: int = static()
+    dim: int = static(kw_only=True)
+    bits: int = static(kw_only=True)
 
     def __post_init__(self):
         check_int("bits", self.bits, 1, 8)

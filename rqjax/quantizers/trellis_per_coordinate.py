@@ -1,4 +1,4 @@
-"""A trellis with bits of each coordinate's own, fractional ones too: what `Columns` is to `Scalar`."""
+"""A trellis with bits of each coordinate's own, fractional ones too: what `PerCoordinate` is to `Scalar`."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from rqjax.scoring.ring_codes import Part, RingCodes
 
 
 @pytree
-class TrellisColumns(RingCodes):
+class TrellisPerCoordinate(RingCodes):
     """The path through a trellis that is nearest to a vector. Codes: packed indices, uint8 (*n, bytes).
 
     Coordinate i shifts bits[i] bits into the state, which its level, `mean + deviation * table(state)`, depends on; the
@@ -26,7 +26,7 @@ class TrellisColumns(RingCodes):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> q = rqjax.TrellisColumns.gaussian(jnp.zeros(32), jnp.ones(32), bits=(2.5,) * 16 + (1,) * 16)
+      >>> q = rqjax.TrellisPerCoordinate.gaussian(jnp.zeros(32), jnp.ones(32), bits=(2.5,) * 16 + (1,) * 16)
       >>> q.bits_per_vector
       56
     """
@@ -35,7 +35,7 @@ class TrellisColumns(RingCodes):
     deviation: Float[Array, "d"]
     tables: tuple[Table | Companded | Turns, ...]
     """For each number of bits but 0, the most first."""
-    bits: tuple[float | int, ...] = static()
+    bits: tuple[float | int, ...] = static(kw_only=True)
     """Of each coordinate, descending; multiples of an eighth."""
 
     def __post_init__(self):
@@ -122,16 +122,21 @@ class TrellisColumns(RingCodes):
 
     @classmethod
     def gaussian(
-        cls, mean: Float[Array, "d"], deviation: Float[Array, "d"], bits: tuple[float | int, ...], state_bits: int = 8
-    ) -> "TrellisColumns":
+        cls,
+        mean: Float[Array, "d"],
+        deviation: Float[Array, "d"],
+        bits: tuple[float | int, ...],
+        *,
+        state_bits: int = 8,
+    ) -> "TrellisPerCoordinate":
         """The tables of Gaussian coordinates; `bits` of each, descending, from 0.5 to 8 or 0."""
         tables = tuple(trellis_tables.trained(b, state_bits) for b in dict.fromkeys(bits) if b)
-        return cls(mean, deviation, tables, bits)
+        return cls(mean, deviation, tables, bits=bits)
 
 
 def trellis_coded(
-    dim: int, bits: float | int, sphere_dim: int | None = None, state_bits: int = 8
-) -> Trellis | TrellisColumns:
+    dim: int, bits: float | int, *, sphere_dim: int | None = None, state_bits: int = 8
+) -> Trellis | TrellisPerCoordinate:
     """A trellis for the coordinates of a random unit vector, with trained levels.
 
     Args:
@@ -151,5 +156,5 @@ def trellis_coded(
     table = trellis_tables.trained(bits, state_bits)
     scale = 1 / math.sqrt(dim if sphere_dim is None else sphere_dim)
     if isinstance(table, Turns):
-        return TrellisColumns(jnp.zeros(dim), jnp.full(dim, scale), (table,), (table.bits,) * dim)
-    return Trellis(dataclasses.replace(table, step=table.step * scale), int(bits), dim)
+        return TrellisPerCoordinate(jnp.zeros(dim), jnp.full(dim, scale), (table,), bits=(table.bits,) * dim)
+    return Trellis(dataclasses.replace(table, step=table.step * scale), dim=dim, bits=int(bits))

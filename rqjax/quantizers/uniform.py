@@ -19,7 +19,7 @@ class Uniform(Quantizer):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> q = rqjax.Uniform(jnp.float32(0), jnp.float32(1), bits=2, dim=4)
+      >>> q = rqjax.Uniform(jnp.float32(0), jnp.float32(1), dim=4, bits=2)
       >>> q.decode(q.encode(jnp.array([0.2, 1.6, 9.0, -1.0]))).tolist()
       [0.0, 2.0, 3.0, 0.0]
     """
@@ -28,8 +28,8 @@ class Uniform(Quantizer):
     """It and the step are numbers, or arrays that broadcast to vectors."""
     step: Float[Array, "..."]
     """Where it is 0, so is every index."""
-    bits: int = static()
-    dim: int = static()
+    dim: int = static(kw_only=True)
+    bits: int = static(kw_only=True)
 
     def __post_init__(self):
         check_int("bits", self.bits, 1, MAX_BITS)
@@ -51,11 +51,11 @@ class Uniform(Quantizer):
     def of(cls, x: Float[Array, "*n d"], bits: int, *, axis: int | None = None) -> "Uniform":
         """From the least to the greatest number of x, or of each slice along an axis; in the dtype of x."""
         low, high = (as_float32(f(x, axis=axis, keepdims=axis is not None)) for f in (jnp.min, jnp.max))
-        return cls(low.astype(x.dtype), ((high - low) / (2**bits - 1)).astype(x.dtype), bits, x.shape[-1])
+        return cls(low.astype(x.dtype), ((high - low) / (2**bits - 1)).astype(x.dtype), dim=x.shape[-1], bits=bits)
 
     @classmethod
     def symmetric(cls, x: Float[Array, "*n d"], bits: int) -> "Uniform":
         """From minus to plus the largest magnitude, with 0 on the grid: round-to-nearest as it is usually meant."""
         half = max(1, 2 ** (bits - 1) - 1)
         step = jnp.abs(x).max() / half
-        return cls(-half * step, step, bits, x.shape[-1])
+        return cls(-half * step, step, dim=x.shape[-1], bits=bits)

@@ -184,7 +184,7 @@ def _product(stage: Stage, dtype: DTypeLike, key: Key, x: Float[Array, "n d"], k
     y, _ = exchange(x, stage.levels)
     codebooks = Product.fit(key, y, stage.width, k).centroids.astype(dtype)
     product = Product(Rounded.of(codebooks, stage.codebook_bits) if stage.codebook_bits else codebooks)
-    return Exchange(product, stage.levels) if stage.levels else product
+    return Exchange(product, levels=stage.levels) if stage.levels else product
 
 
 def _in_words(function: Any, dtype: DTypeLike, key: Key, x: Float[Array, "n d"], size: int) -> Quantizer:

@@ -14,7 +14,7 @@ from rqjax.codebooks import MAX_BITS, trellis_tables
 from rqjax.core import Key, Quantizer, check_int, operation, random
 from rqjax.quantizers.combinators import Rotated, Scaled
 from rqjax.quantizers.per_head import stack_heads
-from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
+from rqjax.quantizers.trellis_per_coordinate import TrellisPerCoordinate
 from rqjax.recipes.allocation import allocate
 from rqjax.recipes.fitted import fitted
 from rqjax.recipes.methods import turboquant_trellis
@@ -57,15 +57,15 @@ def klt_trellis(key: Key, x: Array, bits: float | int) -> Quantizer:
 
 def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | int, block: int) -> Quantizer:
     rotation, mean, deviation = _principal(keys, unit, block)
-    columns = functools.partial(TrellisColumns.gaussian, bits=allocate(deviation**2, int(bits * unit.shape[2])))
-    return Scaled(Rotated(rotation, jax.vmap(columns)(mean, deviation)), "mse")
+    columns = functools.partial(TrellisPerCoordinate.gaussian, bits=allocate(deviation**2, int(bits * unit.shape[2])))
+    return Scaled(Rotated(rotation, jax.vmap(columns)(mean, deviation)))
 
 
 @operation
 @functools.partial(jax.vmap, in_axes=(0, 0, None))
 def _principal(key: Key, unit: Float[Array, "n d"], block: int) -> tuple[Dense, Array, Array]:
     """The rotation to mixed principal coordinates, by falling variance; their means and deviations."""
-    matrix = Dense.haar(key, unit.shape[1], block)(Dense.klt(unit).matrix.T).T
+    matrix = Dense.haar(key, unit.shape[1], block=block)(Dense.klt(unit).matrix.T).T
     y = Dense(matrix)(unit)
     order = jnp.argsort(-y.var(axis=0))
     return Dense(matrix[order]), y.mean(axis=0)[order], jnp.maximum(y.std(axis=0)[order], 1e-9)

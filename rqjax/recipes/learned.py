@@ -2,7 +2,7 @@
 
 `x` holds vectors (n, d), or (heads, n, d) to fit a quantizer for each head, all at once, in a `PerHead`. Those here
 store as many bits as `turboquant` does, d b and 16 for a norm. An eighth of the vectors, the last ones, is held out and
-decides when training stops. Product quantizers are in `product`.
+decides when training stops. Product quantizers are in `vector_quantizers`.
 """
 
 import functools
@@ -21,10 +21,10 @@ from rqjax.learning.losses import CodingGain
 from rqjax.learning.training import fit
 from rqjax.quantizers.combinators import Rotated, Scaled
 from rqjax.quantizers.gain import Gain, gain_of, nearest_gains
-from rqjax.quantizers.per_coordinate import Columns
+from rqjax.quantizers.per_coordinate import PerCoordinate
 from rqjax.quantizers.per_head import stack_heads
 from rqjax.quantizers.scalar import lloyd_max
-from rqjax.quantizers.trellis_per_coordinate import TrellisColumns
+from rqjax.quantizers.trellis_per_coordinate import TrellisPerCoordinate
 from rqjax.recipes.allocation import allocate
 from rqjax.recipes.fitted import fitted
 from rqjax.rotations import Chain, Hadamard, Permutation, Rotation, Rotor, butterfly
@@ -94,17 +94,17 @@ def _with_trellis(code: Rotated, x: Float[Array, "n d"]) -> Rotated:
     if isinstance(inner, Gain):
         y = y / gain_of(nearest_gains(y, inner.weights))[:, None]
     columns: Any = inner.inner if isinstance(inner, Gain) else inner
-    trellis = TrellisColumns.gaussian(y.mean(axis=0), y.std(axis=0), columns.bits)
+    trellis = TrellisPerCoordinate.gaussian(y.mean(axis=0), y.std(axis=0), columns.bits)
     return Rotated(code.rotation, Gain(inner.weights, trellis) if isinstance(inner, Gain) else trellis)
 
 
 def with_lloyd_levels(rotation: Rotation, x: Float[Array, "n d"], bits: int) -> Scaled:
-    """Scaled(Rotated(rotation, Columns)) with Lloyd's levels for the directions of x, not yet trained."""
-    return Scaled(Rotated(rotation, Columns.lloyd(rotation(norms.direction(x)), (bits,) * x.shape[-1])))
+    """Scaled(Rotated(rotation, PerCoordinate)) with Lloyd's levels for the directions of x, not yet trained."""
+    return Scaled(Rotated(rotation, PerCoordinate.lloyd(rotation(norms.direction(x)), (bits,) * x.shape[-1])))
 
 
 def _with_levels(rotation: Callable[[Array, Array], Chain], key: Key, x: Array, bits: int) -> Quantizer:
-    """Scaled(Rotated(rotation, Columns)), rotation and levels trained together."""
+    """Scaled(Rotated(rotation, PerCoordinate)), rotation and levels trained together."""
     x, unstack = stack_heads(x)
     check_int("bits", bits, 1, codebooks.MAX_BITS)
 
@@ -152,7 +152,7 @@ def _sorted(rotation: Chain, x: Float[Array, "n d"], gain: bool) -> tuple[Array,
 def _allocated(
     rotation: Chain, order: Permutation, y: Float[Array, "n d"], weights: Array, gain: bool, bits: tuple[int, ...]
 ) -> Rotated:
-    columns = Columns.lloyd(y, bits)
+    columns = PerCoordinate.lloyd(y, bits)
     return Rotated(Chain((*rotation.rotations, order)), Gain(weights, columns) if gain else columns)
 
 
@@ -168,7 +168,7 @@ def _rotation_and_levels(quantizer: Any) -> Any:
 
 def _rounded(quantizer: Quantizer) -> Any:
     """With levels in whole numbers."""
-    is_columns = lambda part: isinstance(part, Columns)  # noqa: E731
+    is_columns = lambda part: isinstance(part, PerCoordinate)  # noqa: E731
     return jax.tree.map(lambda part: part.rounded() if is_columns(part) else part, quantizer, is_leaf=is_columns)
 
 

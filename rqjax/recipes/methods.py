@@ -56,7 +56,7 @@ def recipe(make: Recipe) -> Recipe:
 @recipe
 def rtn(key: Key, dim: int, bits: int) -> Quantizer:
     """Round-to-nearest: one affine grid a vector."""
-    return Affine(bits, dim, dim)
+    return Affine(dim, bits, group_size=dim)
 
 
 @recipe
@@ -136,9 +136,9 @@ def rotorquant_paper(key: Key, dim: int, bits: int) -> Quantizer:
     """
     groups = -(-dim // 3)
     grades = [(groups, bits), (3 * groups, bits), (3 * groups, bits), (groups, max(bits - 1, 1))]
-    parts = tuple(lloyd_max(size, b, 8 * groups) for size, b in grades)
+    parts = tuple(lloyd_max(size, b, sphere_dim=8 * groups) for size, b in grades)
     bivectors = Rotor.random(key, 3 * groups).bivectors
-    return Normalized(Rotated(MultivectorRotor(bivectors, dim), Split(parts)))
+    return Normalized(Rotated(MultivectorRotor(bivectors, dim=dim), Split(parts)))
 
 
 @recipe
@@ -186,7 +186,7 @@ def eden(key: Key, dim: int, bits: float | int) -> Quantizer:
 
     Source: EDEN (Vargaftik et al., 2022, arXiv:2108.08842).
     """
-    return Scaled(Rotated(Dense.haar(key, dim), mixed(lloyd_max, dim, bits)), "mse")
+    return Scaled(Rotated(Dense.haar(key, dim), mixed(lloyd_max, dim, bits)))
 
 
 @recipe
@@ -195,7 +195,7 @@ def eden_unbiased(key: Key, dim: int, bits: int) -> Quantizer:
 
     Source: EDEN (Vargaftik et al., 2022, arXiv:2108.08842).
     """
-    return Scaled(Rotated(Dense.haar(key, dim), lloyd_max(dim, bits)), "unbiased")
+    return Scaled(Rotated(Dense.haar(key, dim), lloyd_max(dim, bits)), mode="unbiased")
 
 
 @recipe
@@ -205,7 +205,7 @@ def turboquant_trellis(key: Key, dim: int, bits: float | int) -> Quantizer:
     Sources: QTIP (Tseng et al., 2024, arXiv:2406.11235); Mao, Gray & Linder, 2010; EDEN (Vargaftik et al., 2022,
     arXiv:2108.08842).
     """
-    return Scaled(Rotated(Dense.haar(key, dim), trellis_coded(dim, bits)), "mse")
+    return Scaled(Rotated(Dense.haar(key, dim), trellis_coded(dim, bits)))
 
 
 @recipe
@@ -215,7 +215,7 @@ def turboquant_trellis_unbiased(key: Key, dim: int, bits: float | int) -> Quanti
     Sources: QTIP (Tseng et al., 2024, arXiv:2406.11235); Mao, Gray & Linder, 2010; EDEN (Vargaftik et al., 2022,
     arXiv:2108.08842).
     """
-    return Scaled(Rotated(Dense.haar(key, dim), trellis_coded(dim, bits)), "unbiased")
+    return Scaled(Rotated(Dense.haar(key, dim), trellis_coded(dim, bits)), mode="unbiased")
 
 
 @recipe
@@ -225,7 +225,7 @@ def rotorquant_trellis(key: Key, dim: int, bits: float | int) -> Quantizer:
     Sources: QTIP (Tseng et al., 2024, arXiv:2406.11235); Mao, Gray & Linder, 2010; EDEN (Vargaftik et al., 2022,
     arXiv:2108.08842).
     """
-    return Scaled(Rotated(_rotor_chain(key, dim), trellis_coded(dim, bits)), "mse")
+    return Scaled(Rotated(_rotor_chain(key, dim), trellis_coded(dim, bits)))
 
 
 @recipe
@@ -237,7 +237,7 @@ def nested_e8(key: Key, dim: int, bits: int) -> Quantizer:
     Sources: NestQuant (Savkin et al., 2025, arXiv:2502.09720); Conway & Sloane, 1983; EDEN (Vargaftik et al., 2022,
     arXiv:2108.08842).
     """
-    return Scaled(Rotated(Dense.haar(key, dim), NestedE8.gaussian(dim, bits, 1 / dim)), "mse")
+    return Scaled(Rotated(Dense.haar(key, dim), NestedE8.gaussian(dim, bits, variance=1 / dim)))
 
 
 @recipe
@@ -246,7 +246,7 @@ def affine(key: Key, dim: int, bits: int) -> Quantizer:
 
     Source: TurboQuant MLX, of 2026; the layout is that of `mx.quantize`.
     """
-    return Affine(bits, next((size for size in (64, 32) if dim % size == 0), dim), dim)
+    return Affine(dim, bits, group_size=next((size for size in (64, 32) if dim % size == 0), dim))
 
 
 @recipe
@@ -268,11 +268,11 @@ def affine_rotated_sign(key: Key, dim: int, bits: int) -> Quantizer:
     return Residual(affine_rotated(first, dim, bits), Sign.gaussian(second, dim))
 
 
-def mixed(make: Callable[[int, int, int], Quantizer], dim: int, bits: float | int) -> Quantizer:
-    """What `make(dim, bits, sphere_dim)` makes; in two parts where bits are fractional, the first of one bit more."""
+def mixed(make: Callable[..., Quantizer], dim: int, bits: float | int) -> Quantizer:
+    """What `make(dim, bits, sphere_dim=)` makes; in two parts where bits are fractional, the first of one bit more."""
     low = check_int("bits" if float(bits).is_integer() else "the whole part of bits", int(bits // 1), 1, 8)
     high_dim = round((bits - low) * dim)
-    parts = tuple(make(size, b, dim) for size, b in ((high_dim, low + 1), (dim - high_dim, low)) if size)
+    parts = tuple(make(size, b, sphere_dim=dim) for size, b in ((high_dim, low + 1), (dim - high_dim, low)) if size)
     return parts[0] if len(parts) == 1 else Split(parts)
 
 

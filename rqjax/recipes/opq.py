@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from rqjax.arrays.kmeans import kmeans, lloyd, nearest
 from rqjax.core import Key, random
 from rqjax.quantizers.combinators import Rotated
-from rqjax.quantizers.per_cell import Local
+from rqjax.quantizers.per_cell import PerCell
 from rqjax.quantizers.product import Product, grouped
 from rqjax.rotations import Dense
 
@@ -37,7 +37,7 @@ def fit_opq(key: Key, x: Float[Array, "n d"], width: int, k: int) -> Rotated:
     return Rotated(rotation, Product(centroids))
 
 
-def fit_lopq(key: Key, x: Float[Array, "n d"], width: int, k: int, cells: int = 2) -> Local:
+def fit_lopq(key: Key, x: Float[Array, "n d"], width: int, k: int, cells: int = 2) -> PerCell:
     """LOPQ (Kalantidis & Avrithis, 2014): OPQ of what is left of the nearest of a few centers, for each of them.
 
     Args and errors: as `Product.fit`; `cells` is the number of centers, if there are as many vectors. A cell of fewer
@@ -53,4 +53,4 @@ def fit_lopq(key: Key, x: Float[Array, "n d"], width: int, k: int, cells: int = 
         members = jnp.argsort(cell != j, stable=True)[jnp.arange(len(x)) % jnp.maximum(1, (cell == j).sum())]
         return fit_opq(key, x[members] - center, width, k)
 
-    return Local(centers, lax.map(one, (random.split(second, cells), centers, jnp.arange(cells))))
+    return PerCell(centers, lax.map(one, (random.split(second, cells), centers, jnp.arange(cells))))

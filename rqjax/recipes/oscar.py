@@ -44,7 +44,9 @@ def oscar(key: Key, x: Array, bits: int, queries: Array | None = None, keys: Arr
     x, unstack = stack_heads(x)
     dim = x.shape[-1]
     group = GROUP if dim % GROUP == 0 else dim
-    grid = Clipped(MinMax(bits, group, dim, "float16"), CLIPPED_KEYS if keys is None else CLIPPED_VALUES)
+    grid = Clipped(
+        MinMax(dim, bits, group_size=group, dtype="float16"), share=CLIPPED_KEYS if keys is None else CLIPPED_VALUES
+    )
     axes = Dense.principal(_moment(x, queries, keys)).matrix[::-1].T  # in columns, the quietest first
     rotated = Rotated(Dense(transform(axes)[:, _order(dim)].T), grid)
     return unstack(jax.tree.map(lambda leaf: jnp.stack([leaf] * len(x)), rotated))

@@ -22,10 +22,10 @@ class Sign:
       Normalized(Rotated(Dense(64), Scalar(1 bits)))
     """
 
-    def __new__(cls, sketch: Rotation, gain: float, dtype: str = "bfloat16") -> Normalized:
+    def __new__(cls, sketch: Rotation, gain: float, *, dtype: str = "bfloat16") -> Normalized:
         """Of S over sqrt(d), `sketch`, with the norm in `dtype`."""
         levels = jnp.array([-1, 1], jnp.int8)
-        return Normalized(Rotated(sketch, Scalar(levels, jnp.float32(gain), sketch.dim)), dtype)
+        return Normalized(Rotated(sketch, Scalar(levels, jnp.float32(gain), dim=sketch.dim)), dtype=dtype)
 
     @staticmethod
     @platforms.made_on_host

@@ -11,9 +11,9 @@ from rqjax.cache.strategy import Strategy
 from rqjax.core import ELSEWHERE, Key, Quantizer, check_int, random, unknown_name
 from rqjax.quantizers.affine import Affine, MinMax
 from rqjax.quantizers.balanced import Balanced
-from rqjax.quantizers.block_formats import FORMATS, Blocks
 from rqjax.quantizers.combinators import Residual, Rotated, Split
 from rqjax.quantizers.exact import Exact
+from rqjax.quantizers.formats import FORMATS, Formats
 from rqjax.quantizers.per_channel import PerChannel
 from rqjax.recipes import methods
 from rqjax.recipes.fitted import FITTED
@@ -39,18 +39,18 @@ def _v3(key: Key, dim: int, bits: float | int) -> Strategy:
 
 def _kivi(dim: int, bits: int) -> Strategy:
     """Groups of 32: of a key's channel along time, of a value's channels."""
-    keys = PerChannel(MinMax(bits, KIVI_GROUP, KIVI_GROUP, "float16"), dim)
-    return Strategy(keys, MinMax(bits, KIVI_GROUP, dim, "float16"))
+    keys = PerChannel(MinMax(KIVI_GROUP, bits, group_size=KIVI_GROUP, dtype="float16"), dim=dim)
+    return Strategy(keys, MinMax(dim, bits, group_size=KIVI_GROUP, dtype="float16"))
 
 
 def _kvarn(dim: int, bits: int) -> Strategy:
     """After a Hadamard rotation without signs: a grid for each channel in a tile of keys, for each token of values."""
     rotation = Hadamard(jnp.ones(dim, jnp.int8))
-    keys = PerChannel(MinMax(bits, KVARN_TILE, KVARN_TILE, "float16"), dim)
-    values = MinMax(bits, dim, dim, "float16")
+    keys = PerChannel(MinMax(KVARN_TILE, bits, group_size=KVARN_TILE, dtype="float16"), dim=dim)
+    values = MinMax(dim, bits, group_size=dim, dtype="float16")
     return Strategy(
-        Rotated(rotation, Balanced(keys, KVARN_TILE)),
-        Rotated(rotation, Balanced(values, KVARN_TILE)),
+        Rotated(rotation, Balanced(keys, tile=KVARN_TILE)),
+        Rotated(rotation, Balanced(values, tile=KVARN_TILE)),
     )
 
 
@@ -62,8 +62,8 @@ STRATEGIES: dict[str, Callable[[Key, int], Strategy]] = {
     "float32": lambda key, dim: _same(Exact(dim, "float32")),
     "bfloat16": lambda key, dim: _same(Exact(dim, "bfloat16")),
     "float8": lambda key, dim: _same(Exact(dim, "float8_e4m3fn")),
-    **{name: (lambda key, dim, name=name: _same(Blocks(name, dim))) for name in FORMATS},
-    "hadamard_int4": lambda key, dim: _same(Rotated(Hadamard.random(key, dim), Affine(4, dim, dim))),
+    **{name: (lambda key, dim, name=name: _same(Formats(dim, name))) for name in FORMATS},
+    "hadamard_int4": lambda key, dim: _same(Rotated(Hadamard.random(key, dim), Affine(dim, 4, group_size=dim))),
     **{f"kivi_{b}": (lambda key, dim, b=b: _kivi(dim, b)) for b in (2, 4)},
     **{f"kvarn_{b}": (lambda key, dim, b=b: _kvarn(dim, b)) for b in (2, 3, 4)},
     "v2_lean": lambda key, dim: _same(methods.affine(key, dim, 4)),
@@ -72,7 +72,7 @@ STRATEGIES: dict[str, Callable[[Key, int], Strategy]] = {
     "v2_rotated_qjl_orthogonal": lambda key, dim: _v2_rotated_qjl(key, dim, Sign.orthogonal),
     **{f"v3_{b:g}": (lambda key, dim, b=b: _v3(key, dim, b)) for b in (2, 2.5, 2.75, 3, 3.25, 3.5, 4)},
 }
-"""No quantization; number formats (`Blocks`); KIVI (Liu et al., 2024, arXiv:2402.02750); KVarN (Muller et al., 2026,
+"""No quantization; number formats (`Formats`); KIVI (Liu et al., 2024, arXiv:2402.02750); KVarN (Muller et al., 2026,
 arXiv:2606.03458), whose k4v2_g128 is `kvarn_4/kvarn_2` and whose sinks and tail are the cache's; whole numbers of 4
 bits after a Hadamard rotation, one grid a token (SAW-INT4, arXiv:2604.19157); TurboQuant MLX's strategies by their
 names there (V2: affine groups of 64; V3: Lloyd-Max), and QJL with an orthogonal sketch in the place of the Gaussian

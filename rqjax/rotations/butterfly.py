@@ -29,8 +29,14 @@ class StridedRotor:
     bivectors: Float[Array, "g 3"]
     tail: Float[Array, "t"]
     """b12 of the planar rotors."""
-    stride: int = static()
-    dim: int = static()
+    dim: int = static(kw_only=True)
+    stride: int = static(kw_only=True)
+
+    blocked = False
+
+    @property
+    def cost(self) -> int:
+        return 9 * self.bivectors.shape[-2] + 4 * self.tail.shape[-1]
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return self._apply(x, rotation_matrices(self.bivectors), planar_matrices(self.tail))
@@ -72,19 +78,19 @@ class StridedRotor:
         return _groups(self.stride, self.dim)[0]
 
     @classmethod
-    def identity(cls, dim: int, stride: int) -> "StridedRotor":
+    def identity(cls, dim: int, *, stride: int) -> "StridedRotor":
         """The layer that leaves every vector as it is: where training may begin."""
         triples, pairs = _groups(stride, dim)
-        return cls(jnp.zeros((len(triples), 3)), jnp.zeros(len(pairs)), stride, dim)
+        return cls(jnp.zeros((len(triples), 3)), jnp.zeros(len(pairs)), dim=dim, stride=stride)
 
     @classmethod
     @platforms.made_on_host
-    def random(cls, key: Key, dim: int, stride: int) -> "StridedRotor":
+    def random(cls, key: Key, dim: int, *, stride: int) -> "StridedRotor":
         """Rotors uniform (Haar) on SO(3), the planar ones on SO(2)."""
         triples, pairs = _groups(stride, dim)
         rotor_key, tail_key = random.split(key)
         tail = random.uniform(tail_key, (len(pairs),), minval=-jnp.pi, maxval=jnp.pi)
-        return cls(random_bivectors(rotor_key, len(triples)), tail, stride, dim)
+        return cls(random_bivectors(rotor_key, len(triples)), tail, dim=dim, stride=stride)
 
 
 def butterfly(key: Array | None, dim: int) -> Chain:
@@ -93,9 +99,9 @@ def butterfly(key: Array | None, dim: int) -> Chain:
     while 3 * strides[-1] < dim:
         strides.append(3 * strides[-1])
     if key is None:
-        return Chain(tuple(StridedRotor.identity(dim, stride) for stride in strides))
+        return Chain(tuple(StridedRotor.identity(dim, stride=stride) for stride in strides))
     keys = random.split(key, len(strides))
-    return Chain(tuple(StridedRotor.random(k, dim, stride) for k, stride in zip(keys, strides, strict=True)))
+    return Chain(tuple(StridedRotor.random(k, dim, stride=stride) for k, stride in zip(keys, strides, strict=True)))
 
 
 @functools.cache

@@ -15,9 +15,19 @@ class Chain:
 
     rotations: tuple[Rotation, ...]
 
+    blocked = True
+
+    def __post_init__(self):
+        if len(dims := {rotation.dim: None for rotation in self.rotations}) != 1:
+            raise ValueError(f"expected rotations of one dimension, got {len(self.rotations)} of {[*dims]}")
+
     @property
     def dim(self) -> int:
         return self.rotations[0].dim
+
+    @property
+    def cost(self) -> int:
+        return sum(rotation.cost for rotation in self.rotations)
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         *first, last = self.rotations
@@ -37,9 +47,15 @@ class Permutation:
 
     indices: Int[Array, "d"]
 
+    blocked = False
+
     @property
     def dim(self) -> int:
         return self.indices.shape[-1]
+
+    @property
+    def cost(self) -> int:
+        return 0
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return as_float32(x)[..., self.indices]

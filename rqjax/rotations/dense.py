@@ -15,9 +15,15 @@ class Dense:
 
     matrix: Float[Array, "d d"]
 
+    blocked = True
+
     @property
     def dim(self) -> int:
         return self.matrix.shape[-1]
+
+    @property
+    def cost(self) -> int:
+        return self.dim**2
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return jnp.matmul(as_float32(x), self.matrix.T, precision=lax.Precision.HIGHEST)
@@ -27,7 +33,7 @@ class Dense:
 
     @classmethod
     @platforms.made_on_host
-    def haar(cls, key: Key, dim: int, block: int | None = None) -> "Dense":
+    def haar(cls, key: Key, dim: int, *, block: int | None = None) -> "Dense":
         """Uniform on O(d): QR of a Gaussian matrix, signs fixed so that R has a positive diagonal (Mezzadri, 2007).
 
         Uniform on O(block), for each `block` coordinates next to each other, if that is given.

@@ -12,7 +12,13 @@ class Givens:
     """Rotates the coordinates j and d // 2 + j by the j-th angle; an odd last coordinate stays as it is."""
 
     angles: Float[Array, "g"]
-    dim: int = static()
+    dim: int = static(kw_only=True)
+
+    blocked = False
+
+    @property
+    def cost(self) -> int:
+        return 4 * self.angles.shape[-1]
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return self._apply(x, self.angles)
@@ -31,4 +37,4 @@ class Givens:
     @platforms.made_on_host
     def random(cls, key: Key, dim: int) -> "Givens":
         """Uniform angles."""
-        return cls(random.uniform(key, (dim // 2,), minval=-jnp.pi, maxval=jnp.pi), dim)
+        return cls(random.uniform(key, (dim // 2,), minval=-jnp.pi, maxval=jnp.pi), dim=dim)

@@ -23,9 +23,19 @@ class Hadamard:
     signs: Int8[Array, "d"]
     """Whole numbers, so that no training takes them for parameters."""
 
+    blocked = True
+
     @property
     def dim(self) -> int:
         return self.signs.shape[-1]
+
+    @property
+    def cost(self) -> int:
+        """The fast transform's: d log2 of its power of two, plus d times its odd factor if that is not 1. A GPU kernel
+        does that many; on a CPU lanes go through a small matrix product, which does more and is faster."""
+        power = self.dim & -self.dim
+        odd = self.dim // power
+        return self.dim * (power.bit_length() - 1 + (odd if odd > 1 else 0))
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return transform(as_float32(x) * self.signs)

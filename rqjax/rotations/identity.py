@@ -10,6 +10,12 @@ from rqjax.core import pytree, static
 class Identity:
     dim: int = static()
 
+    blocked = False
+
+    @property
+    def cost(self) -> int:
+        return 0
+
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return as_float32(x)
 

@@ -18,7 +18,18 @@ class MultivectorRotor:
     """
 
     bivectors: Float[Array, "g 3"]
-    dim: int = static()
+    dim: int = static(kw_only=True)
+
+    blocked = False
+
+    @property
+    def wide_dim(self) -> int:
+        """The dimension of what comes out."""
+        return 8 * self.bivectors.shape[-2]
+
+    @property
+    def cost(self) -> int:
+        return 9 * self.bivectors.shape[-2]
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n e"]:
         groups = self.bivectors.shape[-2]

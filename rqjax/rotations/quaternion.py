@@ -19,7 +19,13 @@ class Quaternion:
     right: Float[Array, "g 4"]
     """Quaternions of any length other than zero; they are normalized when used."""
     tail: Rotor
-    dim: int = static()
+    dim: int = static(kw_only=True)
+
+    blocked = False
+
+    @property
+    def cost(self) -> int:
+        return 16 * self.left.shape[-2] + self.tail.cost
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return self._apply(x, self._matrices(), self.tail)
@@ -46,4 +52,4 @@ class Quaternion:
         """Uniform (Haar) on SO(4) in each group."""
         left, right, tail = random.split(key, 3)
         shape = (dim // 4, 4)
-        return cls(random.normal(left, shape), random.normal(right, shape), Rotor.random(tail, dim % 4), dim)
+        return cls(random.normal(left, shape), random.normal(right, shape), Rotor.random(tail, dim % 4), dim=dim)

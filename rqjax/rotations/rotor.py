@@ -28,7 +28,13 @@ class Rotor:
     """(b12, b13, b23) of the d // 3 rotors: L from the low planes, L from the high planes, then the band."""
     tail: Float[Array, "t"]
     """b12 of the planar rotor: one number if d % 3 == 2, else none."""
-    dim: int = static()
+    dim: int = static(kw_only=True)
+
+    blocked = False
+
+    @property
+    def cost(self) -> int:
+        return 9 * self.bivectors.shape[-2] + 4 * self.tail.shape[-1]
 
     def __call__(self, x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
         return self._apply(x, rotation_matrices(self.bivectors), planar_matrices(self.tail))
@@ -63,7 +69,7 @@ class Rotor:
     @property
     def inverted(self) -> "Rotor":
         """The rotor whose rotation is the inverse."""
-        return Rotor(-self.bivectors, -self.tail, self.dim)
+        return Rotor(-self.bivectors, -self.tail, dim=self.dim)
 
     @property
     def coefficients(self) -> Float[Array, "28 lanes"]:
@@ -88,7 +94,7 @@ class Rotor:
         """Rotors uniform (Haar) on SO(3), the planar one on SO(2)."""
         rotor_key, tail_key = random.split(key)
         tail = random.uniform(tail_key, (int(dim % 3 == 2),), minval=-jnp.pi, maxval=jnp.pi)
-        return cls(random_bivectors(rotor_key, dim // 3), tail, dim)
+        return cls(random_bivectors(rotor_key, dim // 3), tail, dim=dim)
 
 
 def random_bivectors(key: Key, count: int) -> Float[Array, "g 3"]:

@@ -1,17 +1,34 @@
 """A coarse quantizer before another one: what an inverted file is made of."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from rqjax.arrays import blocks, norms
 from rqjax.arrays.kmeans import lloyd, nearest, spread
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Key, Quantizer, Vectors, check_vectors, operation, pytree, random, static
+from rqjax.core import (
+    Codes,
+    Key,
+    Quantizer,
+    Vectors,
+    check_fits,
+    check_int,
+    check_vectors,
+    is_traced,
+    operation,
+    pytree,
+    random,
+    static,
+)
+from rqjax.search.rows import FREE, Rows, taken
 
+SAMPLE = 64
+"""Vectors a list that centroids are learned from."""
 START, ITERATIONS = 8, 10
 """Vectors a cell that k-means++ chooses among, and iterations of Lloyd."""
 
@@ -21,13 +38,16 @@ class Cells(Quantizer):
     """Vectors, or what the nearest of many centroids leaves of them, in the codes of another quantizer. Codes: (cells
     int32 (*n,), inner codes).
 
-    All cells have the same inner quantizer; `Local` has one for each.
+    All cells have the same inner quantizer; `PerCell` has one for each.
     """
 
     centroids: Float[Array, "cells d"]
     inner: Quantizer
-    residual: bool = static(default=True)
+    residual: bool = static(default=True, kw_only=True)
     """Whether the centroid is subtracted."""
+
+    def __post_init__(self):
+        check_fits(centroids=self.centroids.shape[-1], inner=self.inner.dim)
 
     @property
     def dim(self) -> int:
@@ -53,20 +73,44 @@ class Cells(Quantizer):
 
 
 def learned(
-    key: Key, x: Any, cells: int, sample: int, metric: str
+    key: Key, x: Any, lists: int, sample: int | None, metric: str
 ) -> tuple[Float[Array, "cells d"], Float[Array, "d"] | None]:
     """Centroids of `sample` of the vectors (n, d), of their directions for the metric "cosine"; a random one of each
     n / sample consecutive vectors is read. For the metric "l2" they are relative to the mean, which is returned, too.
     """
+    if is_traced(x):
+        raise TypeError("expected vectors whose numbers are known, got those of a function that is compiled")
+    if not len(x):
+        raise ValueError("expected at least 1 vector, got none")
+    lists = check_int("lists", lists, 1, len(x))
+    sample = check_int("sample", min(SAMPLE * lists, len(x)) if sample is None else sample, lists, len(x))
     first, second, third = random.split(key, 3)
     places = np.arange(sample) + np.asarray(random.uniform(first, (sample,)), np.float64)
     chosen = jnp.asarray(x[np.minimum(places * (len(x) / sample), len(x) - 1).astype(np.int64)])
-    few = random.permutation(second, sample)[: START * cells]
+    few = random.permutation(second, sample)[: START * lists]
     chosen = norms.direction(chosen) if metric == "cosine" else as_float32(chosen)
     center = chosen.mean(axis=0) if metric == "l2" else None
-    return _kmeans(third, chosen if center is None else chosen - center, few, cells=cells), center
+    return _kmeans(third, chosen if center is None else chosen - center, few, cells=lists), center
 
 
 @operation
 def _kmeans(key: Key, x: Float[Array, "n d"], few: Array, *, cells: int) -> Float[Array, "cells d"]:
     return lloyd(x, spread(key, x[few], cells), ITERATIONS)
+
+
+def in_lists(rows: Rows, lists: int, count: int) -> tuple[Rows, Int32[Array, "bounds"]]:
+    """`count` rows with inner codes, of those that hold vectors, list after list; and where each list begins."""
+    cell = np.where(np.asarray(rows.ids) == FREE, lists, np.asarray(rows.codes[0]))
+    places = np.argsort(cell, kind="stable")
+    sizes = np.bincount(cell, minlength=lists + 1)
+    held = len(cell) - sizes[lists]
+    places = np.pad(places[:held], (0, count - held), constant_values=len(cell))
+    starts = np.concatenate([[0], np.cumsum(sizes[:lists])]).astype(np.int32)
+    return taken(dataclasses.replace(rows, codes=rows.codes[1]), places), jnp.asarray(starts)
+
+
+def with_cells(rows: Rows, starts: Int32[Array, "bounds"]) -> Rows:
+    """Rows of `in_lists` with the codes of `Cells`, in which each has its cell."""
+    cell = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
+    cell = jnp.asarray(np.pad(cell, (0, len(rows.ids) - len(cell))))
+    return dataclasses.replace(rows, codes=(cell, rows.codes))

@@ -1,10 +1,12 @@
 """Nearest neighbors over codes: an index holds the codes of vectors in rows, and a search scans them.
 
 Every quantizer serves. An index takes as long to build as its vectors to encode (TurboQuant, section 4.4), and a search
-takes memory for the codes and one block of scores: the vectors are never decoded.
+takes memory for the codes and one block of scores: the vectors are never decoded. With lists (an inverted file) a
+search scans the rows of the lists that are nearest to a query.
 """
 
 import dataclasses
+import functools
 import os
 from typing import Any
 
@@ -14,18 +16,20 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int32, Shaped
 
-from rqjax.core import Quantizer, operation, pytree, static
+from rqjax.core import Key, Quantizer, check_int, is_traced, nbytes, operation, pytree, static, treefile
 from rqjax.core.mesh import along, copied, placed
-from rqjax.search import filters, ranking, shards
-from rqjax.search.rows import FREE, Rows, centered, check_matrix, encode, encode_more, grow, put
+from rqjax.search import cells, filters, ranking, shards
+from rqjax.search.probe import probe
+from rqjax.search.rows import FREE, Rows, centered, check_matrix, encode, encode_more, grow, put, without
 from rqjax.search.scan import largest, scan
 
 IN_MEMORY = 2**20
 """Rows of a file at a time."""
+PROBES = 16
 
 
 @pytree
-class Index(ranking.Searched):
+class Index:
     """An index as `Index.build` makes it. `add` and `remove` return another one.
 
     It is a pytree: searches may be parts of jit-compiled functions.
@@ -37,16 +41,41 @@ class Index(ranking.Searched):
       >>> scores, ids = index.search(x[:3], k=5)
       >>> ids[:, 0].tolist()
       [0, 1, 2]
+      >>> lists = rqjax.Index.build(index.quantizer, x, lists=20, key=jax.random.key(2))  # an inverted file
+      >>> lists.search(x[:3], k=5, probes=4)[1][:, 0].tolist()
+      [0, 1, 2]
     """
 
     quantizer: Quantizer
+    """`Cells` if there are lists."""
     rows: Rows
+    """With lists, list after list, and the inner codes of `quantizer`."""
     store: Quantizer | None
-    metric: str = static()
+    metric: str = static(kw_only=True)
     center: Float[Array, "d"] | None = None
     """Subtracted from vectors and queries, for the metric "l2": `quantizer` and `store` are of what is left."""
-    sharding: NamedSharding | None = static(default=None)
+    starts: Int32[Array, "bounds"] | None = None
+    """The first row of each list, and the row after the last one; of each shard, if they are on a mesh."""
+    sharding: NamedSharding | None = static(default=None, kw_only=True)
     """Of the rows, if they are on a mesh."""
+
+    @property
+    def dim(self) -> int:
+        return self.quantizer.dim
+
+    @property
+    def lists(self) -> int:
+        """How many; 0 if the rows lie in none."""
+        coarse: Any = self.quantizer
+        return 0 if self.starts is None else len(coarse.centroids)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays: the quantizers' own, centroids, codes, ids, and rows that are free."""
+        return nbytes(self)
+
+    def __len__(self) -> int:
+        return self.rows.held
 
     @classmethod
     def build(
@@ -57,33 +86,58 @@ class Index(ranking.Searched):
         ids: Any = None,
         metric: str = "ip",
         store: Quantizer | None = None,
+        lists: int | None = None,
+        key: Key | None = None,
+        residual: bool = True,
+        sample: int | None = None,
     ) -> "Index":
         """An index of vectors.
 
+        With lists, vectors lie in the list of the nearest of many centroids, which k-means learns, and a search scores
+        those of the lists whose centroids are nearest to a query. Source: Jégou, Douze & Schmid, "Product quantization
+        for nearest neighbor search", 2011, section IV.
+
         Args:
-          quantizer: any. `Centered` subtracts a mean first; `Scaled` of mode "unbiased" makes inner products unbiased.
-          x: vectors (n, d), n may be 0: of jax, NumPy, PyTorch, or lists. Of a memory-mapped file a part is read at a
-            time.
+          quantizer: any; with lists it is of what centroids leave of the vectors. `Centered` subtracts a mean first;
+            `Scaled` of mode "unbiased" makes inner products unbiased.
+          x: vectors (n, d), n may be 0 without lists: of jax, NumPy, PyTorch, or in Python's lists. Of a memory-mapped
+            file a part is read at a time.
           ids: n different whole numbers from 0 to 2^31 - 1; if not given, 0 to n - 1.
           metric: "ip" finds the largest inner products, "cosine" those of directions, "l2" the least squared distances
             |q|^2 - 2 <q, x~> + <x, x~>, for which 4 bytes more a vector are stored, or 0 where that is below. By
             whatever factor a quantizer shrinks inner products, both of these terms shrink alike, and the order stays.
-            All are relative to the mean of `Centered`, or to that of vectors that `Exact` keeps.
+            All are relative to the mean of `Centered`, or to that of vectors that `Exact` keeps; with lists, to that
+            of the sample.
           store: keeps codes of its own, which the best candidates can be scored again with: `Exact(dim, "float16")`, or
             `rtn` at 8 bits.
+          lists: how many; about the square root of n serves. None for no lists.
+          key: of the sample that centroids are learned from, and of the start of k-means; lists need one.
+          residual: whether a vector's centroid is subtracted before it is encoded.
+          sample: how many vectors centroids are learned from, in memory of 4 d bytes each; if not given, 64 a list.
 
         Raises:
           TypeError: x does not hold floating-point numbers, or ids are not whole.
           ValueError: shapes do not agree, x is not finite, ids are not different or out of range, or there is no such
-            metric; or the codes of a vector overflow, as those beyond 65,504 in float16 do.
+            metric; or the codes of a vector overflow, as those beyond 65,504 in float16 do. With lists: there are no
+            vectors, fewer than lists, or than `sample`; `sample` is less than lists; or there is no key.
         """
         ranking.check_parts(quantizer, store, metric)
         x = check_matrix(x, quantizer.dim)
-        quantizer, center = centered(quantizer, x) if metric == "l2" else (quantizer, None)
-        return cls(quantizer, encode(quantizer, store, metric, center, x, ids, first=0), store, metric, center)
+        if lists is None and key is None:
+            quantizer, center = centered(quantizer, x) if metric == "l2" else (quantizer, None)
+            rows = encode(quantizer, store, metric, center, x, ids, first=0)
+            return cls(quantizer, rows, store, center, metric=metric)
+        if lists is None or key is None:
+            raise ValueError("expected lists and a key to learn them with, got one without the other")
+        centroids, center = cells.learned(key, x, lists, sample, metric)
+        quantizer = cells.Cells(centroids, quantizer, residual=residual)
+        rows = encode(quantizer, store, metric, center, x, ids, first=0)
+        rows, starts = cells.in_lists(rows, len(centroids), len(x))
+        return cls(quantizer, rows, store, center, starts, metric=metric)
 
     def add(self, x: Any, *, ids: Any = None) -> "Index":
-        """With more vectors. They take free rows; where there are too few, rows grow by an eighth at least.
+        """With more vectors, in the lists that there are. Where there are too few free rows, rows grow by an eighth at
+        least.
 
         Args:
           x: vectors (n, d).
@@ -93,19 +147,33 @@ class Index(ranking.Searched):
           TypeError, ValueError: as in `build`; or an id is in the index, or the index is sharded.
         """
         self._check_whole("add to")
-        old = np.asarray(self.rows.ids)
         new = encode_more(self.quantizer, self.store, self.metric, self.center, x, ids, self.rows)
-        free = np.flatnonzero(old == FREE)
-        missing = len(new.ids) - len(free)
-        rows = grow(self.rows, max(missing, len(old) // 8)) if missing > 0 else self.rows
-        places = np.concatenate([free, np.arange(len(old), len(rows.ids))], dtype=np.int32)[: len(new.ids)]
-        return dataclasses.replace(self, rows=put(rows, new, places))
+        old = np.asarray(self.rows.ids)
+        missing = len(self) + len(new.ids) - len(old)
+        count = len(old) + max(missing, len(old) // 8) * (missing > 0)
+        if self.starts is not None:
+            both = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), self._coded(), new)
+            rows, starts = cells.in_lists(both, self.lists, count)
+            return dataclasses.replace(self, rows=rows, starts=starts)
+        rows = grow(self.rows, count - len(old)) if missing > 0 else self.rows
+        places = np.concatenate([np.flatnonzero(old == FREE), np.arange(len(old), count)], dtype=np.int32)
+        return dataclasses.replace(self, rows=put(rows, new, places[: len(new.ids)]))
+
+    def remove(self, ids: Any) -> "Index":
+        """Without some vectors, whose rows are free from then on.
+
+        Raises:
+          TypeError, ValueError: ids are no different whole numbers, one is not in the index, or the index is sharded.
+        """
+        self._check_whole("remove from")
+        return dataclasses.replace(self, rows=without(self.rows, ids))
 
     def search(
         self,
         queries: Any,
         k: int,
         *,
+        probes: int | None = None,
         where: Any = None,
         rerank: int | None = None,
         implementation: str | None = None,
@@ -115,38 +183,52 @@ class Index(ranking.Searched):
         Args:
           queries: (*m, d).
           k: how many.
+          probes: how many lists are looked into; if not given, 16, or all if there are fewer.
           where: what may be found; None is all. Booleans (n,): the id i passes if i < n and `where[i]`. Whole numbers
-            (n,): ids, also such as are not in the index. A `range` of ids. Of few that pass, a quarter of the rows at
-            most, the codes are copied, and no others are scored.
+            (n,): ids, also such as are not in the index. A `range` of ids. Of few that pass, a quarter of the rows or
+            as many as there are in `probes` lists at most, the codes are copied, and all of them are scored and no
+            others, whatever list they are in.
           rerank: how many candidates the codes choose, of which the store's codes then choose the best k.
           implementation: "xla" for all quantizers and devices, "mps" for MLX's products on Apple GPUs, None for them
             wherever they can be taken.
 
         Returns:
           Scores (inner products, cosines or squared distances) and ids. Where fewer than k vectors are found, because
-          fewer pass or, under jit, are there, scores are infinite and ids `FREE`.
+          fewer pass, are in the lists or, under jit, are there, scores are infinite and ids `FREE`.
 
         Raises:
           TypeError: the queries are no floating-point numbers, or `where` is none of the three.
-          ValueError: they have another dimension or are not finite; there are fewer than k or `rerank` vectors; rerank
-            is less than k, or there is no store; `where` has another shape or ids below 0.
+          ValueError: they have another dimension or are not finite; there are fewer than k or `rerank` vectors, or
+            fewer lists than `probes`; rerank is less than k, or there is no store; `where` has another shape or ids
+            below 0.
           Unsupported: there is no such kernel for this; the message says why.
         """
-        y = self._checked(queries, k, rerank)
+        y = ranking.check_queries(self, queries, k, rerank)
+        if self.lists:
+            probes = check_int("probes", min(PROBES, self.lists) if probes is None else probes, 1, self.lists)
+        elif probes is not None:
+            raise ValueError("expected an index with lists to look into; pass lists= and key= to Index.build")
         index = self
         if where is not None:
-            most = len(self.rows.ids) // 4 if self.sharding is None and not self._mapped else None
-            rows, _ = filters.narrowed(self.rows, filters.check_filter(where), rerank or k, most)
-            index = dataclasses.replace(self, rows=rows)
+            most = len(self.rows.ids) * probes // self.lists if probes else len(self.rows.ids) // 4
+            known = self.sharding is None and not self._mapped and not is_traced(self.starts)
+            rows = self._coded() if known else self.rows
+            rows, few = filters.narrowed(rows, filters.check_filter(where), rerank or k, most if known else None)
+            if few:
+                index, probes = dataclasses.replace(self, rows=rows, starts=None), None
+            else:
+                index = dataclasses.replace(self, rows=dataclasses.replace(self.rows, ids=rows.ids))
         found = _in_parts if self._mapped else search
-        keys, ids = found(index, y, k=int(k), rerank=rerank, implementation=implementation)
+        keys, ids = found(index, y, k=int(k), rerank=rerank, probes=probes, implementation=implementation)
         return ranking.scores(self.metric, keys), ids
 
     def shard(self, mesh: Mesh, axis: str) -> "Index":
-        """The index on a mesh, its rows along an axis. Each shard is searched where it is, and the best are merged.
+        """The index on a mesh, its rows or lists along an axis. Each shard is searched where it is, and the best are
+        merged.
 
-        With several processes (`jax.distributed`) each passes an index of vectors of its own, with the same quantizers,
-        and ids that no other one has.
+        With several processes (`jax.distributed`) each passes an index of vectors of its own, with the same quantizers
+        and centroids, and ids that no other one has. With lists, one process builds an index, of a sample say, and each
+        other adds its vectors to what that one saved.
 
         Raises:
           TypeError: it is no mesh.
@@ -154,9 +236,19 @@ class Index(ranking.Searched):
         """
         self._check_whole("shard")
         sharding = along(mesh, axis)
-        rows = grow(self.rows, shards.even(len(self.rows.ids), sharding) - len(self.rows.ids))
+        parts = shards.parted(self.rows, self.starts, sharding)
         quantizer, store, center = copied((self.quantizer, self.store, self.center), sharding)
-        return Index(quantizer, placed(rows, sharding), store, self.metric, center, sharding)
+        rows, starts = placed(parts, sharding)
+        return Index(quantizer, rows, store, center, starts, metric=self.metric, sharding=sharding)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the index to a safetensors file; one that was there is replaced at once or stays as it was.
+
+        Raises:
+          ValueError: the index is sharded.
+        """
+        self._check_whole("save")
+        treefile.save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, mapped: bool = False) -> "Index":
@@ -168,15 +260,27 @@ class Index(ranking.Searched):
             memory at a time. With a store, each part has candidates of its own.
 
         Raises:
-          As `storage.load` does, and a ValueError if it is something else.
+          As `storage.load` does, and a ValueError if it is something else, or rows that are to stay lie in lists.
         """
-        index = cls._of_file(path, mapped)
+        index, _ = treefile.load(path, mapped=mapped)
+        if not isinstance(index, cls):
+            raise ValueError(f"expected an Index in {path}, found a {type(index).__name__}")
+        if mapped and index.lists:
+            raise ValueError(f"expected an index without lists to leave in a file, found {index.lists} in {path}")
         quantizer, store, center = jax.tree.map(jnp.asarray, (index.quantizer, index.store, index.center))
         return dataclasses.replace(index, quantizer=quantizer, store=store, center=center)
 
     @property
     def _mapped(self) -> bool:
         return isinstance(jax.tree.leaves(self.rows.codes)[0], np.ndarray)
+
+    def _coded(self) -> Rows:
+        """Rows with the codes of `quantizer`."""
+        return self.rows if self.starts is None else cells.with_cells(self.rows, self.starts)
+
+    def _check_whole(self, what: str) -> None:
+        if self.sharding is not None:
+            raise ValueError(f"cannot {what} a sharded index; do so with the index that it was made from")
 
 
 def _in_parts(
@@ -196,18 +300,33 @@ def _in_parts(
 
 
 @operation
-def search(index: Index, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None) -> tuple[Array, Array]:
-    return search_with(index, y, k=k, rerank=rerank)
+def search(
+    index: Index, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None, probes: int | None
+) -> tuple[Array, Array]:
+    return search_with(index, y, k=k, rerank=rerank, probes=probes)
 
 
-def search_with(index: Index, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None) -> tuple[Array, Array]:
+def search_with(
+    index: Index, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None, probes: int | None
+) -> tuple[Array, Array]:
     """`Index.search` of what has been checked: keys, of which `ranking.scores` makes scores, and ids."""
-    return ranking.ranked(_candidates, index, (index.quantizer,), index.rows, y, k=k, rerank=rerank)
+    return ranking.ranked(
+        functools.partial(_candidates, probes), index, (index.rows, index.starts), y, k=k, rerank=rerank
+    )
 
 
 def _candidates(
-    metric: str, count: int, quantizers: tuple[Quantizer | None, Quantizer], rows: Rows, y: Float[Array, "m d"]
+    probes: int | None,
+    metric: str,
+    count: int,
+    quantizers: tuple[Quantizer | None, Any],
+    rows_and_starts: tuple[Rows, Int32[Array, "bounds"] | None],
+    y: Float[Array, "m d"],
 ) -> ranking.Candidates:
-    store, quantizer = quantizers
-    keys, found = scan(quantizer, rows.codes, rows.bias, y, min(count, len(rows.ids)))
+    (store, quantizer), (rows, starts) = quantizers, rows_and_starts
+    if starts is None or probes is None:
+        keys, found = scan(quantizer, rows.codes, rows.bias, y, min(count, len(rows.ids)))
+    else:
+        rows = rows if store else dataclasses.replace(rows, stored=None)
+        keys, found = probe(quantizer, rows, starts, y, count, probes, metric)
     return ranking.rescored(metric, store, rows, y, keys, found)

@@ -34,10 +34,10 @@ def probe(
     y: Float[Array, "m d"],
     k: int,
     probes: int,
-    closeness: Float[Array, "lists"],
+    metric: str,
 ) -> tuple[Float[Array, "m k"], Int32[Array, "m k"]]:
     """The k largest of <y, x~> + `Rows.bias` over the vectors x~ of some lists, and their rows: of the `probes` lists
-    with the largest <y, c> + closeness, c being a list's centroid. What is not found has -inf.
+    whose centroids are nearest to y. What is not found has -inf.
 
     Args:
       cells: of the codes.
@@ -46,8 +46,9 @@ def probe(
       y: queries.
       k: how many.
       probes: at most as many as there are lists.
-      closeness: of each list.
+      metric: as in `Index.build`.
     """
+    closeness = -jnp.sum(cells.centroids**2, axis=1) / 2 if metric == "l2" else jnp.zeros(len(cells.centroids))
     way = _by_query if counted(cells.inner, 1) else _by_list
 
     def some(y: Array) -> tuple[Array, Array]:

@@ -93,7 +93,9 @@ def rough(quantizer: Quantizer, queries: int) -> Products:
     """
     if counted(quantizer, queries):
         planes = jax.tree.map(
-            lambda q: Planes(q.levels, q.step, q.dim, q.symmetric) if _counted(q) else q, quantizer, is_leaf=_counted
+            lambda q: Planes(q.levels, q.step, dim=q.dim, symmetric=q.symmetric) if _counted(q) else q,
+            quantizer,
+            is_leaf=_counted,
         )
         return exact(planes)._replace(spare=2.0)
     products = exact(quantizer)

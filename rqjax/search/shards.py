@@ -6,9 +6,10 @@ import jax
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int32, PyTree
 
 from rqjax.core import mesh
+from rqjax.search.rows import Rows, grow, taken
 
 
 def own(sharding: NamedSharding) -> int:
@@ -23,6 +24,27 @@ def even(rows: int, sharding: NamedSharding) -> int:
 
         rows = int(process_allgather(np.int32(rows)).max())
     return -(-rows // own(sharding)) * own(sharding)
+
+
+def parted(
+    rows: Rows, starts: Int32[Array, "bounds"] | None, sharding: NamedSharding
+) -> tuple[Rows, Int32[np.ndarray, "bounds"] | None]:
+    """Rows, shard after shard, and where in its shard each list begins. Lists are dealt out, the longest first, each to
+    the shard with the fewest rows."""
+    count = len(rows.ids)
+    if starts is None:
+        return grow(rows, even(count, sharding) - count), None
+    sizes, shards = np.diff(starts), own(sharding)
+    loads, of = np.zeros(shards, int), np.zeros(len(sizes), int)
+    for i in np.argsort(-sizes, kind="stable"):
+        of[i] = loads.argmin()
+        loads[of[i]] += sizes[i]
+    size, shard_of_row = even(loads.max() * shards, sharding) // shards, np.repeat(of, sizes)
+    places = np.full((shards, size), count)
+    for i in range(shards):
+        places[i, : loads[i]] = np.flatnonzero(shard_of_row == i)
+    firsts = np.pad(np.cumsum(sizes * (of == np.arange(shards)[:, None]), axis=1), ((0, 0), (1, 0)))
+    return taken(rows, places.reshape(-1)), firsts.reshape(-1).astype(np.int32)
 
 
 def gathered(

@@ -52,8 +52,8 @@ def test_codes_of_another_width_are_refused():
 
 
 MANY = [(8, 7, 6, 5, 4, 3, 3, 2, 1, 0, 0, 0), (3,) * 7 + (1,) * 4]
-KINDS = [*itertools.product([rqjax.Columns, rqjax.TrellisColumns], MANY)]
-KINDS += [(rqjax.TrellisColumns, (7.5, 2.5, 2.5, 2.5, 0.75))]
+KINDS = [*itertools.product([rqjax.PerCoordinate, rqjax.TrellisPerCoordinate], MANY)]
+KINDS += [(rqjax.TrellisPerCoordinate, (7.5, 2.5, 2.5, 2.5, 0.75))]
 
 
 @pytest.mark.full
@@ -63,7 +63,7 @@ def test_products_with_coordinates_of_many_bits(kind, bits):
     d, keys = len(bits), jax.random.split(jax.random.key(0), 4)
     mean, deviation = 0.3 * jax.random.normal(keys[0], (d,)), jnp.exp(-jnp.arange(d) / 3)
     q = kind.gaussian(mean, deviation, bits)
-    q = q.rounded() if kind is rqjax.Columns else q
+    q = q.rounded() if kind is rqjax.PerCoordinate else q
     assert q.in_integers
     x = mean + deviation * jax.random.normal(keys[1], (2, 2, 32, d))
     y, w = jax.random.normal(keys[2], (2, 2, 3, d)), jax.random.uniform(keys[3], (2, 2, 3, 32))

@@ -128,10 +128,10 @@ def test_random_matrices_are_made_on_the_host(device):
 def test_rotations_under_jit_are_made_on_the_device(device, block):
     """Rotations under jit use plain operations only and are the same up to rounding."""
     key = jax.random.key_data(jax.random.key(0))
-    make = jax.jit(lambda key: Dense.haar(key, 128, block).matrix)
+    make = jax.jit(lambda key: Dense.haar(key, 128, block=block).matrix)
     made = make(key)
     with apple.formulated("cpu"):
-        np.testing.assert_allclose(made, Dense.haar(key, 128, block).matrix, atol=2e-5)
+        np.testing.assert_allclose(made, Dense.haar(key, 128, block=block).matrix, atol=2e-5)
     np.testing.assert_allclose(made @ made.T, jnp.eye(128), atol=2e-6)
     assert not apple.violations(make.trace(key).lower(lowering_platforms=(device,)))
     shapes = jax.eval_shape(lambda key: rqjax.METHODS["turboquant"](key, 16, 3), key)

@@ -28,11 +28,11 @@ FINE = (6,) * 4 + (5,) * 4 + (3,) * 40 + (1,) * 8 + (0,) * 8
 
 
 def trellis(scale, bits):
-    return rqjax.TrellisColumns.gaussian(scale * MEAN, scale * SPECTRUM, bits)
+    return rqjax.TrellisPerCoordinate.gaussian(scale * MEAN, scale * SPECTRUM, bits)
 
 
 def levels(scale, bits):
-    return rqjax.Columns.gaussian(scale * MEAN, scale * SPECTRUM, bits).rounded()
+    return rqjax.PerCoordinate.gaussian(scale * MEAN, scale * SPECTRUM, bits).rounded()
 
 
 def per_head(make):
@@ -105,11 +105,11 @@ def test_says_why_there_is_no_kernel():
             hopper.INTERPRET.reset(token)
         return str(error.value).removeprefix("no mosaic_gpu kernel for this attention: keys: ")
 
-    floats = rqjax.Columns.gaussian(MEAN, SPECTRUM, (3,) * DIM)
-    assert reason(floats) == "the levels of the Columns are not whole numbers, or not of a stream of bits"
+    floats = rqjax.PerCoordinate.gaussian(MEAN, SPECTRUM, (3,) * DIM)
+    assert reason(floats) == "the levels of the PerCoordinate are not whole numbers, or not of a stream of bits"
     assert reason(trellis(1, (5,) * DIM)) == "5 bits, more than 4"
     many, large = (5,) * 10 + (4,) * 246, (8,) * 128 + (0,) * 128
-    of_256 = [rqjax.Columns.gaussian(jnp.zeros(256), jnp.ones(256), bits).rounded() for bits in (many, large)]
+    of_256 = [rqjax.PerCoordinate.gaussian(jnp.zeros(256), jnp.ones(256), bits).rounded() for bits in (many, large)]
     wide, long = map(reason, of_256)
     assert wide == "320 columns of levels, more than 256"
     assert long == "65536 bytes of levels, more than 28672"

@@ -133,7 +133,7 @@ def test_sketch_of_the_residual(method, dtype):
 )
 def test_best_scales(mode, rotation, dtype):
     inner = recipe(rotation, 128, 3).inner
-    quantizer, x = rqjax.Scaled(inner, mode), vectors(33, 128, dtype)
+    quantizer, x = rqjax.Scaled(inner, mode=mode), vectors(33, 128, dtype)
     got, want = both(encode, quantizer, x)
     assert_same_codes(quantizer, x, got, want, ulp=2.0**-16)
     assert float(jnp.abs(got[0] - jnp.linalg.norm(x.astype(jnp.float32), axis=-1)).max()) > 0.01

@@ -30,7 +30,7 @@ def mps():
 
 @pytest.mark.parametrize(("bits", "group", "dtype"), AFFINE)
 def test_affine_by_mlx_is_affine(mps, bits, group, dtype):
-    quantizer = rqjax.Affine(bits, group, 128, dtype)
+    quantizer = rqjax.Affine(128, bits, group_size=group, dtype=dtype)
     codes = rqjax.encode(quantizer, X, implementation="mps")
     plain = rqjax.encode(quantizer, X, implementation="xla")
     jax.tree.map(np.testing.assert_array_equal, codes, plain)
@@ -54,7 +54,7 @@ def test_rotated_affine_by_mlx(mps):
 
 
 def test_kernels_have_the_derivatives_of_their_twins(mps):
-    quantizer = rqjax.Affine(4, 64, 128)
+    quantizer = rqjax.Affine(128, 4, group_size=64)
     codes = quantizer.encode(X)
     by = lambda y: quantizer.dot(y, codes).sum()  # noqa: E731
     np.testing.assert_allclose(jax.grad(by)(X[:3]), only_xla(jax.grad(by))(X[:3]), atol=1e-4)
@@ -156,7 +156,7 @@ def test_elsewhere_there_is_no_mps(monkeypatch):
     with apple.formulated("cpu"):
         cache = rqjax.strategy("v2_lean", jax.random.key(0), 128).cache(1, 1, 512)
         for call in (
-            lambda: rqjax.encode(rqjax.Affine(4, 64, 128), X, implementation="mps"),
+            lambda: rqjax.encode(rqjax.Affine(128, 4, group_size=64), X, implementation="mps"),
             lambda: rqjax.attend(cache, TOKENS[:1, :1, :1], implementation="mps"),
         ):
             with pytest.raises(Unsupported, match="mps kernels need jax-mps on an Apple GPU, this is cpu"):
@@ -164,4 +164,4 @@ def test_elsewhere_there_is_no_mps(monkeypatch):
     with apple.formulated("mps"):
         monkeypatch.delitem(sys.modules, "jax_plugins.mps.ops", raising=False)
         with pytest.raises(Unsupported, match=r"this jax-mps has no jax_plugins\.mps\.ops"):
-            rqjax.encode(rqjax.Affine(4, 64, 128), X[:5], implementation="mps")
+            rqjax.encode(rqjax.Affine(128, 4, group_size=64), X[:5], implementation="mps")

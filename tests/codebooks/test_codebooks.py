@@ -36,7 +36,7 @@ def test_levels_are_means_of_their_cells(dim, bits):
 def test_known_errors():
     gaussian = [codebooks.distortion(bits) for bits in (1, 2, 3, 4)]
     np.testing.assert_allclose(gaussian, [0.36338, 0.11748, 0.034548, 0.009501], rtol=1e-4)  # Max, 1960
-    sphere = [codebooks.distortion(bits, 128) for bits in (1, 2, 3, 4)]
+    sphere = [codebooks.distortion(bits, dim=128) for bits in (1, 2, 3, 4)]
     np.testing.assert_allclose(sphere, [0.36089, 0.11600, 0.03397, 0.00931], rtol=1e-3)
 
 
@@ -55,7 +55,7 @@ def test_integer_levels_cost_next_to_nothing(bits):
     x = np.linspace(-1, 1, 200_001)
     nearest = np.abs(x[:, None] - step * n).min(axis=1)
     error = 128 * integrate.simpson(nearest**2 * pdf(x), x=x)
-    assert error < codebooks.distortion(bits, 128) * [1.0001, 1.0001, 1.001, 1.0015][bits - 1]
+    assert error < codebooks.distortion(bits, dim=128) * [1.0001, 1.0001, 1.001, 1.0015][bits - 1]
 
 
 def test_codebooks_are_cached_and_read_only():

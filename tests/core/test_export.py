@@ -28,7 +28,7 @@ CASES = {
     ),
     "inverted file": lambda: (
         lambda ivf, y: ivf.search(y, 3),
-        rqjax.IVF.build(rqjax.eden(KEY, 32, 2), X, key=KEY, lists=3),
+        rqjax.Index.build(rqjax.eden(KEY, 32, 2), X, key=KEY, lists=3),
         X[:3],
     ),
     "rope": lambda: (lambda rope, x: (rope, rope(x, jnp.arange(40))), rqjax.Rope.parse(1e4, YARN), X),

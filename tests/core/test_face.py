@@ -1,6 +1,7 @@
 """Interactive use: names, short reprs, sizes before anything is made, gradients through rounding."""
 
 import importlib.metadata
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,9 @@ KEY = jax.random.key(0)
 def test_version_and_names():
     assert rqjax.__version__ == importlib.metadata.version("rqjax")
     assert all(hasattr(rqjax, name) for name in rqjax.__all__)
+    assert len(set(rqjax.__all__)) == len(rqjax.__all__)
+    map_of_names = {word for word in re.findall(r"\w+", rqjax.__doc__) if hasattr(rqjax, word)}
+    assert map_of_names - {"nn"} == set(rqjax.__all__)
     lines = repr(rqjax.METHODS).splitlines()
     assert len(lines) == len(rqjax.METHODS)
     assert repr(rqjax.BUDGETED).splitlines() == list(rqjax.BUDGETED)  # settings, not functions
@@ -43,8 +47,8 @@ def test_version_and_names():
             "Index(Normalized(Scalar(3 bits)), metric='ip')",
         ),
         (
-            lambda: rqjax.IVF.build(rqjax.identity(KEY, 4, 3), np.eye(4, dtype=np.float32), lists=2, key=KEY),
-            "IVF(Cells(Normalized(Scalar(3 bits))), metric='ip')",
+            lambda: rqjax.Index.build(rqjax.identity(KEY, 4, 3), np.eye(4, dtype=np.float32), lists=2, key=KEY),
+            "Index(Cells(Normalized(Scalar(3 bits))), metric='ip')",
         ),
     ],
 )

@@ -130,7 +130,7 @@ VERBS = {
     "build exact": lambda x: rqjax.Index.build(rqjax.Exact(8), x, metric="l2").search(X, 3),
     "add": lambda x: rqjax.Index.build(Q, X).add(x).search(X, 3),
     "search": lambda x: rqjax.Index.build(Q, X).search(x, 3),
-    "IVF": lambda x: rqjax.IVF.build(Q, x, key=jax.random.key(0), lists=4).search(X, 3),
+    "lists": lambda x: rqjax.Index.build(Q, x, key=jax.random.key(0), lists=4).search(X, 3),
     "klt_trellis": lambda x: rqjax.klt_trellis(jax.random.key(0), x, 2),
     "oscar": lambda x: rqjax.oscar(jax.random.key(0), x, 2),
 }
@@ -175,7 +175,7 @@ def test_names_and_numbers():
         check_int("size", True, 1, 4)
     assert check_int("size", np.int64(3), 1, 4) == 3
     with pytest.raises(ValueError, match="expected a power of two of levels, got 3"):
-        rqjax.Scalar(jnp.arange(3.0), jnp.float32(1), 8)
+        rqjax.Scalar(jnp.arange(3.0), jnp.float32(1), dim=8)
 
 
 @jax.jit
@@ -265,7 +265,7 @@ def test_blocks_overlap_when_rows_do_not_come_out_even():
 def test_any_codebook_finds_the_nearest_level(bits):
     """Learned levels need not be symmetric."""
     levels = jnp.sort(jax.random.normal(jax.random.key(bits), (2**bits,)))
-    quantizer = rqjax.Scalar(levels, jnp.float32(1), 50)
+    quantizer = rqjax.Scalar(levels, jnp.float32(1), dim=50)
     x = jax.random.normal(jax.random.key(1), (20, 50))
     nearest = levels[jnp.argmin(jnp.abs(x[..., None] - levels), axis=-1)]
     np.testing.assert_array_equal(round_trip(quantizer, x), nearest)

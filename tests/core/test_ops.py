@@ -60,6 +60,6 @@ def test_a_vector_of_nan_leaves_the_products_of_others():
 def test_rounding_the_norm_costs_nothing():
     """Directions are relative to the norm as stored: relative to the norm itself the error would be 1e-6."""
     x = jax.random.normal(jax.random.key(0), (50, 8))
-    quantizer = rqjax.Normalized(rqjax.Uniform(jnp.float32(-1.5), jnp.float32(3 / 2**16), 16, 8))
+    quantizer = rqjax.Normalized(rqjax.Uniform(jnp.float32(-1.5), jnp.float32(3 / 2**16), dim=8, bits=16))
     trip = jax.jit(lambda q, x: rqjax.metrics.relative_mse(x, q.decode(q.encode(x))))
     assert trip(quantizer, x) < 1e-8

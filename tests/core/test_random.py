@@ -61,7 +61,7 @@ def test_inverted_file():
     key = jax.random.key(0)
     x = {of: jax.random.normal(derived(key), (N, D)) for of, derived in KEYS.items()}
     x["another"] = jax.random.normal(jax.random.key(1), (N, D))
-    coarse = {of: rqjax.IVF.build(rqjax.Exact(D), data, key=key, lists=8).quantizer for of, data in x.items()}
+    coarse = {of: rqjax.Index.build(rqjax.Exact(D), data, key=key, lists=8).quantizer for of, data in x.items()}
     left = {of: float(jnp.sum((q.centroids[q.encode(x[of])[0]] - x[of]) ** 2)) for of, q in coarse.items()}
     np.testing.assert_allclose(list(left.values()), left["another"], rtol=0.05)
 

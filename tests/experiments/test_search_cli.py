@@ -69,7 +69,7 @@ def test_an_inverted_file_and_a_filter(where, folder, monkeypatch, capsys):
     command("build", vectors="x.npy", index="ivf", lists=9, method="eden_unbiased", bits=8)
     command("query", index="ivf", queries="q.npz#queries", k=5, probes=4, where=where, out="found.npz")
     quantizer = rqjax.eden_unbiased(jax.random.key(0), 16, 8)
-    expected = rqjax.IVF.build(quantizer, X, lists=9, key=jax.random.fold_in(jax.random.key(0), 1))
+    expected = rqjax.Index.build(quantizer, X, lists=9, key=jax.random.fold_in(jax.random.key(0), 1))
     scores, ids = expected.search(X[:7], 5, probes=4, where=passing)
     np.testing.assert_array_equal(np.load("found.npz")["ids"], ids)
     np.testing.assert_allclose(np.load("found.npz")["scores"], scores, rtol=1e-4, atol=1e-2)
@@ -163,7 +163,7 @@ def test_fitted_methods_learn_from_a_part_of_the_file(folder, monkeypatch):
             {"vectors": "x.npy", "index": "a", "lists": 301},
             "expected lists to be a whole number from 1 to 300",
         ),
-        ("info", {"index": "quantizer"}, "expected an index in quantizer, found: Scaled"),
+        ("info", {"index": "quantizer"}, "expected an Index in quantizer, found a Scaled"),
         ("query", {"queries": "x.npy", "k": 5, "rerank": 4}, "expected rerank to be a whole number from 5 to 300"),
         ("query", {"queries": "x.npy", "k": 1, "index": "torn"}, "torn is not a whole safetensors file"),
         ("query", {"queries": "x.npy", "k": 1, "index": "flipped"}, "flipped is damaged"),

@@ -122,7 +122,7 @@ def test_principal_axes_are_chosen_on_held_out_vectors():
 def test_a_mean_is_worth_a_transform_code():
     """Vectors that differ by little from a large mean are not coded by `turboquant_trellis`, which knows no mean."""
     quantizer, x = rqjax.klt_trellis(KEY, vectors("sphere", 2000) + 10, 2), vectors("sphere", 256) + 10
-    assert isinstance(quantizer.inner.inner, rqjax.TrellisColumns)
+    assert isinstance(quantizer.inner.inner, rqjax.TrellisPerCoordinate)
     assert jnp.mean((quantizer.decode(quantizer.encode(x)) - x) ** 2) * DIM < 0.1
 
 
@@ -155,7 +155,7 @@ def test_codes_held_fixed_give_the_gradient_of_the_least_error():
 
 def test_relaxed_to_the_nearest_levels_is_what_codes_decode_to():
     quantizer = rqjax.Scaled(rqjax.Rotated(Rotor.random(KEY, DIM), rqjax.lloyd_max(DIM, BITS)))
-    columns = rqjax.Columns.gaussian(jnp.zeros(DIM), jnp.ones(DIM), (4,) * 8 + (3,) * 16 + (0,) * 8)
+    columns = rqjax.PerCoordinate.gaussian(jnp.zeros(DIM), jnp.ones(DIM), (4,) * 8 + (3,) * 16 + (0,) * 8)
     nests = [quantizer, rqjax.Centered(jnp.ones(DIM), rqjax.Gain(jnp.full(DIM, 1 / DIM), columns))]
 
     def nearest(y, levels):
@@ -170,7 +170,7 @@ def test_relaxed_to_the_nearest_levels_is_what_codes_decode_to():
 
     for hard, relaxed in map(errors, nests):
         np.testing.assert_allclose(relaxed, hard, rtol=0.02)
-    with pytest.raises(TypeError, match=r"expected norms, .* around a Scalar or Columns .*, got Affine"):
+    with pytest.raises(TypeError, match=r"expected norms, .* around a Scalar or PerCoordinate .*, got Affine"):
         losses.CodingGain()(rqjax.rtn(KEY, DIM, 3), outliers())
 
 

@@ -21,7 +21,7 @@ def test_codes_are_those_of_mlx(bits, group_size, dtype):
     x = np.array(jax.random.normal(jax.random.key(bits), (20, 256)))
     x[0], x[1, :128], x[2] = 0, -1, np.abs(x[2])
     x = jnp.asarray(x, dtype)
-    quantizer = Affine(bits, group_size, 256, dtype)
+    quantizer = Affine(256, bits, group_size=group_size, dtype=dtype)
     codes = quantizer.encode(x)
     theirs = mx.quantize(mx.array(np.asarray(x, np.float32)).astype(getattr(mx, dtype)), group_size, bits)
     for mine, other in zip(codes, theirs, strict=True):
@@ -35,19 +35,21 @@ def test_codes_are_those_of_mlx(bits, group_size, dtype):
 
 def test_products_are_those_of_mlx():
     y, x = jax.random.normal(jax.random.key(0), (5, 128)), jax.random.normal(jax.random.key(1), (30, 128))
-    codes = Affine(4, 64, 128, "float32").encode(x)
+    codes = Affine(128, 4, group_size=64, dtype="float32").encode(x)
     theirs = mx.quantized_matmul(mx.array(np.asarray(y)), *map(lambda a: mx.array(np.asarray(a)), codes), True, 64, 4)
-    np.testing.assert_allclose(Affine(4, 64, 128, "float32").dot(y, codes), np.array(theirs), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        Affine(128, 4, group_size=64, dtype="float32").dot(y, codes), np.array(theirs), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_group_size_divides_the_dimension():
     with pytest.raises(ValueError, match="expected a group size that divides dim = 100, got 64"):
-        Affine(4, 64, 100)
+        Affine(100, 4, group_size=64)
 
 
 def test_norms_are_baked_into_scales():
     """Scaling a vector scales its grid and leaves the indices alone."""
-    quantizer = Affine(4, 32, 64, "float32")
+    quantizer = Affine(64, 4, group_size=32, dtype="float32")
     x = jax.random.normal(jax.random.key(0), (10, 64))
     words, scales, biases = quantizer.encode(x)
     louder = quantizer.encode(8 * x)

@@ -32,14 +32,14 @@ SHAPES = {
 
 def columns(key, dim, bits):
     given = (bits + 2,) * 10 + (bits,) * 20 + (0,) * (dim - 30)
-    return rqjax.Columns.gaussian(0.1 * jax.random.normal(key, (dim,)), jnp.ones(dim), given)
+    return rqjax.PerCoordinate.gaussian(0.1 * jax.random.normal(key, (dim,)), jnp.ones(dim), given)
 
 
 def trellis_columns(key, dim, bits):
     given = (bits + 2,) * 10 + (bits,) * 20 + (1,) * 7 + (0,) * (dim - 37)
     first, second = jax.random.split(key)
     deviation = jax.random.uniform(first, (dim,), minval=0.5, maxval=2)
-    return rqjax.TrellisColumns.gaussian(0.1 * jax.random.normal(second, (dim,)), deviation, given)
+    return rqjax.TrellisPerCoordinate.gaussian(0.1 * jax.random.normal(second, (dim,)), deviation, given)
 
 
 def gain(key, dim, bits):
@@ -47,7 +47,7 @@ def gain(key, dim, bits):
 
 
 def uniform(key, dim, bits):
-    return rqjax.Uniform(jnp.full((), -2.0), jnp.full((), 0.5), bits, dim)
+    return rqjax.Uniform(jnp.full((), -2.0), jnp.full((), 0.5), dim=dim, bits=bits)
 
 
 def product(key, dim, bits):
@@ -59,12 +59,12 @@ def product_rounded(key, dim, bits):
 
 
 def exchanged(key, dim, bits):
-    return rqjax.Exchange(product(key, dim, bits), 4)
+    return rqjax.Exchange(product(key, dim, bits), levels=4)
 
 
 def local(key, dim, bits):
     first, second = jax.random.split(key)
-    return rqjax.Local(
+    return rqjax.PerCell(
         jax.random.normal(first, (3, dim)), jax.vmap(lambda key: product(key, dim, bits))(jax.random.split(second, 3))
     )
 
@@ -92,7 +92,7 @@ CORE = (
     "turboquant_prod",  # Dense, Residual, Sign
     "affine",
     "trellis_columns",
-    "gain",  # Columns
+    "gain",  # PerCoordinate
     "uniform",
     "product_rounded",
     "exchanged",  # Product

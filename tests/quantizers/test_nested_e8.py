@@ -24,7 +24,7 @@ ROOTS = np.array(
 
 def test_codes_are_all_points_of_the_cell():
     """Codes of 2 bits are 4^8 distinct points of E8 less the offset, within the cell of 4 E8 about the origin."""
-    q = rqjax.NestedE8(jnp.float32(1), 2, 8)
+    q = rqjax.NestedE8(jnp.float32(1), dim=8, bits=2)
     codes = np.arange(2**16, dtype=np.uint32)
     octets = np.stack([codes & 255, codes >> 8, np.zeros_like(codes)], axis=1).astype(np.uint8)
     points = np.asarray(q.decode(jnp.asarray(octets))) / SCALES[0]  # in halves
@@ -40,7 +40,7 @@ def test_error_on_the_sphere(bits, error):
     """Errors have the known ratio to Shannon's bound at the bits stored, and are below those of Lloyd-Max levels."""
     x = jax.random.normal(jax.random.key(0), (8192, 128))
     x /= jnp.linalg.norm(x, axis=1, keepdims=True)
-    q = rqjax.NestedE8.gaussian(128, bits, 1 / 128)
+    q = rqjax.NestedE8.gaussian(128, bits, variance=1 / 128)
     assert q.bits_per_vector == 128 * (bits + 0.25)
     found = float(jnp.sum((q.decode(q.encode(x)) - x) ** 2, axis=1).mean()) * 4 ** (bits + 0.25)
     assert found == pytest.approx(error, rel=0.01)

@@ -65,6 +65,6 @@ def test_partial_tiles_are_rejected():
         keys.encode(vectors(0, 33))
     with pytest.raises(ValueError, match="codes of one vector each, got those of 32"):
         rqjax.Index.build(rqjax.Centered(jnp.zeros(DIM), keys), vectors(0, 64))
-    odd = rqjax.PerChannel(rqjax.MinMax(2, 48, 48), DIM)
+    odd = rqjax.PerChannel(rqjax.MinMax(48, 2, group_size=48), dim=DIM)
     with pytest.raises(ValueError, match="tiles that divide 128 tokens, got 48 and 48"):
         rqjax.KVCache.init(1, 1, 256, odd, odd)

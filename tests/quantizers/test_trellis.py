@@ -105,7 +105,7 @@ def test_rings_are_within_one_percent_of_the_best(bits):
 )
 def test_a_window_over_the_stream_is_the_state(dim, bits, state_bits):
     """Code by code, around the ring; padding is coded, too."""
-    trellis = Trellis(table(state_bits), bits, dim)
+    trellis = Trellis(table(state_bits), dim=dim, bits=bits)
     codes = jax.jit(trellis.encode)(jax.random.normal(jax.random.key(1), (7, dim)))
     assert trellis.bits_per_vector == 8 * codes[0].nbytes
     lanes = -(-dim // 8)
@@ -179,7 +179,7 @@ def test_more_states_are_better_and_each_table_beats_lloyd_max():
     for bits in (1, 2, 3, 4):
         found = [distortion(bits, size) for size in (6, 7, 8)]
         assert found == sorted(found, reverse=True)
-        assert found[0] < 0.86 * theory.lloyd_max(bits, 128)
+        assert found[0] < 0.86 * theory.lloyd_max(bits, dim=128)
 
 
 @pytest.mark.parametrize("bits", some(range(1, 9), [3]))
@@ -194,7 +194,7 @@ def test_companded_levels_are_what_their_numbers_say(bits):
     states = jnp.arange(256)
     folded = states ^ (states >> table.fold) if table.fold else states
     np.testing.assert_array_equal(table(states), line[np.asarray(folded * table.multiplier % 256)])
-    text = jax.jit(Trellis(table, bits, 128).decode).lower(jnp.zeros((4, 4 * bits), jnp.uint32)).as_text()
+    text = jax.jit(Trellis(table, dim=128, bits=bits).decode).lower(jnp.zeros((4, 4 * bits), jnp.uint32)).as_text()
     assert "gather" not in text
 
 
@@ -211,7 +211,7 @@ def test_codes_that_may_follow_on_a_state_are_spread_evenly(bits):
 @pytest.mark.full
 def test_lloyd_steps_lower_the_error():
     x = jax.random.laplace(jax.random.key(0), (512, 64))
-    code = trellis_coded(64, 2.5, 1)
+    code = trellis_coded(64, 2.5, sphere_dim=1)
     errors = [error(code, x)]
     for _ in range(4):
         parts = jax.jit(trellis_tables_experiment.improved)(code, x)
@@ -237,10 +237,13 @@ def test_lloyd_steps_lower_the_error():
         (lambda: trellis_coded(4, 1, state_bits=9), "expected state_bits to be a whole number from 1 to 8, got 9"),
         (lambda: trellis_coded(128, 5, state_bits=10), "expected state_bits to be a whole number from 8 to 8, got 10"),
         (
-            lambda: rqjax.TrellisColumns.gaussian(jnp.zeros(8), jnp.ones(8), (2, 1) + (0,) * 6),
+            lambda: rqjax.TrellisPerCoordinate.gaussian(jnp.zeros(8), jnp.ones(8), (2, 1) + (0,) * 6),
             "as many bits as a state",
         ),
-        (lambda: rqjax.TrellisColumns.gaussian(jnp.zeros(4), jnp.ones(4), (2, 4, 3, 1)), "expected descending bits"),
+        (
+            lambda: rqjax.TrellisPerCoordinate.gaussian(jnp.zeros(4), jnp.ones(4), (2, 4, 3, 1)),
+            "expected descending bits",
+        ),
     ],
 )
 def test_trellis_rejects_invalid_arguments(make, message):
@@ -252,9 +255,9 @@ def test_trellis_rejects_invalid_arguments(make, message):
 def test_committed_tables_are_what_training_makes():
     """A table is no more than 2 % above one that is trained here for as long as a test may take."""
     short = trellis_tables_experiment.run({"table": (4, 6), "dim": 128, "n": 512, "steps": 60})
-    assert error(trellis_coded(128, 4, 1, state_bits=6), jax.random.normal(jax.random.key(0), (2048, 128))) < (
-        1.02 * short["mse"]
-    )
+    assert error(
+        trellis_coded(128, 4, sphere_dim=1, state_bits=6), jax.random.normal(jax.random.key(0), (2048, 128))
+    ) < (1.02 * short["mse"])
     for bits, (least, most) in trellis_tables.STATE_BITS.items():
         for state_bits in range(least, most + 1):
             table = trellis_tables.trained(bits, state_bits)
@@ -271,7 +274,9 @@ def test_one_ring_through_coordinates_of_many_bits():
     bits = allocate(np.asarray(deviation**2), 128)
     assert len(set(bits)) >= 5
     x = deviation * jax.random.normal(jax.random.key(0), (512, 64))
-    codes = [kind.gaussian(jnp.zeros(64), deviation, bits) for kind in (rqjax.TrellisColumns, rqjax.Columns)]
+    codes = [
+        kind.gaussian(jnp.zeros(64), deviation, bits) for kind in (rqjax.TrellisPerCoordinate, rqjax.PerCoordinate)
+    ]
     trellis, columns = (float(error(code, x)) for code in codes)
     assert codes[0].bits_per_vector == codes[1].bits_per_vector == 128
     assert trellis < 0.75 * columns

@@ -43,7 +43,7 @@ def test_exchange_orders_pairs_and_is_undone_exactly():
     np.testing.assert_array_equal(exchange(x, 1)[0], [[1, 2, 0, 6, 3, 2, 5, 7]])
     np.testing.assert_array_equal(y, [[1, 0, 2, 6, 2, 5, 3, 7]])
     np.testing.assert_array_equal(maps[0], [[False, False, True, False]])
-    same = Exchange(rqjax.Exact(8, "float32"), 3)
+    same = Exchange(rqjax.Exact(8, "float32"), levels=3)
     codes = same.encode(x)
     assert codes[0].shape == (1, 2)  # 12 bits
     np.testing.assert_array_equal(same.decode(codes), x)
@@ -214,7 +214,7 @@ def test_what_cannot_be_fitted_says_why(x, options, message):
 
 def test_shapes_that_do_not_divide():
     with pytest.raises(ValueError, match=r"2\^2 = 4 divides for 2 levels of exchange, got 6"):
-        Exchange(rqjax.Exact(6, "float32"), 2)
+        Exchange(rqjax.Exact(6, "float32"), levels=2)
     with pytest.raises(ValueError, match=r"width of groups that divides the dimension 64, got 7"):
         Product.fit(KEY, jnp.ones((8, 64)), 7, 2)
 

@@ -106,7 +106,7 @@ def test_shrinkage_of_inner_products(name):
     seeds = 20
     keys = jax.random.split(jax.random.key(0), seeds)
     slopes = np.asarray(jax.jit(jax.vmap(one))(keys, samples.sample("sphere", seeds, 500, DIM)))
-    expected = 1 - theory.lloyd_max(2, DIM) if name in MSE_OPTIMAL else 1
+    expected = 1 - theory.lloyd_max(2, dim=DIM) if name in MSE_OPTIMAL else 1
     # eden_unbiased has no spread but that of its bfloat16 scale (2^-9 relative, hardly averaged over 500 vectors)
     assert abs(slopes.mean() - expected) < 3 * slopes.std(ddof=1) / seeds**0.5 + 2e-4
 
@@ -183,9 +183,9 @@ def test_scaled_is_never_worse_than_normalized():
     x = jax.random.normal(jax.random.key(0), (300, DIM))
     inner = rqjax.Rotated(Hadamard.random(jax.random.key(1), DIM), rqjax.lloyd_max(DIM, 2))
     squares = []
-    for quantizer in (rqjax.Scaled(inner, "mse", "float32"), rqjax.Normalized(inner, "float32")):
+    for quantizer in (rqjax.Scaled(inner, dtype="float32"), rqjax.Normalized(inner, dtype="float32")):
         decoded = jax.jit(lambda q, x: q.decode(q.encode(x)))(quantizer, x)
         squares.append(jnp.sum((x - decoded) ** 2, axis=-1))
     assert (squares[0] <= squares[1] * (1 + 1e-5)).all()
     with pytest.raises(ValueError, match="expected mode 'mse' or 'unbiased', got 'best'"):
-        rqjax.Scaled(inner, "best")
+        rqjax.Scaled(inner, mode="best")

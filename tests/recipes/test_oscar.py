@@ -144,5 +144,5 @@ def test_a_decoder_gives_it_its_queries():
 
 def test_shares():
     with pytest.raises(ValueError, match="expected a share from 0 to 1"):
-        rqjax.Clipped(rqjax.MinMax(2, 32, 32), share=1.5)
+        rqjax.Clipped(rqjax.MinMax(32, 2, group_size=32), share=1.5)
     assert FIT(KEY, samples(0, 300, 96)[1], 2).bits_per_vector == 96 * 2 + 32

@@ -144,7 +144,7 @@ def test_of_equal_scores_the_first_row_comes_first():
 def test_biased_scales_keep_the_order_of_distances():
     """A quantizer that shrinks every inner product to a half finds the nearest as one that does not."""
     x, queries = vectors(), vectors(100, seed=1)
-    half = rqjax.Scaled(quantizer().inner, "unbiased")
+    half = rqjax.Scaled(quantizer().inner, mode="unbiased")
     exact = brute_force(x, queries, "l2", 10)[1]
 
     def recall(code):
@@ -465,7 +465,7 @@ def test_no_queries_find_nothing_and_no_vectors_change_nothing(metric, stored, t
     index.save(tmp_path / "i.safetensors")
     kinds = [
         index,
-        rqjax.IVF.build(quantizer(), x, metric=metric, store=store, lists=5, key=jax.random.key(0)),
+        Index.build(quantizer(), x, metric=metric, store=store, lists=5, key=jax.random.key(0)),
         index.shard(jax.sharding.Mesh(np.array(jax.devices()), ("rows",)), "rows"),
         Index.load(tmp_path / "i.safetensors", mapped=True),
     ]

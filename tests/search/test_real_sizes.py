@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rqjax
-from rqjax import IVF, Index
+from rqjax import Index
 from tests.tools import neighbors
 from tests.tools.suites import some
 
@@ -21,29 +21,25 @@ def vectors(dim, offset):
     return x, (x[:20] + 0.01 * rng.standard_normal((20, dim))).astype(np.float32)
 
 
-def build(kind, quantizer, x, **options):
-    return (Index.build if kind == "Index" else IVF.build)(quantizer, x, **options)
-
-
 @pytest.mark.parametrize(
     ("kind", "metric", "dim", "k", "offset"),
     some(
         [
             (kind, metric, dim, k, offset)
-            for kind in ("Index", "IVF")
+            for kind in ("rows", "lists")
             for metric in ("ip", "l2", "cosine")
             for dim in (96, 384)
             for k in (10, 100)
             for offset in ((0, 100, 1000) if metric == "l2" else (0,))
         ],
-        [("Index", "l2", 96, 100, 1000)],
+        [("rows", "l2", 96, 100, 1000)],
     ),
 )
 def test_vectors_as_they_are_are_found_as_by_float64(kind, metric, dim, k, offset):
     """Vectors found are as near as the nearest; of equal distances in float32 either may come first."""
     x, queries = vectors(dim, offset)
-    options = {"key": KEY, "lists": 8} if kind == "IVF" else {}
-    scores, ids = build(kind, rqjax.Exact(dim, "float32"), x, metric=metric, **options).search(queries, k)
+    options = {"key": KEY, "lists": 8} if kind == "lists" else {}
+    scores, ids = Index.build(rqjax.Exact(dim, "float32"), x, metric=metric, **options).search(queries, k)
     expected, _ = neighbors.nearest(x, queries, metric, k)
     scale = np.abs(neighbors.scores(x, queries, metric)).max()
     np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6 * scale)
@@ -54,7 +50,7 @@ def test_vectors_as_they_are_are_found_as_by_float64(kind, metric, dim, k, offse
 
 @pytest.mark.parametrize(
     ("kind", "offset"),
-    some([(k, o) for k in ("Centered", "IVF", "store") for o in (0, 10, 100, 1000)], [("Centered", 1000)]),
+    some([(k, o) for k in ("Centered", "lists", "store") for o in (0, 10, 100, 1000)], [("Centered", 1000)]),
 )
 def test_near_duplicates_far_from_the_origin(kind, offset):
     """Codes of 8 bits of what is left of a center, a centroid or, in a store, nothing: as good as near the origin."""
@@ -65,8 +61,8 @@ def test_near_duplicates_far_from_the_origin(kind, offset):
     if kind == "store":
         options["store"] = rqjax.Exact(dim, "float32")
     built = (
-        IVF.build(code, x, key=KEY, lists=8, **options)
-        if kind == "IVF"
+        Index.build(code, x, key=KEY, lists=8, **options)
+        if kind == "lists"
         else Index.build(rqjax.Centered(jnp.asarray(x.mean(axis=0)), code), x, **options)
     )
     search = {"rerank": 50} if kind == "store" else {}

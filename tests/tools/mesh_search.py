@@ -63,7 +63,7 @@ for metric in METRICS:
 residuals = rqjax.turboquant_trellis(jax.random.key(2), 64, 3)
 for metric in METRICS:
     options = {"metric": metric, "store": rqjax.Exact(64, "float16"), "key": jax.random.key(3)}
-    whole = rqjax.IVF.build(residuals, x, ids=ids, lists=37, **options)
+    whole = rqjax.Index.build(residuals, x, ids=ids, lists=37, **options)
     own = whole.remove(np.delete(ids, parts[rank]))
     shards = own.shard(Mesh(np.array(jax.devices()).reshape(4, 2), ("rows", "copies")), "rows")
     assert len(shards) == len(whole) == len(x)

@@ -22,7 +22,7 @@ def vectors():
 
 
 def decoded(name):
-    quantizer = rqjax.Blocks(name, 128)
+    quantizer = rqjax.Formats(128, name)
     return np.asarray(jax.jit(lambda x: quantizer.decode(quantizer.encode(x)))(vectors()))
 
 
@@ -31,7 +31,7 @@ def test_blocks_of_llama_cpp(name):
     kind = gguf.GGMLQuantizationType[name.upper()]
     theirs = gguf.quants.dequantize(gguf.quants.quantize(vectors(), kind), kind)
     np.testing.assert_array_equal(decoded(name), theirs)
-    assert rqjax.Blocks(name, 128).bits_per_vector == 8 * gguf.quants.quant_shape_to_byte_shape((128,), kind)[0]
+    assert rqjax.Formats(128, name).bits_per_vector == 8 * gguf.quants.quant_shape_to_byte_shape((128,), kind)[0]
 
 
 def test_nvfp4_is_that_of_mlx():
@@ -50,7 +50,7 @@ def test_mxfp4_is_the_specification():
 
 @pytest.mark.parametrize(("name", "bits"), [("q4_0", 4.5), ("q8_0", 8.5), ("mxfp4", 4.25), ("nvfp4", 4.5)])
 def test_a_cache_has_the_products_of_decoded_vectors(name, bits):
-    quantizer = rqjax.Blocks(name, 64)
+    quantizer = rqjax.Formats(64, name)
     assert quantizer.bits_per_vector == 64 * bits
     rng = np.random.default_rng(1)
     k, v, q = (jnp.asarray(rng.normal(size=(1, 80, 2, 64)), jnp.float32) for _ in range(3))
@@ -68,6 +68,6 @@ def test_floats_of_eight_bits_have_an_end():
 
 def test_wrong_formats():
     with pytest.raises(rqjax.UnknownName, match="nvfp4"):
-        rqjax.Blocks("nvfp8", 64)
+        rqjax.Formats(64, "nvfp8")
     with pytest.raises(ValueError, match="multiple of q4_0's blocks of 32"):
-        rqjax.Blocks("q4_0", 48)
+        rqjax.Formats(48, "q4_0")

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int8, Integer, Shaped, UInt8, UInt32
 from rqjax.arrays import packing
 from rqjax.arrays.levels import divide, look_up
 from rqjax.arrays.planes import as_float32
-from rqjax.core import Codes, Vectors, check_vectors, pytree, static, unknown_name
+from rqjax.core import Codes, Vectors, check_int, check_vectors, pytree, static, unknown_name
 from rqjax.scoring.levels import GroupedLevels
 
 E4M3 = jnp.float8_e4m3fn
@@ -98,7 +98,7 @@ FORMATS = {
 
 
 @pytree
-class Blocks(GroupedLevels):
+class Formats(GroupedLevels):
     """Blocks of consecutive coordinates in one of `FORMATS`. Codes: (words (*n, d bits / 32), scales (*n, blocks)).
 
     They decode to what llama.cpp, the specification of MXFP4 and MLX's NVFP4 decode theirs to. A tensor has no scale
@@ -106,18 +106,19 @@ class Blocks(GroupedLevels):
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
-      >>> words, scales = rqjax.Blocks("nvfp4", dim=64).encode(jnp.ones((5, 64)))
+      >>> words, scales = rqjax.Formats(dim=64, format="nvfp4").encode(jnp.ones((5, 64)))
       >>> (words.shape, scales.shape)
       ((5, 8), (5, 4))
     """
 
-    format: str = static()
     dim: int = static()
+    format: str = static()
 
     def __post_init__(self):
+        check_int("dim in Formats(dim, format)", self.dim, 1, 2**24)
         if self.format not in FORMATS:
             raise unknown_name("format", self.format, FORMATS)
-        if self.dim < 1 or self.dim % self.size:
+        if self.dim % self.size:
             raise ValueError(f"expected dim to be a multiple of {self.format}'s blocks of {self.size}, got {self.dim}")
 
     @property

@@ -9,7 +9,7 @@ import pytest
 
 import rqjax
 from rqjax import codebooks
-from rqjax.quantizers.per_coordinate import Columns
+from rqjax.quantizers.per_coordinate import PerCoordinate
 from rqjax.recipes.allocation import allocate
 from tests.cache.test_cache import append, attend
 
@@ -17,11 +17,11 @@ BITS = (6, 6, 4, 3, 3, 3, 1, 1, 0, 0, 0)
 DEVIATION = np.exp2(BITS).astype(np.float32)
 X = np.random.default_rng(0).standard_normal((2, 300, len(BITS))).astype(np.float32) * DEVIATION
 trip = jax.jit(lambda q, x: q.decode(q.encode(x)))
-lloyd = jax.jit(Columns.lloyd, static_argnums=(1, 2))
+lloyd = jax.jit(PerCoordinate.lloyd, static_argnums=1, static_argnames="iterations")
 
 
 def test_each_coordinate_has_its_nearest_level():
-    columns = Columns.gaussian(jnp.ones(len(BITS)), jnp.asarray(DEVIATION), BITS)
+    columns = PerCoordinate.gaussian(jnp.ones(len(BITS)), jnp.asarray(DEVIATION), BITS)
     decoded = np.asarray(trip(columns, X))
     assert columns.dim == len(BITS)
     levels = [np.asarray(part)[:, i] for part in columns.levels for i in range(part.shape[1])]
@@ -33,7 +33,7 @@ def test_each_coordinate_has_its_nearest_level():
 
 @pytest.mark.parametrize("bits", [BITS, pytest.param((3,) * 16, marks=pytest.mark.full), (8, 5, 1), (0, 0)])
 def test_codes_are_packed_to_whole_bytes(bits):
-    columns = Columns.gaussian(jnp.zeros(len(bits)), jnp.ones(len(bits)), bits)
+    columns = PerCoordinate.gaussian(jnp.zeros(len(bits)), jnp.ones(len(bits)), bits)
     x = jnp.asarray(X[..., :1].repeat(len(bits), -1))
     codes = columns.encode(x)
     assert codes.dtype == jnp.uint8
@@ -44,11 +44,11 @@ def test_codes_are_packed_to_whole_bytes(bits):
 def test_learned_levels_suit_the_samples():
     """A mixture of two peaks: Gaussian levels lose a factor of five; with few samples they are what is learned."""
     peaks = jax.random.rademacher(jax.random.key(1), (4000, 8)) + 0.1 * jax.random.normal(jax.random.key(2), (4000, 8))
-    learned, prior = lloyd(peaks[:2000], (2,) * 8, 20), lloyd(peaks[:2000], (2,) * 8, 0)
+    learned, prior = lloyd(peaks[:2000], (2,) * 8), lloyd(peaks[:2000], (2,) * 8, iterations=0)
     held_out = peaks[2000:]
     errors = [float(jnp.mean((held_out - trip(q, held_out)) ** 2)) for q in (learned, prior)]
     assert errors[0] < errors[1] / 5
-    few = lloyd(held_out[:3], (4,) * 8, 1)
+    few = lloyd(held_out[:3], (4,) * 8, iterations=1)
     unit = (few.levels[0] - held_out[:3].mean(0)) / held_out[:3].std(0)
     np.testing.assert_allclose(unit, np.repeat(codebooks.gaussian(4)[:, None], 8, 1), atol=0.5)
 
@@ -78,13 +78,13 @@ def test_allocation_is_optimal_and_exact():
 )
 def test_columns_reject_invalid_level_shapes(shapes, message):
     with pytest.raises(ValueError, match=message):
-        Columns(tuple(map(np.zeros, shapes)))
+        PerCoordinate(tuple(map(np.zeros, shapes)))
 
 
 def test_gains_follow_sizes_over_the_whole_range():
     """Loud coordinates do not rule the gain; 8 bits reach from 1e-4 to 1e4."""
     deviation = jnp.asarray(DEVIATION)
-    columns = Columns.gaussian(jnp.zeros(len(BITS)), deviation, BITS)
+    columns = PerCoordinate.gaussian(jnp.zeros(len(BITS)), deviation, BITS)
     gain = rqjax.Gain(1 / (len(BITS) * deviation**2), columns)
     assert gain.bits_per_vector == 8 + 32
     usual = rqjax.metrics.relative_mse(X, trip(gain, X))
@@ -119,7 +119,7 @@ def test_per_head_is_each_head_by_itself(heads):
 def test_a_cache_of_quantizers_per_head(heads):
     """A cache equals three caches of one head: integer tiles for the keys, decoded blocks for the values."""
     k = jax.random.normal(jax.random.key(6), (2, 60, 3, 32))
-    values = rqjax.PerHead(jax.vmap(lambda x: lloyd(x, (3,) * 32, 5))(jnp.swapaxes(k[0], 0, 1)))
+    values = rqjax.PerHead(jax.vmap(lambda x: lloyd(x, (3,) * 32, iterations=5))(jnp.swapaxes(k[0], 0, 1)))
 
     def run(keys, values, k):
         cache = rqjax.KVCache.init(2, k.shape[2], 96, keys, values, window=8, sinks=2, dtype=jnp.float32)

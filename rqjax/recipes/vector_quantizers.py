@@ -52,9 +52,9 @@ def qet(key: Key, x: Array, bits: int) -> Quantizer:
         y, _ = exchange(x, EXCHANGE_LEVELS)
         early = Product.fit(first, y, *_group(x.shape[1] >> EXCHANGE_LEVELS, rates[0]))
         if not rates[1]:
-            return Exchange(early, EXCHANGE_LEVELS)
+            return Exchange(early, levels=EXCHANGE_LEVELS)
         late = Product.fit(second, y - early.decode(early.encode(y)), *_group(x.shape[1], rates[1]))
-        return Exchange(Residual(early, late), EXCHANGE_LEVELS)
+        return Exchange(Residual(early, late), levels=EXCHANGE_LEVELS)
 
     return pq(key, x, bits) if bits == 1 else _each_head(one, key, x, bits)
 
