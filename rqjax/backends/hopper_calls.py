@@ -31,7 +31,7 @@ def with_sketch(quantizer: Quantizer) -> tuple[Normalized, Normalized] | None:
         case Normalized(
             inner=Residual(first=first, second=Normalized(inner=Rotated(inner=Scalar(bits=1))) as sketch), dtype=dtype
         ):
-            return Normalized(first, dtype), sketch
+            return Normalized(first, dtype=dtype), sketch
     return None
 
 
