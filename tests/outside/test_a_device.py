@@ -1,4 +1,4 @@
-"""A device of somebody else's: a table and a module of calls, and nothing that rqjax knows of."""
+"""A device of somebody else's: a table and its calls, and nothing that rqjax knows of."""
 
 from contextvars import ContextVar
 
@@ -8,58 +8,53 @@ import numpy as np
 import pytest
 
 import rqjax
-from rqjax.core import dispatch
+from tests.tools.steps import Steps
 
 PLUGGED = ContextVar("plugged", default=False)
-"""Whether the device is there."""
-dispatch.CONTEXT.append(PLUGGED.get)
+rqjax.core.dispatch.CONTEXT.append(PLUGGED.get)
 FEW = "my_device kernels take up to 8 vectors"
 
+
+def encode(quantizer, x):
+    return jnp.full((*x.shape[:-1], 8), 7, jnp.uint32), jnp.ones((*x.shape[:-1], 1))
+
+
+def decode(quantizer, codes, dtype=None):
+    return codes[1] * jnp.ones(quantizer.dim, dtype)
+
+
+def attend(cache, q, mask, **options):
+    return jnp.full_like(q, options["scale"])
+
+
+Entry = rqjax.kernels.Entry
 TABLE = [
-    rqjax.kernels.Entry(
-        rqjax.Quantizer.encode,
-        (rqjax.Normalized,),
-        lambda quantizer, x: FEW if len(x) > 8 else None,
-        lambda quantizer, x: (jnp.full(x.shape[:-1], 7.0), quantizer.inner.encode(x)),
-    ),
-    rqjax.kernels.Entry(
-        rqjax.Quantizer.decode,
-        (rqjax.Normalized,),
-        lambda quantizer, codes, dtype=None: None,
-        lambda quantizer, codes, dtype=None: codes[0][..., None] * jnp.ones(quantizer.dim, dtype),
-    ),
-    rqjax.kernels.Entry(
-        rqjax.attend,
-        (rqjax.KVCache,),
-        lambda cache, q, mask, **options: None if mask is None else "no my_device kernel with a mask",
-        lambda cache, q, mask, **options: jnp.full_like(q, options["scale"]),
-        rows=False,
-    ),
+    Entry(rqjax.Quantizer.encode, (Steps,), lambda quantizer, x: FEW if len(x) > 8 else None, encode),
+    Entry(rqjax.Quantizer.decode, (Steps,), lambda *_, **__: None, decode),
+    Entry(rqjax.attend, (rqjax.KVCache,), lambda _, q, mask, **__: mask if mask is None else "no masks", attend, False),
 ]
 rqjax.kernels.register("my_device", lambda: None if PLUGGED.get() else "my_device is not plugged in", TABLE)
-KEY, X = jax.random.key(0), jax.random.normal(jax.random.key(1), (5, 64))
 
 
 def test_a_device_from_outside_computes_what_its_table_names():
-    ours, cache = rqjax.rotorquant(KEY, 64, 3), rqjax.strategy("identity_4", KEY, 64).cache(1, 1, 256)
-    plain = ours.encode(X)
+    quantizer, x = Steps(jnp.float32(0.1), 64), jax.random.normal(jax.random.key(0), (5, 64))
+    plain, cache = quantizer.encode(x), rqjax.strategy("identity_4", jax.random.key(0), 64).cache(1, 1, 256)
     with pytest.raises(rqjax.Unsupported, match="my_device is not plugged in"):
-        rqjax.encode(ours, X, implementation="my_device")
+        rqjax.encode(quantizer, x, implementation="my_device")
     token = PLUGGED.set(True)
     try:
-        for norms, _ in (ours.encode(X), jax.jit(ours.encode)(X), rqjax.encode(ours, X, implementation="my_device")):
-            np.testing.assert_array_equal(norms, jnp.full(5, 7.0))
-        np.testing.assert_array_equal(rqjax.decode(ours, plain, dtype="bfloat16"), plain[0][:, None].repeat(64, 1))
-        attended = rqjax.attend(cache, jnp.ones((1, 1, 2, 64)), scale=3)
-        np.testing.assert_array_equal(attended, jnp.full((1, 1, 2, 64), 3.0))
+        for run in (quantizer.encode, jax.jit(quantizer.encode), lambda x: rqjax.encode(quantizer, x)):
+            np.testing.assert_array_equal(run(x)[0], jnp.full((5, 8), 7))
+        assert (rqjax.decode(quantizer, plain, implementation="my_device") == plain[1]).all()
+        assert (rqjax.attend(cache, jnp.ones((1, 1, 2, 64)), scale=3, implementation="my_device") == 3).all()
+        np.testing.assert_array_equal(quantizer.encode(x.repeat(2, 0))[0][::2], plain[0])  # more than it takes
+        np.testing.assert_array_equal(quantizer.encode(x, implementation="xla")[0], plain[0])
         with pytest.raises(rqjax.Unsupported, match=FEW):
-            ours.encode(X[:, None].repeat(9, 0), implementation="my_device")
-        with pytest.raises(rqjax.Unsupported, match="no my_device kernel with a mask"):
-            rqjax.attend(cache, X[None, :1, None], mask=jnp.ones(256, bool), implementation="my_device")
+            quantizer.encode(x.repeat(2, 0), implementation="my_device")
+        with pytest.raises(rqjax.Unsupported, match="no masks"):
+            rqjax.attend(cache, x[None, :1, None], mask=np.ones(256, bool), implementation="my_device")
         with pytest.raises(rqjax.UnknownName, match="unknown implementation 'mydevice'; did you mean 'my_device'"):
-            rqjax.encode(ours, X, implementation="mydevice")
-        jax.tree.map(np.testing.assert_array_equal, ours.encode(X, implementation="xla"), plain)
-        jax.tree.map(np.testing.assert_array_equal, ours.encode(X.repeat(2, 0))[0][::2], plain[0])  # it refuses
+            quantizer.encode(x, implementation="mydevice")
     finally:
         PLUGGED.reset(token)
-    jax.tree.map(np.testing.assert_array_equal, ours.encode(X), plain)
+    np.testing.assert_array_equal(quantizer.encode(x)[0], plain[0])
