@@ -15,7 +15,7 @@ Operations on any quantizer
     encode decode roundtrip straight_through nbytes save load
 Keys and values
     STRATEGIES strategy Strategy KVCache Rope append attend dot_product_attention grow truncate requantize PagedCache
-    AsGiven SubtractedMean TurnedMean BeforeRope LastPart, in what form a cache has keys and values
+    AsGiven SubtractedMean TurnedMean BeforeRope, forms of keys; LastPart, of values
     rqjax.nn for flax
 Nearest neighbors
     Index

@@ -40,7 +40,7 @@ def test_version_and_names():
         (lambda: rqjax.turboquant_trellis(KEY, 64, 3).inner.inner.table, "Companded(float32[], multiplier=97)"),
         (
             lambda: rqjax.strategy("v3_3", KEY, 64).cache(1, 2, 512, window=16),
-            "KVCache(Normalized(Rotated(Dense(64), Scalar(3 bits))), max_len=512, window=16, sinks=4)",
+            "KVCache(Normalized(Rotated(Dense(64), Scalar(3 bits))), AsGiven(), max_len=512, window=16, sinks=4)",
         ),
         (
             lambda: rqjax.Index.build(rqjax.identity(KEY, 4, 3), np.eye(4, dtype=np.float32)),
