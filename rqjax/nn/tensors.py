@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, BFloat16, UInt8
 
-from rqjax.core.treefile import Stored
+from rqjax.core.treefile import Stored, dtype_of
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.families import GATE_UP
 
@@ -50,13 +50,15 @@ class Place(NamedTuple):
         scales = (experts, outer, inner // 32)
         return {f"{self.names[0]}_blocks": (*scales, 16), f"{self.names[0]}_scales": scales}
 
-    def rows(self, files: Mapping[str, Stored], rows: slice, expert: int) -> np.ndarray:
-        """Some of its rows, or of those of an expert; where they have an order, those of whole heads."""
+    def part(self, files: Mapping[str, Stored], expert: int, rows: slice, columns: Sequence[slice]) -> np.ndarray:
+        """A part of it, or of what an expert has of it; where rows have an order, those of whole heads."""
         if self.experts == "mxfp4":
-            return of_mxfp4(*(files[name].array()[expert, self.first :: self.step][rows] for name in self.tensors))
+            each = (files[name].array()[expert, self.first :: self.step][rows] for name in self.tensors)
+            return of_mxfp4(*each)[:, *columns]
         if self.experts == "packed":
-            return files[self.names[0]].array()[expert].T[self.first :: self.step][rows]
-        return self._in_order(files[self.names[expert]].array()[self.first :][rows], self.order)
+            return files[self.names[0]].array()[expert].T[self.first :: self.step][rows, *columns]
+        own = slice(self.first + rows.start, self.first + rows.stop)
+        return self._in_order(files[self.names[expert]].array()[own, *columns], self.order)
 
     def written(self, x: Array) -> dict[str, Array]:
         """What the tensors of a file have of a parameter."""
@@ -100,11 +102,11 @@ def read(
     experts, (low, high), *others = bounds if place.experts else [(0, 1), *bounds]
     columns, width = [slice(*bound) for bound in others], math.prod(stop - start for start, stop in others)
     unit = 1 if place.order is None else len(place.order)
-    out = _aligned(sizes, dtype or _wide(place.rows(files, slice(unit), 0).dtype))
+    out = _aligned(sizes, dtype or _wide(dtype_of(files[next(iter(place.tensors))].kind)))
     for expert in range(*experts):
         part = out[expert - experts[0]] if place.experts else out
         for rows in _blocks(low, high, width, unit):
-            part[rows.start - low : rows.stop - low] = place.rows(files, rows, expert)[:, *columns]
+            part[rows.start - low : rows.stop - low] = place.part(files, expert, rows, columns)
     return out
 
 

@@ -53,11 +53,11 @@ class Counted:
     def __init__(self, part: Any):
         self.part = part
 
-    def get_slice(self, name: str) -> "Counted":
-        return Counted(self.part.get_slice(name))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.part, name)
 
-    def get_shape(self, name: str) -> list[int]:
-        return self.part.get_shape(name)
+    def array(self) -> "Counted":
+        return Counted(self.part.array())
 
     def __getitem__(self, index: Any) -> Any:
         found = self.part[index]
