@@ -21,8 +21,8 @@ DOCUMENTS = [
 CONFIGS = ROOT / "configs" / "README.md"
 ABOVE = """# Configs
 
-Each file is a grid and says what it is for: `python -m experiments.run NAME`. Files lie in the room of the experiment
-that they run. Generated from their docstrings by `python -m experiments.readme`; minutes are those that the rows in
+Each config is a grid, run by `python -m experiments.run NAME`. Its file lies in the room of its experiment. This page
+is generated from the docstrings by `python -m experiments.readme`. Minutes are the time that the rows in
 [results/](../results/README.md) took, on two hardware threads.
 
 | config | what it is about | minutes | extras |

@@ -3,8 +3,9 @@
 Claim: mse-optimal quantizers shrink inner products by 1 - D, sketched residuals by nothing; an orthogonal sketch has
 two thirds of the Gaussian one's error, and EDEN's unbiased scale beats both with no sketch at all.
 
-To see: the slope, the factor on every inner product, is 1 within one percent for all `_prod` and `_unbiased`; the
-others shrink, at 3 bits to 0.93 to 0.98. Of those that do not, `turboquant_trellis_unbiased` has the smallest RMSE.
+To see: the slope, the factor on every inner product, is 1 within one percent for all `_prod` and `_unbiased`. The other
+methods shrink inner products, at 3 bits to 0.93 to 0.98. `turboquant_trellis_unbiased` has the smallest RMSE of the
+methods that do not shrink.
 
     python -m experiments.run --config=configs/codes/inner_product.py
 

@@ -4,9 +4,9 @@ Claim: one layer of rotors in blocks of three is seven times worse than a unifor
 3 bits; with one randomized Hadamard round it is as good or better on every data set, but only if the rotors come first
 (`rotor_chain`; `hadamard_rotor` is the other order).
 
-To see: on Gaussian data all rotations are alike, and so is none (`identity`). On outlier channels none has 9 times
-the error of a uniform rotation (`dense`), one layer of rotors 7 times; `rotor_chain` is nowhere more than 1 % above
-it.
+To see: on Gaussian data all rotations are alike, and no rotation (`identity`) is as good. On outlier channels
+`identity` has 9 times the error of a uniform rotation (`dense`), one layer of rotors 7 times. `rotor_chain` is nowhere
+more than 1 % above `dense`.
 
     python -m experiments.run --config=configs/codes/rotation_mixing.py
 

@@ -6,10 +6,10 @@ in bfloat16 for all, tiles lose the advantage that their own exact tokens give t
 
     python -m experiments.run --config=configs/language/leaderboard_parts.py
 
-To see: `klt_trellis+pre_rope` stays the best and `kivi_2`, of 3 bits, the worst; KVarN is behind trellis and lattice
-codes in the mean, but for `kvarn_3` in the median of llama-d128. Keys of grids cost 3 to 48 times what values do, those
-of codes with the scale of least error 0.9 to 4 times. Of values unbiased codes lose 0.23 to 0.47 of what codes of least
-error do, of keys they lose more.
+To see: `klt_trellis+pre_rope` stays the best and `kivi_2`, which has 3 bits, the worst. KVarN is behind trellis and
+lattice codes in the mean, except `kvarn_3` in the median of llama-d128. On grids, keys cost 3 to 48 times as much as
+values; in codes with the scale of least error, 0.9 to 4 times. Unbiased codes lose 0.23 to 0.47 of the loss of codes of
+least error on values, and more on keys.
 
 `a/bfloat16` has codes of keys and exact values, `bfloat16/a` codes of values and exact keys; `bits` is the mean of
 both. `bfloat16` alone is the floor: the models compute in float32. KIVI shares scales among 32 tokens and KVarN among

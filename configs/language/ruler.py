@@ -12,10 +12,10 @@ of T tokens T / 6 pairs of a key and a value are told, and all asked for one aft
 in their own tokens, with hay from `corpus`. What learns is fitted to other pairs, or to training text. With `keep` 0+0
 nothing is kept in full precision but the newest 15 tokens at most; 128+4 is the default of caches.
 
-To see: a decoder makes a token at a time, and its newest tokens are exact. Codes of least error shrink keys, and
-beside exact ones a sharp head no longer finds them: `eden_2` loses nearly all, with a window most; `eden_unbiased_2`,
-whose codes do not shrink, little. It is the keys that must not shrink: `eden_unbiased_2/eden_2` is as good. `kivi_2`,
-of 3 bits with up to 31 exact tokens, answers half without a window.
+To see: a decoder makes a token at a time, and its newest tokens are exact. Codes of least error shrink keys, so that a
+sharp head no longer finds them beside exact ones. `eden_2` loses nearly all answers, most with a window;
+`eden_unbiased_2`, whose codes do not shrink, loses few. Only keys must not shrink: `eden_unbiased_2/eden_2` is as good.
+`kivi_2`, of 3 bits with up to 31 exact tokens, answers half without a window.
 """
 
 from ml_collections import ConfigDict
