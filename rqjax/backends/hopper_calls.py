@@ -21,12 +21,13 @@ CONTEXT.append(INTERPRET.get)
 
 
 def kernel(module: str) -> Any:
-    """A module of `pallas_kernels`, imported when it is used: jax.experimental.pallas takes a second."""
+    """Imports a module of `pallas_kernels.gpu` on first use: jax.experimental.pallas takes a second."""
     return importlib.import_module(f"pallas_kernels.gpu.{module}")
 
 
 def with_sketch(quantizer: Quantizer) -> tuple[Normalized, Normalized] | None:
-    """Normalized(first) and the sketch of Normalized(Residual(first, sketch)), if it is one: of one bit."""
+    """Takes Normalized(Residual(first, sketch)) apart into Normalized(first) and the one-bit sketch; None for other
+    nests."""
     match quantizer:
         case Normalized(
             inner=Residual(first=first, second=Normalized(inner=Rotated(inner=Scalar(bits=1))) as sketch), dtype=dtype
