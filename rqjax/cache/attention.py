@@ -145,7 +145,7 @@ def dot_product_attention(
 def _attend(cache: KVCache, q: Array, mask: Array | None, **options: Any) -> Array:
     """`attend` in plain JAX, with the derivative of attention to decoded vectors.
 
-    Queries are rounded where they meet codes, which has no derivative, and loops have no known length.
+    Queries are rounded where they meet codes, which has no derivative, and the loops have no known length.
     """
     arrays = {name: x for name, x in options.items() if isinstance(x, jax.Array)}
 
@@ -194,13 +194,13 @@ def attend_with(
     kernel: Past | None = None,
     weigh_exact: Callable[..., Array] | None = None,
 ) -> Array:
-    """`attend` of what has been checked, the queries of a few tokens at a time.
+    """`attend` with checked arguments, the queries of a few tokens at a time.
 
     Args:
       past: sums over the tokens in codes.
-      kernel: the same of a backend for queries that all see the same codes.
-      weigh_exact: attention of a backend to the tokens in full precision, of scaled queries, keys, values and what is
-        seen.
+kernel: a backend's `past` for queries that all see the same codes.
+weigh_exact: a backend's attention to the tokens in full precision, called with scaled queries, keys, values and
+        the mask of what is seen.
     """
     batch, time, q_heads, _ = q.shape
     size = max(1, QUERY_ROWS * cache.exact_keys.shape[1] // q_heads)
