@@ -28,14 +28,14 @@ def residues(
 
     Args:
       y: eight coordinates, floats, or whole numbers if `unit` is even.
-whole: the nearest integer to each coordinate, in multiples of `unit`.
-unit: factor of E8.
-keep: function applied to the choice of the nearest point, which all coordinates share.
+      whole: the nearest integer to each coordinate, in multiples of `unit`.
+      unit: factor of E8.
+      keep: function applied to the choice of the nearest point, which all coordinates share.
     """
     rest = [v - (unit * w).astype(v.dtype) for v, w in zip(y, whole, strict=True)]
     size = [jnp.abs(v) for v in rest]
     largest, smallest = functools.reduce(jnp.maximum, size), functools.reduce(jnp.minimum, size)
-# Where the sum is odd, one coordinate is rounded the other way: the one whose error grows least.
+    # Where the sum is odd, one coordinate is rounded the other way: the one whose error grows least.
     odd = (total(whole) & 1) == 1
     odd_halves = odd ^ ((total([(v < 0).astype(jnp.int8) for v in rest]) & 1) == 1)
     zero = jnp.zeros_like(largest)

@@ -17,10 +17,10 @@ def kmeans(key: Key, x: Float[Array, "groups n d"], k: int, iterations: int = 20
     """Centroids of each group: k-means++, then Lloyd's iterations.
 
     Args:
-key: random key of the first centroids.
+      key: random key of the first centroids.
       x: vectors.
-k: number of centroids, at most n.
-iterations: number of Lloyd's iterations.
+      k: number of centroids, at most n.
+      iterations: number of Lloyd's iterations.
 
     Raises:
       ValueError: k is not from 1 to n.

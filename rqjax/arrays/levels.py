@@ -19,7 +19,7 @@ def nearest(
     Args:
       x: numbers.
       levels: ascending, 2**bits for all coordinates, or (2**bits, d) for each its own.
-scale: scale of each vector; 1 if not given.
+      scale: scale of each vector; 1 if not given.
       symmetric: whether `levels[::-1] == -levels`; it halves the comparisons.
     """
     boundaries, bits = (levels[1:] + levels[:-1]) / 2, (len(levels) - 1).bit_length()

@@ -58,7 +58,7 @@ def path(segments: Sequence[Segment], families: UInt32[Array, "n"] | None = None
 
     Args:
       segments: samples.
-families: family of the state before the first and of the last state; if not given, paths are free at both ends.
+      families: family of the state before the first and of the last state; if not given, paths are free at both ends.
     """
     every = jnp.arange(2 ** _state_bits(segments), dtype=jnp.uint32)[:, None]
     count, steps = segments[0].y.shape[1], []
@@ -83,7 +83,7 @@ def windows(codes: UInt32[Array, "*n T"], bits: Sequence[int], state_bits: int) 
     each = np.array(bits)
     states, above = jnp.zeros_like(codes), np.zeros(len(each), int)
     back = 0
-    while (above < state_bits).any():# adds the code `back` times ago below the newer ones
+    while (above < state_bits).any():  # adds the code `back` times ago below the newer ones
         shift = state_bits - above - np.roll(each, back)
         up, down = (np.clip(amount, 0, 31).astype(np.uint32) for amount in (shift, -shift))
         states = states | jnp.where(above < state_bits, jnp.roll(codes, back, axis=-1) << up >> down, 0)
