@@ -29,8 +29,8 @@ def register(implementation: str, missing: Callable[[], str | None], table: Iter
     """Registers the kernels of a device.
 
     Args:
-implementation: name of the device's implementation.
-missing: returns why none of its kernels can run here, or None.
+      implementation: name of the device's implementation.
+      missing: returns why none of its kernels can run here, or None.
       table: its kernels.
     """
     for entry in table:

@@ -120,7 +120,7 @@ def autotune(quantizer: Quantizer, x: Shaped[Array, "*n d"], *, repeats: int = 2
       repeats: launches that are timed together; the best of three times counts.
 
     Returns:
-Tokens of a tile for each kernel.
+      Tokens of a tile for each kernel.
 
     Raises:
       Unsupported: there is no kernel for the quantizer, the vectors or the device; the message says why.
