@@ -198,8 +198,8 @@ def attend_with(
 
     Args:
       past: sums over the tokens in codes.
-kernel: a backend's `past` for queries that all see the same codes.
-weigh_exact: a backend's attention to the tokens in full precision, called with scaled queries, keys, values and
+      kernel: a backend's `past` for queries that all see the same codes.
+      weigh_exact: a backend's attention to the tokens in full precision, called with scaled queries, keys, values and
         the mask of what is seen.
     """
     batch, time, q_heads, _ = q.shape

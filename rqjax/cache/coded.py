@@ -56,7 +56,7 @@ def coded_sums(cache: KVCache, queries: Queries) -> Sums:
         sums = lax.fori_loop(0, blocks, add, sums)
         at = at + blocks * size
     restored = values.restore(sums.values)
-    if cache.values_in_keys and form.mean is not None:# codes are of keys minus this mean
+    if cache.values_in_keys and form.mean is not None:  # codes are of keys minus this mean
         restored += sums.total[..., None] * form.mean[:, :, None, -restored.shape[-1] :]
     return sums._replace(values=restored)
 

@@ -63,7 +63,7 @@ class KeyForm:
 
         Raises:
           TypeError: the mean is not of floating-point numbers, or the rope is none.
-ValueError: the mean has another shape or is to be learned as well, or the rope does not fit or is missing.
+          ValueError: the mean has another shape or is to be learned as well, or the rope does not fit or is missing.
         """
         if self.of_rope and self.rope is None:
             raise ValueError(f"expected a rope for keys in the form {self}, got none")

@@ -20,8 +20,8 @@ def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) 
 
     Args:
       cache: the cache.
-strategy: encodes as many tokens together as the cache, and keys before their rotation if the cache does.
-pages: new number of pages of a cache with pages, no fewer than before; unchanged if not given.
+      strategy: encodes as many tokens together as the cache, and keys before their rotation if the cache does.
+      pages: new number of pages of a cache with pages, no fewer than before; unchanged if not given.
 
     Raises:
       ValueError: the strategy does not fit the cache, or there are to be fewer pages.

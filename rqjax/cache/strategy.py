@@ -37,7 +37,7 @@ class Strategy:
         their wider dtype.
 
         Args:
-rope: rope of the layer; left out if the form needs none.
+          rope: rope of the layer; left out if the form needs none.
 
         Raises:
           ValueError: the key form needs a rope, and there is none.
