@@ -79,7 +79,7 @@ def operation(body: Callable[..., Result], *, of: Any = None, vectors: bool = Fa
 
     Args:
       body: the operation in plain JAX.
-of: operation whose kernels this body shares; a new operation if not given.
+      of: operation whose kernels this body shares; a new operation if not given.
       vectors: whether the second argument holds vectors; it may be of lists of numbers, too.
 
     Raises:

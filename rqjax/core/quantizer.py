@@ -247,7 +247,7 @@ def straight_through(quantizer: Quantizer, x: Vectors) -> Shaped[Array, "*n d"]:
       x: vectors (*n, d).
 
     Returns:
-The vectors decoded from the codes of x, in the dtype of x.
+      The vectors decoded from the codes of x, in the dtype of x.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
