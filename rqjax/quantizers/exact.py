@@ -44,6 +44,6 @@ class Exact(Quantizer):
 
     @property
     def width(self) -> int:
-        """float32 is multiplied where it lies, in one block if that holds the scores; the bits of bfloat16 become
-        bfloat16 by a copy, which is to stay in the processor's cache."""
+        """Width 0 of float32, which is multiplied where it lies, in one block if that holds the scores. Other dtypes
+        have 8: the bits of bfloat16 become bfloat16 by a copy, which is to stay in the processor's cache."""
         return 0 if self.dtype == "float32" else 8
