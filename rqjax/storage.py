@@ -37,7 +37,7 @@ def save(tree: PyTree, path: str | os.PathLike[str], *, recipe: str | None = Non
 
 
 def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
-    """Reads what was saved.
+    """Reads a quantizer, a cache or a tuple that `save` wrote.
 
     Args:
       path: of the file.
