@@ -1,4 +1,4 @@
-"""Bits for coordinates."""
+"""Allocation of bits to coordinates, and of choices under a budget."""
 
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -36,10 +36,11 @@ def allocate(variances: Float[Array | np.ndarray, "*heads d"], total: int) -> tu
 def least_loss(
     costs: Float[np.ndarray, "items choices"], losses: Float[np.ndarray, "items choices"], budget: float | int
 ) -> Int[np.ndarray, "items"]:
-    """Which choice of each item, so that losses add up to little and costs to at most `budget`.
+    """Picks a choice for each item, so that losses add up to little and costs to at most `budget`.
 
-    Each step goes where it takes off most of the loss for its cost, along the convex hull of an item's choices: exact
-    but for what is left of the budget when the next step does not fit (Everett, 1963; Shoham & Gersho, 1988).
+    Each step goes where it takes off most of the loss for its cost, along the convex hull of an item's choices. The
+    result is exact but for what is left of the budget when the next step does not fit (Everett, 1963; Shoham & Gersho,
+    1988).
 
     Args:
       costs: ascending.

@@ -23,7 +23,7 @@ class Sign:
     """
 
     def __new__(cls, sketch: Rotation, gain: float, *, dtype: str = "bfloat16") -> Normalized:
-        """Of S over sqrt(d), `sketch`, with the norm in `dtype`."""
+        """Makes the quantizer of `sketch`, which is S over sqrt(d), with the norm in `dtype`."""
         levels = jnp.array([-1, 1], jnp.int8)
         return Normalized(Rotated(sketch, Scalar(levels, jnp.float32(gain), dim=sketch.dim)), dtype=dtype)
 
