@@ -35,7 +35,7 @@ def norm(x: Shaped[Array, "*n d"]) -> Float[Array, "*n 1"]:
 
 
 def direction(x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
-    """Vectors over their norms, 0 where that is 0."""
+    """Vectors over their norms; 0 where the norm is 0."""
     return over(x, norm(x))
 
 

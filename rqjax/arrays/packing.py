@@ -50,7 +50,7 @@ def pack_planes(fields: list[UInt32[Array, "*n lanes"]], bits: int) -> UInt32[Ar
         lanes = lanes | (fields[k] << (bits * k))
     if bits == 4:
         return lanes
-    lanes = materialized(lanes)  # packing 32 MiB takes 3 ms so on a CPU, and 24 ms fused into what follows
+    lanes = materialized(lanes)  # packing 32 MiB takes a CPU 3 ms; fused into what follows, 24 ms
     size = -(-lanes.shape[-1] * bits // 4)
     words, rest = lanes[..., :size], lanes[..., size:]
     if bits == 3:  # three bytes of each lane that is left over go to three words
