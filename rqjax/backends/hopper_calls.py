@@ -16,7 +16,7 @@ from rqjax.quantizers.scalar import Scalar
 from rqjax.rotations import Dense, Hadamard, Rotor
 
 INTERPRET: ContextVar[Any] = ContextVar("interpret", default=False)
-"""Set to `pallas_kernels.gpu.mosaic.interpreter()` to run kernels on a CPU."""
+"""Interpreter of kernels on a CPU, `pallas_kernels.gpu.mosaic.interpreter()`, or False."""
 CONTEXT.append(INTERPRET.get)
 
 
@@ -46,7 +46,7 @@ def encode(quantizer: Quantizer, x: Array) -> Codes:
 
 
 def _with_residual(first: Normalized, sketch: Normalized, x: Array) -> Codes:
-    """The residual is sketched in the units of x; its norm is stored relative to that of x."""
+    """Encodes with a sketch of the residual in the units of x; its norm is stored relative to that of x."""
     norm, words = encode(first, x)
     rest, signs = _coded(sketch, x, minus=_rows(first.decode((norm, words))), norm_dtype=jnp.float32)
     size = norm.astype(jnp.float32)

@@ -28,7 +28,7 @@ from rqjax.quantizers.scalar import Scalar
 
 NAME = "mosaic_tpu"
 INTERPRET: ContextVar[Any] = ContextVar("interpret_tpu", default=False)
-"""Set to True, or to `jax.experimental.pallas.tpu.InterpretParams()`, to run kernels on a CPU."""
+"""Interpreter of kernels on a CPU, True or `jax.experimental.pallas.tpu.InterpretParams()`, or False."""
 CONTEXT.append(INTERPRET.get)
 
 
