@@ -36,7 +36,7 @@ def append(
       k: keys (batch, time, heads, head_dim) of any float dtype; stored in the cache's.
       v: values, as `k`; none if they are the last coordinates of the keys (`LastPart`).
       valid: how many tokens of each sequence count, the last ones (padding is on the left); all, if not given.
-      slots: of a cache with pages, which of its sequences these are, each once; all, if not given.
+      slots: the sequences of a cache with pages that these are, each once; all, if not given.
 
     Raises:
       TypeError: k or v is not of floating-point numbers.

@@ -97,11 +97,11 @@ class KVCache:
             own copy of both, which is donated with it. With `LastPart` a value is the last coordinates of its key.
           window: newest tokens in full precision, at least.
           sinks: first tokens in full precision.
-          key_form: what codes of keys are made of, as `rqjax.BeforeRope(rope=rope)`. If it has a rope, the cache takes
+          key_form: form in which keys are encoded, as `rqjax.BeforeRope(rope=rope)`. If it has a rope, the cache takes
             keys and queries before rotary positions: token t of a sequence turns by t.
           pages: how many pages of 128 tokens all sequences share; a `PagedCache` says who has which. If not given,
             each sequence has room for `max_len` tokens of its own.
-          dtype: of tokens in full precision.
+          dtype: dtype of tokens in full precision.
         """
         batch, kv_heads = check_int("batch", batch, 1, 2**20), check_int("kv_heads", kv_heads, 1, 2**20)
         max_len, window = check_int("max_len", max_len, 1, 2**30), check_int("window", window, 0, 2**20)
