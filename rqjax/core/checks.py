@@ -88,7 +88,7 @@ def check_ints(
     if shape not in (None, found.shape):
         raise ValueError(f"expected {name} to be whole numbers of shape {shape}, got {found.shape}")
     if high is not None and _is_known(x) and _is_known(high):
-        most = np.asarray(high)  # not jax's: it would narrow what it is compared with
+        most = np.asarray(high)  # not jax.numpy's: it would narrow `found` in comparisons
         if not ((found >= 0) & (found <= most)).all():
             got = found.tolist() if found.size <= 16 else f"{found.min()} to {found.max()}"
             raise ValueError(f"expected {name} from 0 to {most.tolist()}, got {got}")

@@ -82,7 +82,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields a name to write a file under. It takes the place of `path` once the file is whole, and not if the body
     raises."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    temporary.touch(exist_ok=False)  # whose permissions are those of any file of the user
+    temporary.touch(exist_ok=False)  # it has the permissions of any file of the user
     try:
         yield temporary
         with temporary.open("rb") as file:
