@@ -85,13 +85,13 @@ def fit(
     Args:
       quantizer: where training begins.
       x: vectors (n, d), or a pytree of arrays with a common first axis if the loss takes batches of such.
-      key: of the choice of batches.
+      key: random key of the choice of batches.
       where: the trained part of a quantizer, as `lambda q: q.inner.rotation`; its integer arrays are left as they are.
       loss: a pytree that is called with a quantizer, a batch and the progress from 0 to 1, see `rqjax.losses`; or a
         plain function.
-      optimizer: of optax; if not given, Adam with a cosine schedule from `TURNING_RATE` radians for what rotations
-        have, and for other arrays from `RATE` of the root mean square that a column has at first. A new one compiles
-        anew.
+      optimizer: optimizer of optax; if not given, Adam with a cosine schedule. It starts from `TURNING_RATE` radians
+        for arrays of rotations, for others from `RATE` of the root mean square that a column has at first. A new one
+        compiles anew.
       steps: batches to train on.
       batch_size: vectors in a batch, drawn with repetition.
       validation: held-out data like `x`; if not given, the last eighth of `x` is held out.
