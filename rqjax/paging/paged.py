@@ -58,11 +58,11 @@ class PagedCache:
         """Makes the book of empty caches.
 
         Args:
-          caches: of `KVCache.init(..., pages=)`; or one for each layer, alike but for their quantizers.
+          caches: a cache of `KVCache.init(..., pages=)`, or one for each layer, alike but for their quantizers.
           chunk: tokens of a piece: a multiple of 128, at least the sinks, and the window and what is encoded together.
           folder: where prefixes are kept that are forgotten or that `save` writes, a file for each piece, for any
             number of processes at once; nowhere, if not given.
-          seed: what pages are a function of beside tokens and quantizers, such as a digest of a model's weights.
+          seed: anything else that pages depend on beside tokens and quantizers, as a digest of a model's weights.
 
         Raises:
           ValueError: a cache has no pages, layers differ in slots, pages, windows or sinks, or the chunk is too short.
@@ -120,7 +120,7 @@ class PagedCache:
         """Takes a slot for a text, with the pages of its known prefix.
 
         Args:
-          tokens: of the text.
+          tokens: tokens of the text.
 
         Returns:
           The slot, and how many tokens it holds already; those after them are to be appended.
@@ -155,8 +155,8 @@ class PagedCache:
         to the tokens before gives the pages back.
 
         Args:
-          slot: of `admit` or `fork`.
-          tokens: what they are, so that a whole piece of `pieces` may be shared; or how many.
+          slot: slot that `admit` or `fork` returned.
+          tokens: the tokens, so that a whole piece of `pieces` may be shared; or their number.
 
         Raises:
           NoRoom: too few pages are free; nothing has changed.
@@ -251,8 +251,8 @@ class PagedCache:
             self._pool.give(self._prefixes.blocks.pop(key).pages)
 
     def requantize(self, strategies: Strategy | Sequence[Strategy], pages: int) -> None:
-        """Encodes all codes again by other quantizers, as `rqjax.requantize` does. The folder is left, since codes in
-        it are not encoded twice."""
+        """Encodes all codes again by other quantizers, as `rqjax.requantize` does. The folder is no longer used, since
+        its codes are encoded once."""
         self._layers.requantize([strategies] if isinstance(strategies, Strategy) else strategies, pages)
         self._pool.grow(pages)
         self._prefixes.folder = None

@@ -205,7 +205,7 @@ def empty_root(cache: KVCache) -> Root:
 def digest(layers: Sequence[KVCache]) -> str:
     """Hash of caches: equal if their codes mean the same."""
     names = ("key_quantizer", "own_value_quantizer", "window", "sinks")
-    exact = [layer.exact_keys[0, :, :0] for layer in layers]  # whose dtype tokens have before they are encoded
+    exact = [layer.exact_keys[0, :, :0] for layer in layers]  # no tokens, but their dtype before encoding
     forms = [layer.key_form for layer in layers]
     forms = [
         form.changed(mean=None if form.learned else form.mean[0]) if form.mean is not None else form for form in forms
