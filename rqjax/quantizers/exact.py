@@ -28,7 +28,7 @@ class Exact(Quantizer):
 
     def encode(self, x: Vectors) -> Float[Array, "*n d"]:
         x = check_vectors(x, self.dim)
-        if jnp.dtype(self.dtype).itemsize == 1:  # beyond which float8_e4m3fn has nothing but NaN
+        if jnp.dtype(self.dtype).itemsize == 1:  # beyond its range float8_e4m3fn has only NaN
             largest = float(jnp.finfo(self.dtype).max)
             x = jnp.clip(x, -largest, largest)
         return x.astype(self.dtype)

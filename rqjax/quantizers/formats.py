@@ -42,7 +42,7 @@ class Format(NamedTuple):
 
 
 def _e2m1(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """Index of the nearest number of a sign, two bits of exponent and one of mantissa; ties go to the even one."""
+    """Index of the nearest number with a sign, two bits of exponent and one of mantissa; ties go to the even one."""
     size = jnp.minimum(jnp.abs(x), 6)
     large = jnp.where(size < 4, jnp.round(size) + 2, jnp.round(size / 2) + 4)
     return jnp.where(size < 2, jnp.round(2 * size), large) + jnp.where(jnp.signbit(x), 8, 0)

@@ -167,8 +167,8 @@ class PerCoordinate(RingCodes):
 
         Args:
           x: samples, as many as there are.
-          bits: of each coordinate, descending.
-          iterations: of Lloyd.
+          bits: bits of each coordinate, descending.
+          iterations: number of Lloyd's iterations.
         """
         prior = cls.gaussian(x.mean(axis=0), x.std(axis=0), bits)
 

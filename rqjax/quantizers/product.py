@@ -107,11 +107,11 @@ class Product(Quantizer):
         """Centroids by k-means of each group (PQ).
 
         Args:
-          key: of the start of k-means.
+          key: random key of the start of k-means.
           x: vectors.
           width: coordinates in a group, a divisor of d.
           k: centroids of a group, at most n.
-          iterations: of Lloyd.
+          iterations: number of Lloyd's iterations.
 
         Raises:
           ValueError: `width` does not divide d, or k is not from 1 to n.
