@@ -14,7 +14,7 @@ def allocate(variances: Float[Array | np.ndarray, "*heads d"], total: int) -> tu
     takes off most.
 
     Args:
-      variances: of the coordinates, descending; for heads that share their bits the geometric mean of theirs counts.
+      variances: variances of the coordinates, descending; of heads that share bits the geometric mean counts.
       total: bits to give away, at most 8 a coordinate.
 
     Returns:
@@ -44,7 +44,7 @@ def least_loss(
 
     Args:
       costs: ascending.
-      losses: of the choices.
+      losses: losses of the choices.
       budget: at least the sum of the first costs.
     """
     steps = []

@@ -73,13 +73,13 @@ STAGE = rf"(?:l(\d))?(?:w([1-9]\d*))?(?:c([1-9]\d?))?(?:p({SHARE}))?"
 def fit_under_budget(
     name: str, key: Key, x: Any, ratio: int | float, *, word_bits: int = 32
 ) -> tuple[Quantizer, Codes]:
-    """Fits the largest quantizer of a method that takes n d w / (8 r) bytes with its codes.
+    """Fits the largest quantizer of a method that, with its codes, takes at most n d w / (8 r) bytes.
 
     Args:
       name: one of `BUDGETED`, or the text of a setting (`Setting.parse`).
-      key: of k-means and rotations.
+      key: random key of k-means and rotations.
       x: a matrix.
-      ratio: r, how many times smaller than the matrix in words the quantizer and its codes are.
+      ratio: r, by which the quantizer and its codes are smaller than the matrix in words.
       word_bits: w of a word, 32 or 16. Codebooks, ranges and rotations are stored in floating-point words.
 
     Returns:

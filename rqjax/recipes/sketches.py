@@ -46,6 +46,6 @@ class Sign:
 
 
 def _sphere_gain(dim: int) -> float:
-    """1 / (d E|u_1|) for u uniform on the sphere: E|u_1| = Gamma(d/2) / (sqrt(pi) Gamma((d+1)/2))."""
+    """Gain 1 / (d E|u_1|) for u uniform on the sphere: E|u_1| = Gamma(d/2) / (sqrt(pi) Gamma((d+1)/2))."""
     log_mean = math.lgamma(dim / 2) - math.lgamma((dim + 1) / 2) - math.log(math.pi) / 2
     return math.exp(-log_mean) / dim

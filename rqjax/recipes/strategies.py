@@ -73,11 +73,11 @@ STRATEGIES: dict[str, Callable[[Key, int], Strategy]] = {
     "v2_rotated_qjl_orthogonal": lambda key, dim: _v2_rotated_qjl(key, dim, Sign.orthogonal),
     **{f"v3_{b:g}": (lambda key, dim, b=b: _v3(key, dim, b)) for b in (2, 2.5, 2.75, 3, 3.25, 3.5, 4)},
 }
-"""Strategies by name. There is no quantization; number formats (`Formats`); KIVI (Liu et al., 2024, arXiv:2402.02750);
-KVarN (Muller et al., 2026, arXiv:2606.03458); whole numbers of 4 bits after a Hadamard rotation, one grid a token
-(SAW-INT4, arXiv:2604.19157); TurboQuant MLX's strategies by their names there (V2: affine groups of 64; V3: Lloyd-Max),
-and QJL with an orthogonal sketch in the place of the Gaussian one. KVarN's k4v2_g128 is `kvarn_4/kvarn_2`; its sinks
-and tail are the cache's."""
+"""Strategies by name: no quantization; number formats (`Formats`); KIVI (Liu et al., 2024, arXiv:2402.02750); KVarN
+(Muller et al., 2026, arXiv:2606.03458); whole numbers of 4 bits after a Hadamard rotation, one grid a token (SAW-INT4,
+arXiv:2604.19157); TurboQuant MLX's strategies by their names there (V2: affine groups of 64; V3: Lloyd-Max), and QJL
+with an orthogonal sketch in the place of the Gaussian one. KVarN's k4v2_g128 is `kvarn_4/kvarn_2`; its sinks and tail
+are the cache's."""
 
 ELSEWHERE["is a strategy of caches: rqjax.strategy"] = STRATEGIES
 
@@ -102,7 +102,7 @@ def strategy(name: str, key: Key, dim: int, *, latent: int | None = None) -> Str
     encodes them without their mean.
 
     Args:
-      name: of the strategy.
+      name: name of the strategy.
       key: random key.
       dim: dimensions of a key.
       latent: how many of them, the last, are a latent that is the value, too (multi-head latent attention). It is in
