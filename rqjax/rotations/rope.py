@@ -160,11 +160,11 @@ class Rope:
         return self.factors[-1] if "attention_factor" in KINDS[self.kind] else 1.0
 
     def __call__(self, x: Vectors, positions: Positions) -> Shaped[Array, "*n d"]:
-        """Turns vectors by their positions; computed in float32, in the dtype of x."""
+        """Rotates vectors to their positions; computed in float32, in the dtype of x."""
         return self._turned(x, positions, 1, self.length)
 
     def inverse(self, x: Vectors, positions: Positions) -> Shaped[Array, "*n d"]:
-        """Turns vectors back."""
+        """Rotates vectors back from their positions."""
         return self._turned(x, positions, -1, 1 / self.length)
 
     def _turned(self, x: Vectors, positions: Positions, sign: int, length: float) -> Array:

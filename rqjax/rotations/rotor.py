@@ -19,8 +19,8 @@ class Rotor:
     the plane of B. In matrix form R x R~ = exp(K) x with K = [[0, b12, b13], [-b12, 0, b23], [-b13, -b23, 0]].
     If two coordinates are left over, a planar rotor acts on them; one is left as it is.
 
-    With L = d // 8 lanes, the low groups are {j, L + j, 2L + j} for j < L. The high ones, counted from the end, are {d
-    - 3L + j, d - 2L + j, d - L + j}. Those of the band between are consecutive triples. So a rotation is nine
+    With L = d // 8 lanes, the low groups are {j, L + j, 2L + j} for j < L. The high ones are counted from the end:
+    {d - 3L + j, d - 2L + j, d - L + j}. Those of the band between are consecutive triples. So a rotation is nine
     multiply-adds on whole slices, five in the band, and needs no copy. `groups` lists them.
     """
 
