@@ -16,13 +16,13 @@ from rqjax.core.products import ALL_IN_FLOATS
 BASE = 128
 """Base of the int8 limbs: the highest is from -127 to 127, the others are from 0 to 127."""
 QUERY_LIMBS, WEIGHT_LIMBS = 2, 3
-"""Limbs of queries and of weights. They keep 15 bits of a query's largest coordinate, and 22 bits of the largest
-weight, so that a long flat tail of small weights is kept. A third limb of the queries would take 10 to 15 % more time.
-The error without it is a twentieth of the codes' own at most. It is 2e-5 of the norms of query and key, with one
-coordinate 1,000 times as large as the others."""
+"""Numbers of limbs of queries and of weights. They keep 15 bits of a query's largest coordinate, and 22 bits of the
+largest weight. A long flat tail of small weights beside a large one is thus kept. A third limb of the queries would
+take 10 to 15 % more time. The error without it is a twentieth of the codes' own at most. It is 2e-5 of the norms of
+query and key, with one coordinate 1,000 times as large as the others."""
 MANY_ROWS = 64
-"""Queries from which on a CPU multiplies levels faster as float32 than by limbs. With 1000 queries a product takes 0.4
-of the time, with 128 queries 0.6, with 24 queries 1.4 times it."""
+"""Number of queries from which on a CPU multiplies levels faster as float32 than by limbs. With 1000 queries a product
+takes 0.4 of the time, with 128 queries 0.6, with 24 queries 1.4 times it."""
 TOKENS = (2**31 - 1) // (128 * (BASE - 1))
 """Tokens over which a sum of levels times limbs stays within int32: no level is beyond 128."""
 

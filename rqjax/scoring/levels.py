@@ -78,7 +78,7 @@ class Levels(Quantizer):
 
 class GroupedLevels(Levels):
     """`Levels` of groups of consecutive coordinates, scale * level + bias. Codes: (indices, an array (*n, groups) of
-    each number that scales and biases are made of); of a tile these are (b, h, groups, t)."""
+    each number that scales and biases are made of). In a tile these arrays are (b, h, groups, t)."""
 
     @property
     def groups(self) -> int:
@@ -126,7 +126,8 @@ class GroupedLevels(Levels):
 
     @property
     def _members(self) -> Float[Array, "groups 1 d"]:
-        """1 where a coordinate belongs to a group. Groups are rows of one product: rows are cheap, slices are not."""
+        """Matrix of 1 where a coordinate belongs to a group. Groups are rows of one product: rows are cheap, slices are
+        not."""
         return jnp.repeat(jnp.eye(self.groups), self.dim // self.groups, axis=1)[:, None]
 
 
