@@ -1,4 +1,4 @@
-"""A coarse quantizer before another one: what an inverted file is made of."""
+"""A coarse quantizer before another one, of which an inverted file is made."""
 
 import dataclasses
 from typing import Any

@@ -111,8 +111,8 @@ class Index:
             of the sample.
           store: keeps codes of its own, which the best candidates can be scored again with: `Exact(dim, "float16")`, or
             `rtn` at 8 bits.
-          lists: how many; about the square root of n serves. None for no lists.
-          key: of the sample that centroids are learned from, and of the start of k-means; lists need one.
+          lists: number of lists; about the square root of n serves. None for no lists.
+          key: random key of the sample that centroids are learned from, and of k-means; lists need one.
           residual: whether a vector's centroid is subtracted before it is encoded.
           sample: how many vectors centroids are learned from, in memory of 4 d bytes each; if not given, 64 a list.
 
@@ -142,7 +142,7 @@ class Index:
 
         Args:
           x: vectors (n, d).
-          ids: as in `build`, none of them in the index; if not given, those that follow the largest there.
+          ids: ids as in `build`, none of them in the index; if not given, those that follow the largest there.
 
         Raises:
           TypeError, ValueError: as in `build`; or an id is in the index, or the index is sharded.
@@ -185,7 +185,7 @@ class Index:
           queries: (*m, d).
           k: how many.
           probes: how many lists are looked into; if not given, 16, or all if there are fewer.
-          where: what may be found; None is all. Booleans (n,): the id i passes if i < n and `where[i]`. Whole numbers
+          where: filter of vectors; None for all. Booleans (n,): the id i passes if i < n and `where[i]`. Whole numbers
             (n,): ids, also such as are not in the index. A `range` of ids. If few pass, at most a quarter of the rows
             or as many as there are in `probes` lists, their codes are copied, and all of them are scored and no others,
             whatever list they are in.
@@ -256,7 +256,7 @@ class Index:
         """Reads an index that `save` wrote.
 
         Args:
-          path: of the file.
+          path: path of the file.
           mapped: whether rows stay in the file, which may be larger than memory: a search has `IN_MEMORY` of them in
             memory at a time. With a store, each part has candidates of its own.
 

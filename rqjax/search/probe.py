@@ -40,13 +40,13 @@ def probe(
     are nearest to y. Missing ones have -inf.
 
     Args:
-      cells: of the codes.
+      cells: quantizer of the codes.
       rows: with inner codes, list after list.
       starts: the first row of each list, and the row after the last list.
       y: queries.
       k: how many.
       probes: at most as many as there are lists.
-      metric: as in `Index.build`.
+      metric: metric as in `Index.build`.
     """
     closeness = -jnp.sum(cells.centroids**2, axis=1) / 2 if metric == "l2" else jnp.zeros(len(cells.centroids))
     way = _by_query if counted(cells.inner, 1) else _by_list

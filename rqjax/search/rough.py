@@ -38,7 +38,7 @@ class Query(NamedTuple):
     planes: list[list[UInt32[Array, "b h r 1"]]]
     unit: Float[Array, "b h r 1"]
     total: Float[Array, "b h r 1"]
-    """The sum of its numbers."""
+    """Sum of the query's whole numbers."""
 
 
 @pytree

@@ -28,7 +28,7 @@ class Rows:
 
     codes: Codes
     ids: Int32[Array | np.ndarray, "rows"]
-    """`FREE` where there is no vector."""
+    """Ids of the vectors; `FREE` where there is no vector."""
     energies: Float[Array | np.ndarray, "rows"] | None
     """Products <x, x~> for the metric "l2", of a vector x, less the index's center, and the vector x~ that its codes
     stand for."""

@@ -34,9 +34,9 @@ def scan(
     equal scores the first row's counts as the larger one.
 
     Args:
-      quantizer: of the codes.
+      quantizer: quantizer of the codes.
       codes: arrays (n, ...).
-      bias: of each row; -inf of one that is not to be found.
+      bias: bias of each row; -inf for one that is not to be found.
       y: queries.
       k: how many, at most n.
     """
