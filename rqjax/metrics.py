@@ -1,4 +1,4 @@
-"""What the experiments report about decoded vectors and estimated inner products."""
+"""Metrics of decoded vectors and estimated inner products, as the experiments report them."""
 
 import jax.numpy as jnp
 import numpy as np

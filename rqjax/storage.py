@@ -6,7 +6,7 @@ from jaxtyping import PyTree
 
 from rqjax.cache.kv import KVCache
 from rqjax.core import treefile, unknown_name
-from rqjax.recipes import klt, learned, oscar, vector_quantizers  # noqa: F401  # which fill FITTED
+from rqjax.recipes import klt, learned, oscar, vector_quantizers  # noqa: F401  # they fill FITTED
 from rqjax.recipes.fitted import FITTED
 from rqjax.recipes.methods import METHODS
 
@@ -16,8 +16,8 @@ def save(tree: PyTree, path: str | os.PathLike[str], *, recipe: str | None = Non
     stays as it was.
 
     Args:
-      tree: what to write.
-      path: of the file.
+      tree: the quantizer, cache or tuple.
+      path: path of the file.
       recipe: name of the entry of `METHODS` or `FITTED` that made a quantizer, to be kept with it.
 
     Raises:
@@ -37,11 +37,11 @@ def save(tree: PyTree, path: str | os.PathLike[str], *, recipe: str | None = Non
 
 
 def load(path: str | os.PathLike[str], like: PyTree = None) -> PyTree:
-    """Reads what was saved.
+    """Reads a quantizer, a cache or a tuple that `save` wrote.
 
     Args:
-      path: of the file.
-      like: if given, what is read must have its fields: an empty cache, or `jax.eval_shape` of it.
+      path: path of the file.
+      like: if given, the file must have its fields: an empty cache, or `jax.eval_shape` of it.
 
     Raises:
       FileNotFoundError: there is no such file.

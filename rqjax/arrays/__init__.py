@@ -1,1 +1,1 @@
-"""What is done to arrays: planes, packing, norms, levels, k-means, Viterbi. No quantizer."""
+"""Array functions without quantizers: planes, packing, norms, levels, k-means, Viterbi."""

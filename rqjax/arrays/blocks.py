@@ -16,10 +16,11 @@ BLOCK_COORDINATES = 2**20
 
 
 def in_blocks(function: Callable[..., Codes], *arrays: Shaped[Array, "..."], rows: int | None = None) -> Codes:
-    """`function(*arrays)` for a function of rows, so many at a time that its temporaries stay in cache, or `rows`.
+    """Computes `function(*arrays)`, a function of rows, in blocks of `rows` rows; by default a block's temporaries fit
+    in cache.
 
     On the CPU a large temporary costs more in page faults than in arithmetic; elsewhere blocks are made only where
-    `rows` asks for them. The arrays share their leading axes; the last block overlaps the one before where the rows do
+    `rows` asks for them. The arrays share their leading axes. The last block overlaps the one before where the rows do
     not come out even.
     """
     lead = arrays[0].shape[:-1]

@@ -1,6 +1,6 @@
 """The Gosset lattice E8, elementwise: the eight coordinates of a point lie in eight arrays.
 
-Points of E8 are eight whole numbers, or eight halves of odd ones, whose sum is even.
+A point of E8 has eight integers, or eight halves of odd integers, whose sum is even.
 
 Source: Conway & Sloane, 1982, Fast quantizing and decoding algorithms for lattice quantizers.
 """
@@ -14,7 +14,7 @@ from jaxtyping import Array, Integer, Shaped
 
 
 def total(parts: list[Array]) -> Array:
-    """Their sum."""
+    """Sums a list of arrays."""
     return functools.reduce(operator.add, parts)
 
 
@@ -24,18 +24,18 @@ def residues(
     unit: int,
     keep: Callable[[Array], Array] = lambda choice: choice,
 ) -> list[Shaped[Array, "..."]]:
-    """y less the nearest point of `unit` times E8.
+    """Subtracts from y the nearest point of `unit` times E8.
 
     Args:
       y: eight coordinates, floats, or whole numbers if `unit` is even.
-      whole: the whole number nearest to each, of units.
-      unit: by which E8 is multiplied.
-      keep: what becomes of the choice among points that all coordinates share.
+      whole: the nearest integer to each coordinate, in multiples of `unit`.
+      unit: factor of E8.
+      keep: function applied to the choice of the nearest point, which all coordinates share.
     """
     rest = [v - (unit * w).astype(v.dtype) for v, w in zip(y, whole, strict=True)]
     size = [jnp.abs(v) for v in rest]
     largest, smallest = functools.reduce(jnp.maximum, size), functools.reduce(jnp.minimum, size)
-    # where the sum is odd, one coordinate goes to the other side: the one that loses least by it
+    # Where the sum is odd, one coordinate is rounded the other way: the one whose error grows least.
     odd = (total(whole) & 1) == 1
     odd_halves = odd ^ ((total([(v < 0).astype(jnp.int8) for v in rest]) & 1) == 1)
     zero = jnp.zeros_like(largest)

@@ -17,10 +17,10 @@ def kmeans(key: Key, x: Float[Array, "groups n d"], k: int, iterations: int = 20
     """Centroids of each group: k-means++, then Lloyd's iterations.
 
     Args:
-      key: of the start.
+      key: random key of the first centroids.
       x: vectors.
-      k: how many centroids, at most n.
-      iterations: of Lloyd.
+      k: number of centroids, at most n.
+      iterations: number of Lloyd's iterations.
 
     Raises:
       ValueError: k is not from 1 to n.
@@ -35,11 +35,11 @@ def kmeans(key: Key, x: Float[Array, "groups n d"], k: int, iterations: int = 20
 
 
 def spread(key: Key, x: Float[Array, "n d"], k: int) -> Float[Array, "k d"]:
-    """Vectors chosen one after the other, each with a probability proportional to the squared distance to the nearest
-    one chosen so far (k-means++: Arthur & Vassilvitskii, 2007).
+    """Chooses k vectors one after another, each with probability proportional to its squared distance to the nearest
+    one chosen so far. Source: k-means++ (Arthur & Vassilvitskii, 2007).
 
-    A race of exponential clocks that run as fast as the distance is long: the next to ring is chosen. As exponentials
-    have no memory, the clocks of the others go on with what they have left, and nothing new is drawn.
+    Each vector has an exponential clock that runs at the speed of its squared distance; the next to ring is chosen.
+    Exponentials have no memory: the other clocks go on with the time they have left, and nothing new is drawn.
     """
     lanes = x.T
 
@@ -57,7 +57,7 @@ def spread(key: Key, x: Float[Array, "n d"], k: int) -> Float[Array, "k d"]:
 
 
 def lloyd(x: Float[Array, "n d"], centroids: Float[Array, "k d"], iterations: int) -> Float[Array, "k d"]:
-    """Lloyd's iterations. Centroids that no vector is nearest to move to the vectors that are farthest from theirs."""
+    """Runs Lloyd's iterations. A centroid without vectors moves to one of the vectors that are farthest from theirs."""
     counted = jnp.pad(x, ((0, 0), (0, 1)), constant_values=1)
     k, energy = len(centroids), jnp.sum(x**2, axis=1)
 
@@ -81,7 +81,8 @@ def nearest(x: Float[Array, "n d"], centroids: Float[Array, "k d"]) -> Int[Array
 
 
 def _nearest(x: Float[Array, "n d"], centroids: Float[Array, "k d"]) -> tuple[Int[Array, "n"], Float[Array, "n"]]:
-    """Indices, and squared distances less |x|^2. The minimum is taken across lanes of vectors."""
+    """Indices of the nearest centroids, and squared distances minus |x|^2. The minimum is taken across lanes of
+    vectors."""
     energy = jnp.sum(centroids**2, axis=1)[:, None]
 
     def block(x: Array) -> tuple[Array, Array]:
@@ -93,6 +94,7 @@ def _nearest(x: Float[Array, "n d"], centroids: Float[Array, "k d"]) -> tuple[In
 
 
 def _first(true: Bool[Array, "k *n"]) -> Int[Array, "*n"]:
-    """The first index along the first axis, the last one if none is true; on a CPU `argmax` is not vectorized."""
+    """Index of the first true entry along the first axis, or the last index if none is true. A CPU does not vectorize
+    `argmax`."""
     order = jnp.arange(len(true)).reshape(-1, *[1] * (true.ndim - 1))
     return jnp.where(true, order, len(true) - 1).min(axis=0)

@@ -19,7 +19,7 @@ def nearest(
     Args:
       x: numbers.
       levels: ascending, 2**bits for all coordinates, or (2**bits, d) for each its own.
-      scale: of each vector; 1, if not given.
+      scale: scale of each vector; 1 if not given.
       symmetric: whether `levels[::-1] == -levels`; it halves the comparisons.
     """
     boundaries, bits = (levels[1:] + levels[:-1]) / 2, (len(levels) - 1).bit_length()
@@ -44,9 +44,9 @@ def nearest(
 def look_up(
     indices: UInt8[Array, "..."], levels: Shaped[Array, "k ..."], *, symmetric: bool = False
 ) -> Shaped[Array, "..."]:
-    """`levels[indices]` by selections, which a CPU vectorizes where it would not vectorize a gather.
+    """Looks up `levels[indices]` by selections: a CPU vectorizes these, but not a gather.
 
-    Levels in int8 or int16; their further axes are those of the last indices.
+    Levels are int8 or int16. Their axes after the first broadcast to the last axes of the indices.
     """
     if symmetric:
         half = levels.shape[0] // 2
@@ -60,9 +60,10 @@ def look_up(
 def mirrored(
     indices: UInt8[Array, "..."], middle: int, of_upper: Callable[[Array], Shaped[Array, "..."]]
 ) -> Shaped[Array, "..."]:
-    """What `of_upper` makes of the indices from the middle on, whole numbers; below, those of the mirrored, negated.
+    """Extends `of_upper`, a function of the indices from `middle` on, to all indices as an odd function.
 
-    `of_upper` is to use the bits below `middle` only, a power of two.
+    An index below `middle` has minus the value of its mirror image. Values are whole numbers; `middle` is a power of
+    two, and `of_upper` may use only the bits below it.
     """
     flip = (indices >= middle).astype(jnp.uint8) - 1  # all bits set below the middle
     sizes = of_upper(indices ^ flip)
@@ -71,5 +72,6 @@ def mirrored(
 
 
 def divide(a: Float[Array, "*n"], b: Float[Array, "..."] | int) -> Float[Array, "*n"]:
-    """a / b, correctly rounded: XLA divides by a broadcast b by multiplying with 1 / b, and ties would break."""
+    """Divides a by b, correctly rounded. XLA divides by a broadcast b by multiplying with 1 / b, which would break
+    ties."""
     return a / (b + 0 * a)

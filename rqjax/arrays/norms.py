@@ -9,11 +9,12 @@ from rqjax.core import platforms
 from rqjax.core.products import HUGE, TINY, over, unit
 
 LEAST = 1e-20
-"""What is added to squares that are divided by."""
+"""Number added to squares before dividing by them."""
 PER_OCTAVE = 8
-"""Norms of eight bits an octave: 9 % apart, so that what is left of a norm's spread is 2.5 %; 256 are 32 octaves."""
+"""Levels per octave of eight-bit norms. They are 9 % apart, so that rounding leaves a spread of 2.5 %; 256 of them are
+32 octaves."""
 LOGARITHMIC = "uint8"
-"""The dtype of norms of eight bits."""
+"""Dtype of eight-bit norms."""
 
 
 def norm(x: Shaped[Array, "*n d"]) -> Float[Array, "*n 1"]:
@@ -34,34 +35,34 @@ def norm(x: Shaped[Array, "*n d"]) -> Float[Array, "*n 1"]:
 
 
 def direction(x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
-    """Vectors over their norms, 0 where that is 0."""
+    """Vectors over their norms; 0 where the norm is 0."""
     return over(x, norm(x))
 
 
 def stored(norm: Float[Array, "*n"], dtype: str) -> Shaped[Array, "*n"]:
-    """Norms as they are stored; eight bits hold those from 2^-16 to 2^16, on a logarithmic scale, whose least one
-    stands for 0."""
+    """Norms as they are stored. Eight bits hold those from 2^-16 to 2^16 on a logarithmic scale; code 0 stands for
+    0."""
     return of_octaves(jnp.log2(norm)) if dtype == LOGARITHMIC else norm.astype(dtype)
 
 
 def restored(x: Shaped[Array, "*n"]) -> Float[Array, "*n"]:
-    """Norms that were stored; 0 is the power of -inf, since a selection after it would be repeated by all that reads
-    them."""
+    """Norms decoded from storage. Code 0 decodes as 2**-inf = 0. A `where` after the power would be recomputed by every
+    consumer."""
     if x.dtype == LOGARITHMIC:
         return jnp.exp2(jnp.where(x > 0, octaves(x), -jnp.inf))
     return as_float32(x)
 
 
 def largest(dtype: str) -> float:
-    """Of stored norms."""
+    """Largest norm that `dtype` stores."""
     return float(jnp.finfo(jnp.float32 if dtype == LOGARITHMIC else dtype).max)
 
 
 def of_octaves(x: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
-    """The nearest of the norms of eight bits."""
+    """Eight-bit codes of the norms nearest to 2**x."""
     return jnp.clip(jnp.round(PER_OCTAVE * x + 128), 0, 255).astype(jnp.uint8)
 
 
 def octaves(x: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
-    """The logarithms of norms of eight bits, to the base of 2."""
+    """Logarithms of eight-bit norms to base 2."""
     return (as_float32(x) - 128) / PER_OCTAVE

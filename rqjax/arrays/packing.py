@@ -1,17 +1,18 @@
 """Packing of b-bit indices into uint32 words: b bits cost b bits, for every b.
 
-Two layouts, and one of bytes for any number of bits. Both take exactly d b bits where 8 divides d and 32 divides d b;
-otherwise the last word is padded (and where 8 does not divide d, `pack` may take one more, above 4 bits two).
+Two layouts fill words, and a third fills bytes with indices of one or several widths. The first two take exactly d b
+bits where 8 divides d and 32 divides d b. Otherwise the last word is padded; where 8 does not divide d, `pack` may take
+one word more, above 4 bits two.
 
-`pack` is the fast one. The d indices of a vector are cut into 8 planes of L = ceil(d / 8) lanes; index k L + j is
-field k of lane j, so that every shift acts on whole contiguous planes and nothing is gathered. For b <= 4 a lane is b
-bytes. The first W = ceil(L b / 4) lanes are the low bytes of the W words, and the bytes of the other L - W lanes fill
-the high bytes that are left. For b > 4 the low four bits of the indices are packed first, the rest behind them.
+`pack` is the fast one. It cuts the d indices of a vector into 8 planes of L = ceil(d / 8) lanes; index k L + j is field
+k of lane j. Every shift then acts on whole contiguous planes, and nothing is gathered. For b <= 4 a lane is b bytes.
+The W words have the first W = ceil(L b / 4) lanes as their low bytes. The bytes of the other L - W lanes fill the high
+bytes that are left. For b > 4 the low four bits of the indices are packed first, the rest behind them.
 
-`pack_stream` is MLX's: index i takes the bits from i b on of one little-endian stream.
+`pack_stream` has MLX's layout: index i takes the b bits from bit i b on of one little-endian stream.
 
-`pack_bytes` takes the indices bit by bit: the lowest bits of all, then the next ones, as many bits as there are rounded
-up to whole bytes. Later coordinates may have fewer bits.
+`pack_bytes` takes the lowest bits of all indices, then their second bits, and so on, rounded up to whole bytes. Later
+coordinates may have fewer bits.
 """
 
 import functools
@@ -49,7 +50,7 @@ def pack_planes(fields: list[UInt32[Array, "*n lanes"]], bits: int) -> UInt32[Ar
         lanes = lanes | (fields[k] << (bits * k))
     if bits == 4:
         return lanes
-    lanes = materialized(lanes)  # packing 32 MiB takes 3 ms so on a CPU, and 24 ms fused into what follows
+    lanes = materialized(lanes)  # packing 32 MiB takes a CPU 3 ms; fused into what follows, 24 ms
     size = -(-lanes.shape[-1] * bits // 4)
     words, rest = lanes[..., :size], lanes[..., size:]
     if bits == 3:  # three bytes of each lane that is left over go to three words
@@ -93,7 +94,7 @@ def unpack_lanes(words: UInt32[Array, "*n words"], bits: int, lanes: int) -> UIn
 
 
 def unpack_octets(words: UInt32[Array, "*n words"], bits: int) -> UInt8[Array, "*n d"]:
-    """The indices of `pack` in the order of `octet_order`, as they lie in the words, of 1, 2 or 4 bits.
+    """Unpacks indices of 1, 2 or 4 bits in the order in which they lie in the words, that of `octet_order`.
 
     A CPU unpacks four bytes in the time that `unpack` takes for a word.
     """
@@ -129,7 +130,7 @@ def unpack_stream(words: UInt32[Array, "*n words"], bits: int, dim: int) -> UInt
 
 
 def pack_bytes(indices: Integer[Array, "*n d"], counts: Sequence[int]) -> UInt8[Array, "*n bytes"]:
-    """Packs indices of which the first counts[0] have a lowest bit, the first counts[1] a second one, and so on."""
+    """Packs indices; the first counts[0] of them have a lowest bit, the first counts[1] a second one, and so on."""
     planes = [((indices[..., :count] >> bit) & 1).astype(jnp.uint8) for bit, count in enumerate(counts)]
     bits = jnp.concatenate([indices[..., :0].astype(jnp.uint8), *planes], axis=-1)
     parts = jnp.split(pad_to(bits, -(-sum(counts) // 8) * 8), 8, axis=-1)

@@ -1,8 +1,8 @@
-"""Streams of bits: the codes of a vector's coordinates one after the other, each with bits of its own.
+"""Streams of bits: codes of a vector's coordinates one after another, each with its own number of bits.
 
-The lowest bit of a code comes first. A window is the last eight bits up to the end of a code, the newest on top: the
-state of a bit-shift trellis of 2^8 states, and, over its lowest bits, the code itself; what comes before the first code
-is the end of the stream, which is a ring. Bytes are rows and vectors are lanes, so that whole rows are shifted: where
+The lowest bit of a code comes first. A window is the last eight bits up to the end of a code, the newest on top. It is
+the state of a bit-shift trellis of 2^8 states; its highest bits are the code itself. The stream is a ring: the bits
+before the first code are those at its end. Bytes are rows and vectors are lanes, so that whole rows are shifted. Where
 neighbors in the stream are neighbors in a lane, a CPU takes three times as long.
 """
 
@@ -17,11 +17,11 @@ from rqjax.arrays.packing import check_width
 
 WINDOW = 8
 Bits = Sequence[int] | np.ndarray
-"""Of each code, 1 to 8."""
+"""Bits of each code, 1 to 8."""
 
 
 def pack(codes: Integer[Array, "*n d t"], bits: Bits) -> UInt8[Array, "*n bytes t"]:
-    """The streams of codes, rounded up to whole bytes."""
+    """Packs codes as streams, rounded up to whole bytes."""
     each = np.asarray(bits, int)
     code = np.repeat(np.arange(len(each)), each)
     bit = np.arange(len(code)) - np.repeat(np.cumsum(each) - each, each)
@@ -32,19 +32,19 @@ def pack(codes: Integer[Array, "*n d t"], bits: Bits) -> UInt8[Array, "*n bytes 
 
 
 def closed(stream: UInt8[Array, "*n bytes t"], total: int) -> UInt8[Array, "*n closed t"]:
-    """A ring of `total` bits, after a copy of its last eight if these are no whole number of bytes."""
+    """Puts a copy of its last eight bits before a ring of `total` bits, unless these are whole bytes."""
     if total % 8 == 0:
         return stream
     return jnp.concatenate([windows(stream, np.array([total])), stream], axis=-2)
 
 
 def closed_ends(bits: Bits) -> np.ndarray:
-    """Where in a closed ring each code ends."""
+    """Ends of the codes in a closed ring, in bits."""
     return np.cumsum(bits) + (WINDOW if np.sum(bits) % 8 else 0)
 
 
 def windows(stream: UInt8[Array, "*n bytes t"], ends: np.ndarray) -> UInt8[Array, "*n d t"]:
-    """The windows of codes that end at some bits of the stream."""
+    """Windows of the codes that end at bits `ends` of the stream."""
     size = max(stream.shape[-2], 1)
     start = (ends - WINDOW) % (8 * size)
     first, shift = start // 8, (start % 8).astype(np.uint8)[:, None]
@@ -53,7 +53,7 @@ def windows(stream: UInt8[Array, "*n bytes t"], ends: np.ndarray) -> UInt8[Array
 
 
 def pack_vectors(codes: Integer[Array, "*n d"], bits: Bits) -> UInt8[Array, "*n bytes"]:
-    """The stream of each vector's codes."""
+    """Packs each vector's codes as a stream."""
     return by_rows(lambda rows: pack(rows, bits), codes)
 
 
@@ -72,6 +72,6 @@ def vector_windows(stream: UInt8[Array, "*n bytes"], bits: Bits) -> UInt8[Array,
 
 
 def by_rows(function: Callable[[Array], Array], x: Array) -> Array:
-    """A function of (rows, vectors), of vectors (*n, rows)."""
+    """Applies a function of (rows, vectors) to vectors (*n, rows)."""
     found = function(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).T).T
     return found.reshape(*x.shape[:-1], found.shape[-1])

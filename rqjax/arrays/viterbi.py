@@ -1,8 +1,8 @@
 """The Viterbi algorithm on a bit-shift trellis, for many vectors side by side, and closed to a ring.
 
-A state is the last L bits of a stream of codes, the newest on top: a code c of b bits takes state s to
-(s >> b) + c 2^(L-b). The 2^b states that differ only in their lowest b bits, their oldest, thus lead to the same 2^b
-states: they are a family. Time comes first, and the vectors (n of them) last.
+A state is the last L bits of a stream of codes, the newest on top. A code c of b bits takes state s to (s >> b) + c
+2^(L-b). The 2^b states that differ only in their lowest b bits, their oldest, thus lead to the same 2^b states: they
+are a family. Time is the first axis, and the n vectors are the last one.
 """
 
 import math
@@ -20,16 +20,15 @@ IMPOSSIBLE = 1e30
 
 
 class Segment(NamedTuple):
-    """Samples that follow each other and have codes of as many bits, or of several numbers of bits that take turns;
-    everything in float32."""
+    """Consecutive samples whose codes have equally many bits, or a few numbers of bits in turn; all in float32."""
 
     y: Float[Array, "T n"]
     values: Float[Array, "turns S"]
-    """What each of the S = 2^L states stands for."""
+    """Level of each of the S = 2^L states."""
     bits: tuple[int, ...]
-    """Of each turn; the first sample has the first."""
+    """Bits of a code in each turn; the first sample has the first turn."""
     weights: Float[Array, "T"] | None = None
-    """Of the squared error at each time, 1 if there are none."""
+    """Weight of the squared error at each time; None stands for 1."""
 
     def cut(self, start: int, stop: int) -> "Segment":
         """The samples from `start` to `stop`."""
@@ -40,10 +39,10 @@ class Segment(NamedTuple):
 
 
 def tail_biting(segments: Sequence[Segment]) -> UInt8[Array, "T n"]:
-    """Codes of a path that ends where it starts, so that they are all there is to store.
+    """Codes of a path that ends in the state in which it starts, so that only they are stored.
 
-    The family that both ends meet in is the one that a free path has in the middle of the samples around the seam; the
-    best path through it follows. That is within 1 % of the best over all families.
+    A free path through the samples around the seam gives the family in which both ends meet. The best path through that
+    family follows. Its error is within 1 % of the best over all families.
     """
     bits = np.concatenate([np.resize(segment.bits, len(segment.y)) for segment in segments])
     state_bits, total = _state_bits(segments), len(bits)
@@ -59,7 +58,7 @@ def path(segments: Sequence[Segment], families: UInt32[Array, "n"] | None = None
 
     Args:
       segments: samples.
-      families: of the state before the first and of the last one; if none are given, paths start and end anywhere.
+      families: family of the state before the first and of the last state; if not given, paths are free at both ends.
     """
     every = jnp.arange(2 ** _state_bits(segments), dtype=jnp.uint32)[:, None]
     count, steps = segments[0].y.shape[1], []
@@ -80,11 +79,11 @@ def path(segments: Sequence[Segment], families: UInt32[Array, "n"] | None = None
 
 
 def windows(codes: UInt32[Array, "*n T"], bits: Sequence[int], state_bits: int) -> UInt32[Array, "*n T"]:
-    """The state after each code of a ring; codes in time, along the last axis, and the bits of each."""
+    """State after each code of a ring. Codes run in time along the last axis and have `bits` each."""
     each = np.array(bits)
     states, above = jnp.zeros_like(codes), np.zeros(len(each), int)
     back = 0
-    while (above < state_bits).any():  # the code so many times ago, below the bits of those since
+    while (above < state_bits).any():  # adds the code `back` times ago below the newer ones
         shift = state_bits - above - np.roll(each, back)
         up, down = (np.clip(amount, 0, 31).astype(np.uint32) for amount in (shift, -shift))
         states = states | jnp.where(above < state_bits, jnp.roll(codes, back, axis=-1) << up >> down, 0)
@@ -95,8 +94,8 @@ def windows(codes: UInt32[Array, "*n T"], bits: Sequence[int], state_bits: int) 
 def _forward(
     segment: Segment, cost: Float[Array, "S n"]
 ) -> tuple[Float[Array, "S n"], list[UInt8[Array, "rounds _ n"]]]:
-    """The least cost of each state at the end of a segment of whole rounds; and for each turn, at each time, for each
-    family, the lowest bits of the best of its states."""
+    """Least cost of each state after a segment of whole rounds, and the survivors of each turn. A survivor is the
+    lowest bits of the best state of a family at a time."""
     size, count = cost.shape
     branches_of = [2**bits for bits in segment.bits]
     levels_of = [levels.reshape(n, -1, 1) for levels, n in zip(segment.values, branches_of, strict=True)]
@@ -123,7 +122,7 @@ def _forward(
 def _backward(
     oldest: list[UInt8[Array, "rounds _ n"]], last: UInt32[Array, "n"], size: int
 ) -> tuple[UInt32[Array, "n"], UInt32[Array, "T n"]]:
-    """The state before a segment, and the states in it, from the last of them."""
+    """Traces the path back from the last state: returns the state before the segment, and the states in it."""
 
     def step(state: Array, bests: list[Array]) -> tuple[Array, Array]:
         states = []

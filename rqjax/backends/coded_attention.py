@@ -17,7 +17,7 @@ from rqjax.core import Codes, Quantizer
 
 
 def times_step(leaf: Any, x: Array) -> Array:
-    """Queries as they are multiplied with whole levels, or what sums of whole levels stand for."""
+    """Multiplies queries, or sums of whole levels, by the step of the levels."""
     return x * nests.step(leaf)
 
 
@@ -30,18 +30,19 @@ class CodedAttention(NamedTuple):
     """Kernel of a device for attention to the codes of a cache."""
 
     limits: Callable[[KVCache, Quantizer, Codes, int], str | None]
-    """Why the kernel does not take the keys, or the values, of a cache for so many queries a head, or None."""
+    """Called with a cache, a quantizer, its codes and the queries per head: returns why the kernel does not take them,
+    or None."""
     kernel: Callable[..., Any]
     """Called with queries, packed keys and values, bounds and a shift, and the options `tables`, `dim`, `softcap`."""
     packed: Callable[[Quantizer, Codes], Any] = packed
     """Codes as the kernel takes them."""
     multiplied: Callable[[Any, Array], Array] = times_step
-    """Queries, rotated, as they are multiplied with the levels of a leaf."""
+    """Scales rotated queries for products with the levels of a leaf."""
     restored: Callable[[Any, Array], Array] = times_step
-    """What sums of the levels of a leaf stand for, still rotated."""
+    """Scales sums of the levels of a leaf to sums of vectors, still rotated."""
 
     def entry(self, implementation: str) -> Entry:
-        """The kernel in the table of a device."""
+        """Entry of the kernel in the table of a device."""
         limits = functools.partial(self._reason, implementation)
         call = functools.partial(attention.attend_with, kernel=self.past)
         return Entry(attention.attend, (KVCache,), limits, call, rows=False)

@@ -1,4 +1,4 @@
-"""Tables of the kernels of a device: for an operation on a nest, what keeps it from a kernel, and the kernel's call."""
+"""Tables of a device's kernels: the operation of each, its limits on arguments, and its call."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -16,21 +16,21 @@ class Entry(NamedTuple):
 
     operation: Any
     classes: tuple[type, ...]
-    """Of the operation's first argument."""
+    """Classes of the operation's first argument."""
     limits: Callable[..., str | None]
-    """Called with the operation's arguments: why there is no kernel for them, or None."""
+    """Called with the operation's arguments: returns why there is no kernel for them, or None."""
     call: Callable[..., Any]
-    """Computes the operation of its arguments."""
+    """Computes the operation from its arguments."""
     rows: bool = True
-    """As in `Kernel`."""
+    """True if leading axes are independent rows, as in `Kernel`."""
 
 
 def register(implementation: str, missing: Callable[[], str | None], table: Iterable[Entry]) -> None:
     """Registers the kernels of a device.
 
     Args:
-      implementation: its name.
-      missing: why none of its kernels can run here, or None.
+      implementation: name of the device's implementation.
+      missing: returns why none of its kernels can run here, or None.
       table: its kernels.
     """
     for entry in table:
@@ -44,14 +44,14 @@ def _found(missing: Callable[[], str | None], entry: Entry, *args: Any, **option
 
 
 def old_jax(implementation: str) -> str | None:
-    """Why this jax has no Pallas for kernels, or None."""
+    """Returns why this jax has no Pallas for kernels, or None."""
     if jax.__version_info__ < (0, 10, 2):
         return f"{implementation} kernels need jax 0.10.2 or newer, this is {jax.__version__}"
     return None
 
 
 def of_codes(limits: Callable[[Any, Any], str | None]) -> Callable[..., str | None]:
-    """Limits of `decode` from limits of a quantizer, whose codes begin with norms, and of vectors."""
+    """Makes limits of `decode` from limits of a quantizer and vectors. Codes begin with norms."""
 
     def of_decoded(quantizer: Quantizer, codes: Codes, *, dtype: DTypeLike | None = None) -> str | None:
         shape = (*codes[0].shape, quantizer.dim)

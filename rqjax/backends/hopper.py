@@ -1,6 +1,6 @@
 """Fused kernels for NVIDIA Hopper GPUs: which quantizers and caches have one. The implementation "mosaic_gpu".
 
-A kernel gives what plain JAX gives, up to values within rounding of a boundary between two levels.
+A kernel gives the results of plain JAX, except for values within rounding of a boundary between two levels.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ ROTATIONS = "Rotor, Hadamard, Dense, or a Chain of a Rotor and a Hadamard"
 
 
 def _missing() -> str | None:
-    """Why kernels cannot run, if they cannot: they need a Hopper GPU and jax 0.10.2."""
+    """Returns why kernels cannot run, or None: they need a Hopper GPU and jax 0.10.2."""
     if reason := finders.old_jax(NAME):
         return reason
     if not INTERPRET.get():
@@ -58,7 +58,7 @@ def _limits_of_roundtrips(quantizer: Any, x: Any) -> str | None:
 
 
 def _limits_of_nest(quantizer: Quantizer, *, back: bool = False) -> str | None:
-    """Why there are no kernels for a nest, or none to rotate `back`, if there are none."""
+    """Returns why there are no kernels for a nest, or none that rotate `back`; None if there are."""
     if getattr(quantizer, "dtype", None) == norms.LOGARITHMIC:
         return "mosaic_gpu kernels are for norms in floating point, not in eight bits"
     match quantizer:
@@ -82,7 +82,7 @@ def _limits_of_nest(quantizer: Quantizer, *, back: bool = False) -> str | None:
 
 
 def _limits_of_vectors(x: Any) -> str | None:
-    """Why kernels do not take vectors of this shape or dtype, if they do not."""
+    """Returns why kernels do not take vectors of this shape or dtype, or None."""
     launch = kernel("launch")
     if x.dtype.name not in launch.DTYPES:
         return f"mosaic_gpu kernels take {_listed(launch.DTYPES)}, not {x.dtype}"
@@ -120,7 +120,7 @@ def autotune(quantizer: Quantizer, x: Shaped[Array, "*n d"], *, repeats: int = 2
       repeats: launches that are timed together; the best of three times counts.
 
     Returns:
-      Tokens of a tile for each kernel that there is.
+      Tokens of a tile for each kernel.
 
     Raises:
       Unsupported: there is no kernel for the quantizer, the vectors or the device; the message says why.

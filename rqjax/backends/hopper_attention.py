@@ -21,13 +21,13 @@ from rqjax.quantizers.scalar import Scalar
 from rqjax.quantizers.trellis import Trellis
 
 GROUP_MULTIPLE = 64
-"""What group sizes are multiples of, that the kernel takes."""
+"""Number that divides the group sizes that the kernel takes."""
 MAX_SUMS, MAX_COLUMNS = 32, 256
-"""Groups times queries, and columns of levels: a kernel would run out of registers."""
+"""Most groups times queries, and most columns of levels; beyond them a kernel runs out of registers."""
 
 
 def _limits(cache: KVCache, quantizer: Quantizer, codes: Codes, rows: int) -> str | None:
-    """Why the kernel does not take keys or values for so many queries a head, if it does not."""
+    """Returns why the kernel does not take keys or values for so many queries a head, or None."""
     found = nests.part(quantizer, codes)
     leaf = found.leaf
     turned = quantizer is cache.key_quantizer and isinstance(cache.key_form, TurnedMean)

@@ -16,17 +16,18 @@ from rqjax.quantizers.scalar import Scalar
 from rqjax.rotations import Dense, Hadamard, Rotor
 
 INTERPRET: ContextVar[Any] = ContextVar("interpret", default=False)
-"""Set to `pallas_kernels.gpu.mosaic.interpreter()` to run kernels on a CPU."""
+"""Interpreter of kernels on a CPU, `pallas_kernels.gpu.mosaic.interpreter()`, or False."""
 CONTEXT.append(INTERPRET.get)
 
 
 def kernel(module: str) -> Any:
-    """A module of `pallas_kernels`, imported when it is used: jax.experimental.pallas takes a second."""
+    """Imports a module of `pallas_kernels.gpu` on first use: jax.experimental.pallas takes a second."""
     return importlib.import_module(f"pallas_kernels.gpu.{module}")
 
 
 def with_sketch(quantizer: Quantizer) -> tuple[Normalized, Normalized] | None:
-    """Normalized(first) and the sketch of Normalized(Residual(first, sketch)), if it is one: of one bit."""
+    """Takes Normalized(Residual(first, sketch)) apart into Normalized(first) and the one-bit sketch; None for other
+    nests."""
     match quantizer:
         case Normalized(
             inner=Residual(first=first, second=Normalized(inner=Rotated(inner=Scalar(bits=1))) as sketch), dtype=dtype
@@ -45,7 +46,7 @@ def encode(quantizer: Quantizer, x: Array) -> Codes:
 
 
 def _with_residual(first: Normalized, sketch: Normalized, x: Array) -> Codes:
-    """The residual is sketched in the units of x; its norm is stored relative to that of x."""
+    """Encodes with a sketch of the residual in the units of x; its norm is stored relative to that of x."""
     norm, words = encode(first, x)
     rest, signs = _coded(sketch, x, minus=_rows(first.decode((norm, words))), norm_dtype=jnp.float32)
     size = norm.astype(jnp.float32)

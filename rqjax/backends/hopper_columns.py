@@ -1,6 +1,6 @@
 """Transform codes as the decode attention kernel takes them: columns of whole numbers, looked up by bits of a ring.
 
-Each coordinate is a column for each unit of its part, and the mean is a column whose number is always 1.
+Each coordinate has one column for each unit of its part. The mean is a column whose number is always 1.
 """
 
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ from rqjax.scoring.ring_codes import placed, scaled
 
 TransformCode: TypeAlias = TrellisPerCoordinate | PerCoordinate
 COLUMNS, BYTES = 64, 128
-"""What the numbers of columns, and of bytes of levels, are multiples of."""
+"""Multiples to which the numbers of columns, and of bytes of levels, are padded."""
 
 
 def lookup(code: Any, *, per_head: bool) -> Any:
@@ -38,12 +38,12 @@ def lookup(code: Any, *, per_head: bool) -> Any:
 
 
 def queries(code: TransformCode, y: Float[Array, "b h r d"]) -> Float[Array, "b h r columns"]:
-    """Queries as the kernel takes them."""
+    """Queries in the kernel's columns."""
     return jnp.concatenate([_padded(scaled(code.parts, y), COLUMNS), inner(y, code.center)[..., None]], axis=-1)
 
 
 def restored(code: TransformCode, sums: Float[Array, "b h r columns"]) -> Float[Array, "b h r d"]:
-    """What the kernel's sums stand for."""
+    """Converts the kernel's sums to sums of vectors."""
     return placed(code.parts, sums[..., :-1], code.dim) + sums[..., -1:] * code.center
 
 

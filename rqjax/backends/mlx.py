@@ -1,8 +1,8 @@
 """MLX's fused kernels on Apple GPUs, as jax-mps offers them: the implementation "mps".
 
-Affine groups are stored bit for bit in MLX's layout, so that codes meet queries and weights in one kernel and are never
-unpacked. All other codes stand for levels in int8; those are looked up, a byte each, and an 8-bit grid of step 1 holds
-them as they are: the same kernel multiplies by them, exactly. jax-metal has no such kernels.
+Affine groups are stored bit for bit in MLX's layout, so that one kernel multiplies codes with queries or weights and
+never unpacks them. All other codes stand for levels in int8, which are looked up, a byte each. An 8-bit grid of step 1
+represents them exactly, and the same kernel multiplies by them. jax-metal has no such kernels.
 """
 
 import functools
@@ -26,11 +26,11 @@ from rqjax.scoring.integers import float_products
 from rqjax.search.index import Index, search, search_with
 
 OFFSET = 128
-"""What an index of 8 bits is above its level."""
+"""Difference between an index of 8 bits and its level."""
 
 
 def _missing() -> str | None:
-    """Why kernels cannot run, if they cannot: they are those of jax-mps."""
+    """Returns why kernels cannot run, or None: they are those of jax-mps."""
     if platforms.platform() != "mps":
         return f"mps kernels need jax-mps on an Apple GPU, this is {platforms.platform()}"
     try:
@@ -41,12 +41,13 @@ def _missing() -> str | None:
 
 
 def _operations() -> Any:
-    """The module of jax-mps with the kernels, which are those of MLX."""
+    """Imports the module of jax-mps with the kernels, which are MLX's."""
     return importlib.import_module("jax_plugins.mps.ops")
 
 
 def _limits(quantizer: Quantizer, *_: Any, **__: Any) -> str | None:
-    """Why there are no kernels for other than an `Affine` that MLX takes, alone or within rotations."""
+    """Returns why there are no kernels for a quantizer, or None for an `Affine` that MLX takes, alone or within
+    rotations."""
     inner = quantizer
     while isinstance(inner, Rotated):
         inner = inner.inner
@@ -64,7 +65,7 @@ def _limits_of_levels(y: Any, levels: Any) -> str | None:
 
 
 def _limits_of_attention(cache: KVCache, *_: Any, **__: Any) -> str | None:
-    """Why not all of attention's products are taken by kernels, if they are not."""
+    """Returns why kernels do not take all of attention's products, or None."""
     if cache.values_in_keys:
         return "no mps kernel for this attention: values are a part of the keys"
     for name, quantizer in (("keys", cache.key_quantizer), ("values", cache.value_quantizer)):
@@ -74,7 +75,7 @@ def _limits_of_attention(cache: KVCache, *_: Any, **__: Any) -> str | None:
 
 
 def _limits_of_search(index: Index, *_: Any, **__: Any) -> str | None:
-    """Why not all products of a search are taken by kernels, if they are not."""
+    """Returns why kernels do not take all products of a search, or None."""
     if index.quantizer.in_integers:
         return None
     return f"no mps kernel for this search: no levels in int8 in {nest(index.quantizer)}"
@@ -100,7 +101,7 @@ def _roundtrip(quantizer: Any, x: Array) -> Array:
 
 
 def _products(quantizer: Affine, y: Float[Array, "*b r n"], codes: Codes, *, transpose: bool) -> Array:
-    """y times the decoded vectors (*b, t, d), or times their transposes, of codes in MLX's layout."""
+    """Multiplies y with the decoded vectors (*b, t, d), or with their transposes, of codes in MLX's layout."""
     options = {"transpose": transpose, "group_size": quantizer.group_size, "bits": quantizer.bits}
     return _operations().quantized_matmul(y, *_wide(codes), **options)
 
@@ -130,7 +131,7 @@ def _attend(*arguments: Any, **options: Any) -> Array:
 def _exact_attention(
     y: Float[Array, "b h r d"], k: Shaped[Array, "b h t d"], v: Shaped[Array, "b h t d"], seen: Bool[Array, "..."]
 ) -> Float[Array, "b h r d"]:
-    """Softmax attention of scaled queries to the tokens that they see; at least one each."""
+    """Softmax attention of scaled queries to the tokens that each sees, at least one."""
     return _operations().sdpa(y, as_float32(k), as_float32(v), scale=1.0, mask=seen)
 
 

@@ -1,4 +1,4 @@
-"""Nests of quantizers as kernels take them, rotations, a norm and a leaf; which attention to their codes they take."""
+"""Nests of quantizers as kernels take them (rotations, a norm and a leaf), and limits of attention to their codes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from rqjax.quantizers.per_head import PerHead, over_heads
 from rqjax.quantizers.scalar import Scalar
 
 DIMS, MAX_ROWS, MAX_BITS = (64, 128, 256), 16, 4
-"""Head dimensions, queries of a key-value head, and bits that attention kernels take."""
+"""Head dimensions, most queries of a key-value head, and most bits that attention kernels take."""
 
 
 class RotatedScalar(NamedTuple):
@@ -30,13 +30,13 @@ class RotatedScalar(NamedTuple):
     leaf: Any
     outer: Normalized | Scaled | Gain | None
     norms: Any
-    """Of the outer one's codes."""
+    """Norms or scales from the codes of `outer`."""
     codes: Codes
-    """The leaf's."""
+    """Codes of the leaf."""
 
     @classmethod
     def of(cls, quantizer: Quantizer, codes: Codes = None) -> "RotatedScalar":
-        """The record of a nest, and of its codes if they are given."""
+        """Takes a nest apart, and its codes if they are given."""
         match quantizer:
             case Normalized() | Scaled() | Gain():
                 norms, inner_codes = (None, None) if codes is None else codes
@@ -69,7 +69,7 @@ class RotatedScalar(NamedTuple):
 def reason_of_queries(
     cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any, softcap: Any = None
 ) -> str | None:
-    """Why no kernel attends to a cache for such queries, if none does."""
+    """Returns why no kernel attends to a cache for such queries, or None."""
     _, kv_heads, _, dim = cache.exact_keys.shape
     rows = q_heads // kv_heads * time
     if cache.values_in_keys:
@@ -90,7 +90,8 @@ def reason_of_queries(
 
 
 def reason_of_leaf(found: RotatedScalar, per_head: bool, normed_leaves: str = "Scalar") -> str | None:
-    """Why no kernel attends to codes of a `Scalar` or `Affine`, if none does; others are not `normed_leaves`."""
+    """Returns why no kernel attends to codes of a leaf, or None. Leaves are `Scalar` or `Affine`; the message calls
+    those that take a norm `normed_leaves`."""
     leaf, normed = found.leaf, found.norms is not None
     if not isinstance(leaf, Scalar | Affine) or (isinstance(leaf, Affine) and normed):
         return f"the nest is not rotations and a norm around one {normed_leaves}, nor rotations around an Affine"
@@ -106,29 +107,30 @@ def reason_of_leaf(found: RotatedScalar, per_head: bool, normed_leaves: str = "S
 
 
 def part(quantizer: Quantizer, codes: Codes = None) -> RotatedScalar:
-    """The record of a nest; of a `PerHead` its arrays have the heads first."""
+    """Takes a nest apart; in a `PerHead` its arrays have the heads first."""
     return RotatedScalar.of(quantizer.inner if isinstance(quantizer, PerHead) else quantizer, codes)
 
 
 def by_head(function: Callable[[Quantizer, Array], Array], quantizer: Quantizer, x: Array) -> Array:
-    """A function of x (batch, heads, ...), by the quantizer or by that of each head."""
+    """Applies a function to x (batch, heads, ...) with the quantizer, or with each head's own."""
     return over_heads(function)(quantizer, x) if isinstance(quantizer, PerHead) else function(quantizer, x)
 
 
 def bounds(cache: KVCache, queries: Queries) -> tuple[Int[Array, "batch"], Int[Array, "batch"]]:
-    """The first token in codes that queries see, which all see the same, and the one behind the last."""
+    """Range of the tokens in codes that queries see: the first one, and the one after the last. All queries see the
+    same range."""
     start, stop = queries.coded(cache)
     return start[:, 0, 0, 0], stop[:, 0, 0, 0]
 
 
 def numbers(array: TokenArray) -> Array:
-    """Numbers that are stored, in floating point."""
+    """Stored numbers, in floating point."""
     found = lax.bitcast_convert_type(array.bits, array.dtype)
     return norms.restored(found) if array.dtype == norms.LOGARITHMIC else found
 
 
 def step(leaf: Scalar | Affine) -> Any:
-    """By what whole levels are multiplied."""
+    """Factor of whole levels."""
     return leaf.step if isinstance(leaf, Scalar) else 1
 
 

@@ -1,7 +1,7 @@
 """Fused kernels for TPUs: which quantizers and caches have one. The implementation "mosaic_tpu".
 
-A kernel gives what plain JAX gives, up to values within rounding of a boundary between two levels; in attention
-queries, and weights of some tokens, are rounded to 15 bits of the largest.
+A kernel gives the results of plain JAX, except for values within rounding of a boundary between two levels. In
+attention, queries and the weights of some tokens are rounded to 15 bits of the largest.
 """
 
 import importlib
@@ -28,12 +28,12 @@ from rqjax.quantizers.scalar import Scalar
 
 NAME = "mosaic_tpu"
 INTERPRET: ContextVar[Any] = ContextVar("interpret_tpu", default=False)
-"""Set to True, or to `jax.experimental.pallas.tpu.InterpretParams()`, to run kernels on a CPU."""
+"""Interpreter of kernels on a CPU, True or `jax.experimental.pallas.tpu.InterpretParams()`, or False."""
 CONTEXT.append(INTERPRET.get)
 
 
 def _missing() -> str | None:
-    """Why kernels cannot run, if they cannot: they need a TPU and jax 0.10.2."""
+    """Returns why kernels cannot run, or None: they need a TPU and jax 0.10.2."""
     if (reason := finders.old_jax(NAME)) or INTERPRET.get():
         return reason
     if platforms.platform() != "tpu":
@@ -45,12 +45,12 @@ def _missing() -> str | None:
 
 
 def _kernel(module: str) -> Any:
-    """A module of `pallas_kernels.tpu`, imported when it is used."""
+    """Imports a module of `pallas_kernels.tpu` on first use."""
     return importlib.import_module(f"pallas_kernels.tpu.{module}")
 
 
 def _limits(quantizer: Quantizer, x: Any) -> str | None:
-    """Why no kernel encodes or decodes vectors, if none does."""
+    """Returns why no kernel encodes or decodes vectors, or None."""
     found, vectors = nests.RotatedScalar.of(quantizer), _kernel("vectors")
     leaf = found.leaf
     if not (isinstance(leaf, Scalar) and found.rotations and isinstance(found.outer, Normalized | Scaled)):
@@ -68,12 +68,12 @@ def _limits(quantizer: Quantizer, x: Any) -> str | None:
 
 
 def _limits_of_codes(cache: KVCache, quantizer: Quantizer, codes: Codes, rows: int) -> str | None:
-    """Why attention's kernel does not take keys or values, if it does not."""
+    """Returns why attention's kernel does not take keys or values, or None."""
     return nests.reason_of_leaf(nests.part(quantizer, codes), isinstance(quantizer, PerHead))
 
 
 def _parts(quantizer: Any) -> tuple[Array, Array, Any]:
-    """The matrix of the rotation, the levels, and what is static, as the kernels take them."""
+    """Matrix of the rotation, levels, and static plan, as the kernels take them."""
     found = nests.RotatedScalar.of(quantizer)
     plan = _kernel("vectors").Plan(found.leaf.bits, getattr(quantizer, "mode", None), quantizer.dtype)
     return found.rotated(jnp.eye(quantizer.dim)).T, found.leaf.values, plan

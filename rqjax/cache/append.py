@@ -1,4 +1,5 @@
-"""Tokens for a cache: appended to its ring in full precision, the oldest of it moved to codes, and room for more."""
+"""Appending to a cache: tokens enter its ring in full precision, the oldest of the ring become codes; and room for
+more."""
 
 import dataclasses
 from typing import Any
@@ -24,8 +25,8 @@ def append(
 ) -> KVCache:
     """Appends keys and values of one token or of a chunk to every sequence.
 
-    Under jit donate the cache (`jax.jit(rqjax.append, donate_argnums=0)`), so that it is written in place. There, where
-    lengths are not known, a sequence for which there is no room is left as it was and marked in `overflow`.
+    Under jit donate the cache (`jax.jit(rqjax.append, donate_argnums=0)`), so that it is written in place. Lengths are
+    not known there: a sequence without room is left as it was and marked in `overflow`.
 
     Tokens in full precision pass gradients on to k and v. Those in codes have none: rounding is constant nearly
     everywhere.
@@ -35,7 +36,7 @@ def append(
       k: keys (batch, time, heads, head_dim) of any float dtype; stored in the cache's.
       v: values, as `k`; none if they are the last coordinates of the keys (`LastPart`).
       valid: how many tokens of each sequence count, the last ones (padding is on the left); all, if not given.
-      slots: of a cache with pages, which of its sequences these are, each once; all, if not given.
+      slots: the sequences of a cache with pages that these are, each once; all, if not given.
 
     Raises:
       TypeError: k or v is not of floating-point numbers.
@@ -74,12 +75,12 @@ def append(
 
 
 def checked_valid(valid: Any, batch: int, time: int) -> Int[Array, "batch"]:
-    """How many of the last tokens of each sequence count."""
+    """Checks how many of the last tokens of each sequence count."""
     return jnp.asarray(check_ints("valid", valid, time, (batch,)))
 
 
 def checked_slots(cache: KVCache, slots: Shaped[Array | np.ndarray, "..."] | None) -> Int[Array, "some"] | None:
-    """Which sequences of a cache are meant, None for all of them."""
+    """Checks the slots of a cache's sequences; None stands for all of them."""
     if slots is None:
         return None
     if cache.tables is None:
@@ -91,7 +92,7 @@ def checked_slots(cache: KVCache, slots: Shaped[Array | np.ndarray, "..."] | Non
 
 
 def grow(cache: KVCache, max_len: int) -> KVCache:
-    """The cache with room for at least `max_len` tokens, rounded up to a multiple of 256; not under jit.
+    """Returns the cache with room for at least `max_len` tokens, rounded up to a multiple of 256; not under jit.
 
     Raises:
       ValueError: `max_len` is less than the cache's, or its codes lie in pages.
@@ -182,13 +183,13 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
 
 
 def has_room(cache: KVCache, lengths: Int[Array, "batch"]) -> Bool[Array, "batch"]:
-    """Whether sequences of these lengths have the room, and their pages."""
+    """Returns whether sequences of these lengths have the room, and their pages."""
     fits = lengths <= cache.max_len
     return fits if cache.tables is None else fits & (cache.coded_at(lengths) <= PAGE * (cache.tables >= 0).sum(1))
 
 
 def _check_room(cache: KVCache, count: Array, time: int) -> None:
-    """Raises where the numbers are known, that is outside jit."""
+    """Raises a ValueError for missing room where lengths are known, that is outside jit."""
     if is_traced(count) or is_traced(cache.lengths):
         return
     cache.check()

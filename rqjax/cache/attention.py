@@ -48,14 +48,14 @@ def attend(
       q: queries (batch, time, q_heads, head_dim); query i belongs to token lengths - time + i. Consecutive groups of
         q_heads / kv_heads query heads share a head of keys and values.
       slots: as in `append`.
-      scale: of the scores; 1 / sqrt(head_dim), if not given.
+      scale: factor of the scores; 1 / sqrt(head_dim), if not given.
       mask: True where a query may look, broadcastable to (batch, q_heads, time, max_len), the last axis by token.
       sliding_window: how many tokens up to itself a query sees; all, if not given.
       softcap: scores s become softcap tanh(s / softcap).
       sink_logits: (q_heads,), of each query head one more score in the softmax, whose value is zero, as gpt-oss learns
         them (OpenAI, 2025, arXiv:2508.10925; Miller, 2023, "Attention is off by one"); -inf is none. Neither `scale`
         nor `softcap` applies to them.
-      implementation: of the attention to codes: "xla" for all caches, devices and options, "mosaic_gpu" for a fused
+      implementation: how codes are attended to: "xla" for all caches, devices and options, "mosaic_gpu" for a fused
         kernel on Hopper GPUs, "mosaic_tpu" for one on TPUs, "mps" for MLX's products on Apple GPUs, None for the kernel
         wherever there is one.
 
@@ -121,13 +121,13 @@ def dot_product_attention(
     """Causal attention with a cache, for models that call `jax.nn.dot_product_attention`: `append`, then `attend`.
 
     Args:
-      query, key, value: of the new tokens, (batch, time, heads, head_dim); no value if it is a part of the key.
-      cache: of the tokens before.
+      query, key, value: arrays of the new tokens, (batch, time, heads, head_dim); no value if it is a part of the key.
+      cache: cache of the tokens before.
       valid, slots: as in `append`.
       **options: as in `attend`.
 
     Returns:
-      The attention's output, as of `attend`, and the cache with the new tokens.
+      The output of `attend`, and the cache with the new tokens.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -145,7 +145,7 @@ def dot_product_attention(
 def _attend(cache: KVCache, q: Array, mask: Array | None, **options: Any) -> Array:
     """`attend` in plain JAX, with the derivative of attention to decoded vectors.
 
-    Queries are rounded where they meet codes, which has no derivative, and loops have no known length.
+    Queries are rounded where they meet codes, which has no derivative, and the loops have no known length.
     """
     arrays = {name: x for name, x in options.items() if isinstance(x, jax.Array)}
 
@@ -194,13 +194,13 @@ def attend_with(
     kernel: Past | None = None,
     weigh_exact: Callable[..., Array] | None = None,
 ) -> Array:
-    """`attend` of what has been checked, the queries of a few tokens at a time.
+    """`attend` with checked arguments, the queries of a few tokens at a time.
 
     Args:
       past: sums over the tokens in codes.
-      kernel: the same of a backend for queries that all see the same codes.
-      weigh_exact: attention of a backend to the tokens in full precision, of scaled queries, keys, values and what is
-        seen.
+      kernel: a backend's `past` for queries that all see the same codes.
+      weigh_exact: a backend's attention to the tokens in full precision, called with scaled queries, keys, values and
+        the mask of what is seen.
     """
     batch, time, q_heads, _ = q.shape
     size = max(1, QUERY_ROWS * cache.exact_keys.shape[1] // q_heads)

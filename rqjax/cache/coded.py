@@ -56,13 +56,13 @@ def coded_sums(cache: KVCache, queries: Queries) -> Sums:
         sums = lax.fori_loop(0, blocks, add, sums)
         at = at + blocks * size
     restored = values.restore(sums.values)
-    if cache.values_in_keys and form.mean is not None:  # which the codes are less
+    if cache.values_in_keys and form.mean is not None:  # codes are of keys minus this mean
         restored += sums.total[..., None] * form.mean[:, :, None, -restored.shape[-1] :]
     return sums._replace(values=restored)
 
 
 def float_sums(cache: KVCache, queries: Queries) -> Sums:
-    """`coded_sums` that can be differentiated: products with decoded vectors, page by page."""
+    """Differentiable `coded_sums`: products with decoded vectors, page by page."""
     y, (first, stop), allowed = queries.y, queries.coded(cache), _allowed(cache, queries)
 
     @jax.checkpoint
@@ -79,7 +79,7 @@ def float_sums(cache: KVCache, queries: Queries) -> Sums:
 
 
 def _allowed(cache: KVCache, queries: Queries) -> Bool[Array, "#b #h #r tokens"] | None:
-    """The mask of queries, with room for all tokens in codes."""
+    """Mask of queries, padded to all tokens that there is room for in codes."""
     mask = queries.mask
     return None if mask is None else padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
 
@@ -92,7 +92,7 @@ def _seen(
     size: int,
     sinks: int,
 ) -> Bool[Array, "#b #h #r size"]:
-    """Tokens of a block of codes that each query sees: those in its range that `allowed`, by token, has."""
+    """Mask of the tokens of a block that each query sees: those in its range that `allowed` has."""
     t = start + jnp.arange(size)
     seen = (t >= first) & (t < stop)
     return seen if allowed is None else seen & lax.dynamic_slice_in_dim(allowed, sinks + start, size, 3)
@@ -101,7 +101,7 @@ def _seen(
 def decoded_page(
     cache: KVCache, start: Int[Array, ""]
 ) -> tuple[Float[Array, "b h page d"], Float[Array, "b h page value_dim"]]:
-    """Keys and values that the codes of a page stand for, `start` tokens behind the sinks."""
+    """Decodes keys and values of the page that begins `start` tokens after the sinks."""
     batch, heads, _, dim = cache.exact_keys.shape
     eye, form = jnp.broadcast_to(jnp.eye(dim), (batch, heads, dim, dim)), cache.key_form
     read = functools.partial(over, lambda leaf: leaf.read(start, PAGE, cache.tables))
@@ -123,7 +123,7 @@ def decoded(quantizer: Quantizer, codes: Codes, transposed: bool) -> Float[Array
 
 
 def padded(x: Array, count: int, axis: int = 1) -> Array:
-    """With zeros behind along an axis."""
+    """Pads an axis with zeros at its end."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, max(count, 0))
     return jnp.pad(x, widths)

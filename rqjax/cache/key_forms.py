@@ -1,4 +1,4 @@
-"""Key forms: what codes of keys are made of, and how products with codes become scores."""
+"""Key forms: how keys are transformed before they are encoded, and how products with codes become scores."""
 
 import dataclasses
 from typing import Any, ClassVar, TypeAlias
@@ -15,27 +15,28 @@ Mean: TypeAlias = Float[Array | np.ndarray, "*heads d"] | None
 DOMINANT = 0.75
 """Share of the energy of a head's first keys that their mean must have to be subtracted from all keys.
 
-Below it the mean of keys with rotary positions is a local one: it turns away, and subtracting it would add energy."""
+Below it the mean of keys with rotary positions is local: it turns away, and subtracting it would add energy."""
 
 
 class KeyForm:
-    """What a cache subtracts from keys, or how it turns them, before they are encoded; and how scores undo it.
+    """Transform of keys before they are encoded (a mean, a rope), and how scores undo it.
 
-    A form of a strategy has no rope, and the mean of its heads alone; `begun` makes that of a cache from it. In a cache
-    the mean is (batch, heads, d). Subclasses say what `encode_form`, `restore` and `bias` are.
+    A strategy's form has no rope, and its mean is (heads, d). `begun` makes a cache's form from it, with a mean (batch,
+    heads, d). Subclasses define `encode_form` and override what else their transform changes.
     """
 
     mean: Any = None
     rope: Rope | None = None
-    """How a cache turns keys and queries with their positions; None: they come turned, or have no such positions."""
+    """Rope by which a cache rotates keys and queries to their positions; None if they come rotated, or have no such
+    positions."""
     learned: bool = False
-    """Whether the mean is that of a sequence's first keys after the sinks; else it is known from the beginning."""
+    """True if the mean is that of a sequence's first keys after the sinks, False if it is known from the beginning."""
     of_mean: ClassVar[bool] = False
-    """Whether the form is nothing without a mean."""
+    """True if the form needs a mean."""
     of_rope: ClassVar[bool] = False
-    """Whether the form is nothing without a rope."""
+    """True if the form needs a rope."""
     width: ClassVar[int] = 0
-    """Bytes a coordinate, beside those of the codes, that a block of keys takes in attention."""
+    """Bytes per coordinate that a block of keys takes in attention beside those of the codes."""
 
     def __post_init__(self):
         if self.of_mean and self.mean is None and not self.learned:
@@ -50,19 +51,19 @@ class KeyForm:
         return None if self.mean is None else self.mean.shape[-1]
 
     def at(self, rope: Rope | None) -> "KeyForm":
-        """The form with the rope of a layer, if it needs one; else as it is."""
+        """Returns the form with the rope of a layer if it needs one, else as it is."""
         return self.changed(rope=rope) if self.of_rope and rope else self
 
     def changed(self, **fields: Any) -> "KeyForm":
-        """The form with other fields."""
+        """Returns the form with other fields."""
         return dataclasses.replace(self, **fields)  # pyright: ignore[reportArgumentType]
 
     def begun(self, batch: int, heads: int, dim: int) -> "KeyForm":
-        """The form of an empty cache.
+        """Returns the form of an empty cache.
 
         Raises:
           TypeError: the mean is not of floating-point numbers, or the rope is none.
-          ValueError: the mean is of another shape or to be learned, too; the rope does not fit, or there is none.
+          ValueError: the mean has another shape or is to be learned as well, or the rope does not fit or is missing.
         """
         if self.of_rope and self.rope is None:
             raise ValueError(f"expected a rope for keys in the form {self}, got none")
@@ -82,45 +83,46 @@ class KeyForm:
         return self.changed(mean=jnp.tile(mean, (batch, 1, 1)))
 
     def turned(self, x: Float[Array, "*n d"], positions: Int[Array, "*#n"]) -> Float[Array, "*n d"]:
-        """Keys or queries as attention multiplies them."""
+        """Rotates keys or queries to their positions, as attention multiplies them."""
         return x if self.rope is None else self.rope(x, positions)
 
     def average(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
-        """The mean of turned keys, as it is subtracted. Keys with NaN or infinity do not count: it outlives them."""
+        """Mean of rotated keys in the form in which it is subtracted. Keys with NaN or infinity do not count, since it
+        outlives them."""
         finite = jnp.isfinite(keys).all(-1, keepdims=True)
         return jnp.where(finite, keys, 0).sum(-2) / jnp.maximum(finite.sum(-2), 1)
 
     def learn(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
-        """The mean that a sequence subtracts from all its keys, of its first ones."""
+        """Learns the mean that a sequence subtracts from all its keys, from its first ones."""
         return self.average(keys, positions)
 
     def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
-        """What is encoded of turned keys."""
+        """Transforms rotated keys to the vectors that are encoded."""
         raise NotImplementedError
 
     def change(self, x: Float[Array, "*n d"], positions: Int[Array, "*#n"]) -> Float[Array, "*n d"]:
-        """The change of turned keys by a change x of what is encoded."""
+        """Converts a change x of encoded vectors to the change of the rotated keys."""
         return x
 
     def probes(self, y: Float[Array, "b h r d"]) -> Float[Array, "b h _ d"]:
-        """Vectors whose products with codes `scores` takes."""
+        """Vectors whose products with codes `scores` needs."""
         return y
 
     def scores(
         self, y: Float[Array, "b h r d"], products: Float[Array, "b h _ t"], first: Int[Array, ""]
     ) -> Float[Array, "b h r t"]:
-        """Scores of turned queries with keys at the positions from `first` on, of products of `probes` with codes."""
+        """Scores of rotated queries with keys from position `first` on, from products of `probes` with codes."""
         bias = self.bias(y, first, products.shape[-1])
         return products if bias is None else products + bias
 
     def bias(self, y: Float[Array, "b h r d"], first: Int[Array, ""], count: int) -> Float[Array, "b h r _"] | None:
-        """Products of turned queries with the mean, at each of `count` positions from `first` on if it turns."""
+        """Products of rotated queries with the mean: one, or `count` from position `first` on if the mean rotates."""
         return None if self.mean is None or self.rope is None else self.rope.inner(y, self.mean, first, count)
 
 
 @pytree
 class AsGiven(KeyForm):
-    """Codes are of keys as attention multiplies them."""
+    """Encodes keys as attention multiplies them."""
 
     rope: Rope | None = None
 
@@ -133,7 +135,7 @@ AS_GIVEN = AsGiven()
 
 @pytree
 class SubtractedMean(KeyForm):
-    """Codes are of keys less their mean; a learned one is subtracted where it dominates (`DOMINANT`)."""
+    """Encodes keys minus their mean; a learned one is subtracted where it dominates (`DOMINANT`)."""
 
     mean: Mean = None
     learned: bool = static(default=False)
@@ -155,7 +157,7 @@ class SubtractedMean(KeyForm):
 
 @pytree
 class TurnedMean(KeyForm):
-    """Codes are of turned keys less the mean of the keys before they turn, itself turned to each position."""
+    """Encodes rotated keys minus the mean of the keys before rotation, itself rotated to each position."""
 
     mean: Mean = None
     rope: Rope | None = None
@@ -174,7 +176,7 @@ class TurnedMean(KeyForm):
 
 @pytree
 class BeforeRope(TurnedMean):
-    """Codes are of keys before they turn, less their mean if there is one. Attention decodes and turns a block."""
+    """Encodes keys before their rotation, minus their mean if there is one. Attention decodes and rotates a block."""
 
     of_mean = False
     width = 4
@@ -189,7 +191,7 @@ class BeforeRope(TurnedMean):
         return self.rope(x, positions)
 
     def probes(self, y: Float[Array, "b h r d"]) -> Float[Array, "b h _ d"]:
-        """Unit vectors, whose products with codes are the keys, tokens last."""
+        """Unit vectors: their products with codes are the keys, tokens last."""
         batch, heads, _, dim = y.shape
         return jnp.broadcast_to(jnp.eye(dim), (batch, heads, dim, dim))
 
@@ -202,5 +204,5 @@ class BeforeRope(TurnedMean):
 
 
 def same_codes(a: KeyForm, b: KeyForm) -> bool:
-    """Whether codes of one form can be decoded and encoded again as those of the other: both turn first, or neither."""
+    """Returns whether codes of one form can be recoded in the other: both encode rotated keys, or neither."""
     return isinstance(a, BeforeRope) == isinstance(b, BeforeRope)

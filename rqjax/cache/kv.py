@@ -20,22 +20,22 @@ from rqjax.scoring.tiles import UNIT
 GROWTH = 256
 """Tokens by which `grow` rounds up (TurboQuant MLX, "Pre-allocation")."""
 Tokens: TypeAlias = Shaped[Array | np.ndarray, "..."]
-"""Of the tokens of every sequence, (batch, time, heads, head_dim) as in `jax.nn.dot_product_attention`."""
+"""Keys, values or queries of every sequence, (batch, time, heads, head_dim) as in `jax.nn.dot_product_attention`."""
 
 
 @pytree
 class LastPart:
-    """Stands for a quantizer of values where a value is the last coordinates of its key: those of the last part of the
+    """Stands for a quantizer of values where a value is the last coordinates of its key, those of the last part of the
     keys' `Split`. Source: multi-head latent attention (DeepSeek-AI, 2024, arXiv:2405.04434).
     """
 
 
 @pytree
 class KVCache:
-    """Keys and values of a batch of sequences, of each its own length. `KVCache.init` makes an empty one.
+    """Keys and values of a batch of sequences, each with its own length. `KVCache.init` makes an empty one.
 
     The first `sinks` and the newest `window` tokens or a few more are held in full precision, the others as codes.
-    Codes are made of `unit` tokens at a time and depend on the tokens alone, not on how they were appended.
+    Tokens are encoded `unit` at a time. Codes depend on the tokens alone, not on how they were appended.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -45,17 +45,17 @@ class KVCache:
     """
 
     keys: Codes
-    """Codes in the layout of `tiles`: of each sequence, or in a cache with `tables` of each page."""
+    """Codes of keys in the layout of `tiles`: a row for each sequence, or in a cache with `tables` for each page."""
     values: Codes
-    """() if they are in the keys."""
+    """Codes of values; () if values are parts of the keys."""
     exact_keys: Float[Array, "batch heads slots dim"]
     """The sinks, then a ring of the newest tokens: token t is in slot sinks + (t - sinks) mod (slots - sinks)."""
     exact_values: Float[Array, "batch heads slots value_dim"]
-    """Without coordinates if they are in the keys."""
+    """Values of the same slots; without coordinates if they are parts of the keys."""
     lengths: Int[Array, "batch"]
     """Tokens of each sequence."""
     held: Int[Array, "batch"]
-    """Tokens of each sequence that are in codes although they are in the window: of a prefix that others share, or from
+    """Tokens of each sequence that are in codes although the window has not passed them: of a shared prefix, or from
     before `truncate`."""
     overflow: Bool[Array, "batch"]
     """Sequences that an `append` under jit would have taken past `max_len`; it left them as they were."""
@@ -66,7 +66,7 @@ class KVCache:
     own_value_quantizer: Quantizer | LastPart | None
     """The values' quantizer, None if it is the keys'."""
     key_form: KeyForm
-    """What codes of keys are made of; its mean is (batch, heads, dim)."""
+    """Transform of keys before they are encoded; its mean is (batch, heads, dim)."""
     max_len: int = static()
     window: int = static()
     sinks: int = static()
@@ -86,7 +86,7 @@ class KVCache:
         pages: int | None = None,
         dtype: DTypeLike = jnp.bfloat16,
     ) -> "KVCache":
-        """An empty cache.
+        """Makes an empty cache.
 
         Args:
           batch: sequences.
@@ -97,11 +97,11 @@ class KVCache:
             own copy of both, which is donated with it. With `LastPart` a value is the last coordinates of its key.
           window: newest tokens in full precision, at least.
           sinks: first tokens in full precision.
-          key_form: what codes of keys are made of, as `rqjax.BeforeRope(rope=rope)`. If it has a rope, the cache takes
+          key_form: form in which keys are encoded, as `rqjax.BeforeRope(rope=rope)`. If it has a rope, the cache takes
             keys and queries before rotary positions: token t of a sequence turns by t.
           pages: how many pages of 128 tokens all sequences share; a `PagedCache` says who has which. If not given,
             each sequence has room for `max_len` tokens of its own.
-          dtype: of tokens in full precision.
+          dtype: dtype of tokens in full precision.
         """
         batch, kv_heads = check_int("batch", batch, 1, 2**20), check_int("kv_heads", kv_heads, 1, 2**20)
         max_len, window = check_int("max_len", max_len, 1, 2**30), check_int("window", window, 0, 2**20)
@@ -144,7 +144,7 @@ class KVCache:
 
     @property
     def values_in_keys(self) -> bool:
-        """Whether a value is the last coordinates of its key, so that both products are with the same codes."""
+        """True if a value is the last coordinates of its key, so that both products are with the same codes."""
         return isinstance(self.own_value_quantizer, LastPart)
 
     @property
@@ -155,7 +155,7 @@ class KVCache:
 
     @property
     def value_codes(self) -> Codes:
-        """What the values' quantizer decodes."""
+        """Codes that the values' quantizer decodes."""
         return self.keys[-1] if self.values_in_keys else self.values
 
     def newest_values(self) -> Float[Array, "batch heads slots value_dim"]:
@@ -203,13 +203,13 @@ class KVCache:
         return jnp.where(slots < self.sinks, jnp.where(slots < lengths, slots, -1), ring)
 
     def of(self, slots: Int[Array, "some"] | None) -> "KVCache":
-        """The cache of some of the sequences that share its pages; of all, if None."""
+        """Returns the cache of the sequences in `slots`, which share its pages; of all if None."""
         if slots is None:
             return self
         return dataclasses.replace(self, **jax.tree.map(lambda x: pick(x, slots), self._of_sequences))
 
     def with_sequences(self, slots: Int[Array, "some"] | None, some: "KVCache") -> "KVCache":
-        """The whole cache again, of what `of` gave; slots that there are not are left out."""
+        """Writes what `of` returned back into the whole cache; slots out of range are left out."""
         if slots is None:
             return some
         slots = jnp.where(slots < 0, len(self.lengths), slots)
@@ -248,5 +248,5 @@ def capacity(max_len: int, window: int, sinks: int, unit: int) -> int:
 
 
 def over(function: Callable[..., Any], *codes: Codes) -> Codes:
-    """A function of token arrays, over the nest of codes."""
+    """Maps a function of token arrays over the nest of codes."""
     return jax.tree.map(function, *codes, is_leaf=TokenArray.is_one)

@@ -1,4 +1,4 @@
-"""Queries of a call of attention, and what each sees."""
+"""Queries of a call of attention, and the tokens that each sees."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -14,16 +14,16 @@ Number: TypeAlias = float | int | Float[Array, ""]
 
 
 class Queries(NamedTuple):
-    """Queries that share a head of keys are its rows: those of one query head after the other."""
+    """Queries of a call. A head of keys has as rows the queries that share it, one query head after another."""
 
     y: Float[Array, "b h r d"]
-    """Scaled, in float32, and turned to their positions if the cache has a rope."""
+    """Scaled queries in float32, rotated to their positions if the cache has a rope."""
     positions: Int[Array, "b 1 r 1"]
-    """The token of each."""
+    """Token of each query."""
     time: int
-    """Tokens; rows / time query heads share a head of keys."""
+    """Number of tokens; rows / time query heads share a head of keys."""
     mask: Bool[Array, "#b #h #r max_len"] | None
-    """Tokens that each may see."""
+    """Tokens that each query may see."""
     sliding_window: int | None
     softcap: Number | None
 
@@ -38,7 +38,7 @@ class Queries(NamedTuple):
         sliding_window: int | None,
         softcap: Number | None,
     ) -> "Queries":
-        """The record of turned queries at positions."""
+        """Makes the record of rotated queries at their positions."""
         batch, time, q_heads, dim = q.shape
         kv_heads = cache.exact_keys.shape[1]
         groups = q_heads // kv_heads
@@ -53,20 +53,21 @@ class Queries(NamedTuple):
 
     @property
     def oldest(self) -> Int[Array, "b 1 r 1"]:
-        """The first token that each sees; below 0 where its window reaches beyond the text."""
+        """First token that each query sees; below 0 where its window reaches beyond the text."""
         if self.sliding_window is None:
             return jnp.zeros_like(self.positions)
         return self.positions - self.sliding_window + 1
 
     def sees(self, tokens: Int[Array, "b 1 1 t"]) -> Bool[Array, "b #h r t"]:
-        """Whether each sees some tokens; nothing sees token -1."""
+        """Mask of the tokens that each query sees; none sees token -1."""
         seen = (tokens >= jnp.maximum(self.oldest, 0)) & (tokens <= self.positions)
         if self.mask is None:
             return seen
         return seen & jnp.take_along_axis(self.mask, jnp.maximum(tokens, 0), axis=3)
 
     def coded(self, cache: KVCache) -> tuple[Int[Array, "b 1 r 1"], Int[Array, "b 1 r 1"]]:
-        """The first token in codes that each sees, and the one behind the last, counted from the sinks on.
+        """Range of the tokens in codes that each query sees, counted after the sinks: the first one, and the one after
+        the last.
 
         After `truncate` the newest tokens may be in codes, too.
         """

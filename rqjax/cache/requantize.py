@@ -1,4 +1,4 @@
-"""Codes of a cache made anew by other quantizers, as of fewer bits where memory runs short."""
+"""Re-encoding of a cache by other quantizers, as with fewer bits where memory runs short."""
 
 import dataclasses
 
@@ -15,13 +15,13 @@ from rqjax.core import PAGE, Codes, Quantizer, TokenArray, operation
 
 
 def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) -> KVCache:
-    """The cache with the quantizers of another strategy. What is in full precision stays so; codes are decoded and
-    encoded again, a page at a time, so that the errors of both add up.
+    """Returns the cache with the quantizers of another strategy. Tokens in full precision stay so. Codes are decoded
+    and encoded again, a page at a time, so that the errors of both add up.
 
     Args:
       cache: the cache.
-      strategy: of quantizers that encode as many tokens together, of keys before they turn if those of the cache are.
-      pages: of a cache with pages, how many there are to be, no fewer than before; as many, if not given.
+      strategy: encodes as many tokens together as the cache, and keys before their rotation if the cache does.
+      pages: new number of pages of a cache with pages, no fewer than before; unchanged if not given.
 
     Raises:
       ValueError: the strategy does not fit the cache, or there are to be fewer pages.

@@ -1,4 +1,4 @@
-"""Which quantizers a cache has, and the form of its keys."""
+"""Strategies of caches: the quantizers of keys and values, and the form of keys."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from rqjax.rotations import Rope
 
 @pytree
 class Strategy:
-    """The quantizers of a cache, and what is done to keys before they are encoded. `rqjax.strategy` makes one by name.
+    """The quantizers of a cache, and the form of its keys. `rqjax.strategy` makes one by name.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -27,16 +27,17 @@ class Strategy:
     values: Quantizer | LastPart
     key_form: KeyForm = AS_GIVEN
     name: str = static(default="")
-    """The name that made it, if one did."""
+    """Name from which `rqjax.strategy` made it, if it did."""
 
     def __str__(self) -> str:
         return self.name or repr(self)
 
     def cache(self, batch: int, kv_heads: int, max_len: int, *, rope: Rope | None = None, **options: Any) -> KVCache:
-        """An empty cache; `options` as in `KVCache.init`. What is to be stored in float32 is so in the window, too.
+        """Makes an empty cache; `options` as in `KVCache.init`. If keys and values are both `Exact`, the window has
+        their wider dtype.
 
         Args:
-          rope: of the layer; caches whose form needs none are made without it.
+          rope: rope of the layer; left out if the form needs none.
 
         Raises:
           ValueError: the key form needs a rope, and there is none.
@@ -48,5 +49,5 @@ class Strategy:
         return KVCache.init(batch, kv_heads, max_len, self.keys, self.values, **options)
 
     def nbytes(self, batch: int, kv_heads: int, max_len: int, **options: Any) -> int:
-        """Bytes of the cache that `cache` would make, of which none is made: codes, window, quantizers, everything."""
+        """Bytes of the cache that `cache` would make, without making it: codes, window, quantizers, everything."""
         return nbytes(jax.eval_shape(lambda: self.cache(batch, kv_heads, max_len, **options)))

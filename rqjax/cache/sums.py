@@ -1,4 +1,4 @@
-"""A running softmax: what is summed of some tokens, and sums of more of them (Milakov & Gimelshein, 2018)."""
+"""A running softmax: sums over some tokens, and their merging (Milakov & Gimelshein, 2018)."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,8 @@ NEVER = -1e30
 
 
 class Sums(NamedTuple):
-    """Of some tokens: the largest score, the sum of exp(score - largest), and that of the values so weighted."""
+    """Softmax sums over some tokens: the largest score, the sum of exp(score - largest), and that of the values so
+    weighted."""
 
     largest: Float[jax.Array, "b h r"]
     total: Float[jax.Array, "b h r"]
@@ -26,6 +27,6 @@ def merged(a: Sums, b: Sums) -> Sums:
 
 
 def with_sinks(sums: Sums, logits: Float[Array, "h r"]) -> Sums:
-    """One more token for each query, with a score of its own and a value of zeros."""
+    """Adds one more token for each query, with a score of its own and a value of zeros."""
     largest = jnp.broadcast_to(logits.astype(jnp.float32), sums.total.shape)
     return merged(sums, Sums(largest, jnp.ones_like(sums.total), jax.tree.map(jnp.zeros_like, sums.values)))

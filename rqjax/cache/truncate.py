@@ -21,11 +21,11 @@ def truncate(
     *,
     slots: Shaped[Array | np.ndarray, "..."] | None = None,
 ) -> KVCache:
-    """The cache without the newest tokens of each sequence.
+    """Returns the cache without the newest tokens of each sequence.
 
-    What was coded stays coded: after the cut fewer than `window` tokens of a sequence are in full precision, until new
-    ones are appended. Codes are of whole units: of a unit that is cut the tokens that stay return to full precision, as
-    what their codes decode to. Nothing is decoded where no more than the window is dropped.
+    Codes stay codes: after the cut fewer than `window` tokens of a sequence are in full precision, until new ones are
+    appended. Codes are of whole units. If a unit is cut, its remaining tokens return to full precision as decoded from
+    their codes. Nothing is decoded where no more than the window is dropped.
 
     Args:
       cache: the cache; under jit donate it.
@@ -69,7 +69,7 @@ def _truncate(cache: KVCache, lengths: Int[Array, "some"], slots: Int[Array, "so
 
 
 def _units(cache: KVCache, start: Int[Array, "batch"]) -> tuple[Float[Array, "batch h unit _"], ...]:
-    """Keys and values that the codes of a unit decode to, from token `start` of each sequence on."""
+    """Decodes keys and values of a unit from token `start` of each sequence on."""
 
     def of_sequence(b: Array) -> tuple[Array, ...]:
         one, first = cache.of(b[None]), start[b] // PAGE * PAGE

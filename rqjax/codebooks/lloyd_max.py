@@ -1,8 +1,8 @@
 """Lloyd-Max codebooks, in float64 on the host, cached.
 
-A codebook is optimal when each level is the mean of its cell and each boundary lies halfway between two levels
-(Lloyd 1982, Max 1960). TurboQuant (section 3.1) solves this for the law of one coordinate of a random unit vector in d
-dimensions, f(x) = Gamma(d/2) / (sqrt(pi) Gamma((d-1)/2)) (1 - x^2)^((d-3)/2), whose limit for large d is N(0, 1/d).
+A codebook is optimal when each level is the mean of its cell and each boundary lies halfway between two levels (Lloyd
+1982, Max 1960). TurboQuant (section 3.1) solves this for one coordinate of a random unit vector in d dimensions. Its
+density is f(x) = Gamma(d/2) / (sqrt(pi) Gamma((d-1)/2)) (1 - x^2)^((d-3)/2), whose limit for large d is N(0, 1/d).
 """
 
 import functools
@@ -61,7 +61,7 @@ def _cells(density: Density, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _lloyd_max(density: Density, bits: int) -> np.ndarray:
-    """Newton's method on level - mean(cell) = 0, whose Jacobian is tridiagonal, from the companding levels."""
+    """Solves level - mean(cell) = 0 by Newton's method, whose Jacobian is tridiagonal, from the companding levels."""
     size = 2 ** check_int("bits", bits, 1, MAX_BITS)
     levels = density.companded((np.arange(size) + 0.5) / size)
     for _ in range(100):
@@ -102,8 +102,8 @@ def distortion(bits: int, *, dim: int | None = None) -> float:
 
 @functools.cache
 def entropy_coded(bits: float | int) -> float:
-    """Mean squared error of N(0, 1) on a uniform grid whose indices have an entropy of `bits`, each the mean of its
-    cell: what scalar codes reach with an ideal entropy coder, whose vectors then differ in length."""
+    """Mean squared error of N(0, 1) on a uniform grid whose indices have an entropy of `bits`, with levels at the means
+    of cells. Scalar codes reach it with an ideal entropy coder; vectors then differ in length."""
 
     def cells(step: float) -> tuple[np.ndarray, np.ndarray]:
         _, mass, moment = _cells(_gaussian_density(), step * np.arange(-np.ceil(9 / step), np.ceil(9 / step) + 1))
@@ -119,7 +119,7 @@ def entropy_coded(bits: float | int) -> float:
 
 @functools.cache
 def probabilities(bits: int, *, dim: int | None = None) -> np.ndarray:
-    """How often each index (2**bits,) of the Lloyd-Max quantizer occurs: Gaussian, or exact for `dim`."""
+    """Probability of each index (2**bits,) of the Lloyd-Max quantizer: Gaussian, or exact for `dim`."""
     if dim is None:
         return _cells(_gaussian_density(), gaussian(bits))[1]
     return _cells(_sphere_density(dim), beta(dim, bits))[1]
@@ -129,8 +129,8 @@ def probabilities(bits: int, *, dim: int | None = None) -> np.ndarray:
 def integer(dim: int, bits: int) -> tuple[float, np.ndarray]:
     """`beta(dim, bits)` rounded to step * n with whole |n| <= 127, for bits <= 4: `(step, n)`.
 
-    Of all steps the one with the least mean squared error is taken; the rounding then costs 0.1 % at 4 bits, less at
-    fewer. Codes with such levels feed integer dot products as they are.
+    The step with the least mean squared error is taken; the rounding then costs 0.1 % at 4 bits, less at fewer. Codes
+    with such levels feed integer dot products as they are.
     """
     density, levels = _sphere_density(dim), beta(dim, check_int("bits", bits, 1, 4))
     best: tuple[float, float, np.ndarray] | None = None

@@ -1,4 +1,4 @@
-"""What the states of a trellis stand for: trained levels in tables, and by arithmetic."""
+"""Levels of the states of a trellis: trained ones in tables, and by arithmetic."""
 
 import fractions
 import functools
@@ -13,17 +13,17 @@ from rqjax.arrays.levels import mirrored
 from rqjax.core import check_int, pytree, static
 
 FILE = Path(__file__).with_name("trellis_tables.npz")
-"""Made by `python -m experiments.run --config=configs/codes/trellis_tables.py`."""
+"""File of tables, made by `python -m experiments.run --config=configs/codes/trellis_tables.py`."""
 STATE_BITS = {
     **dict.fromkeys((1, 1.5, 2, 2.5, 3, 3.5, 4), (6, 12)),
     **dict.fromkeys((0.5, 0.75, 1.25, 1.75, 2.25, 2.75, 3.25, 3.75), (8, 8)),
     **dict.fromkeys((4.5, 5, 5.5, 6, 6.5, 7, 7.5, 8), (8, 8)),
 }
-"""The fewest and the most bits of state that there are tables for, by the bits of a code."""
+"""Fewest and most state bits of the committed tables, by the bits of a code."""
 LEAST, PARTS = 0.5, 8
-"""Bits of a code at least, and the parts of a bit in which codes differ."""
+"""Fewest bits of a code, and the steps per bit in which codes differ."""
 FINE = 7.5
-"""Bits from which on the levels of 2^8 states are in int16."""
+"""Bits of a code from which on the levels of 2^8 states are in int16."""
 
 
 @pytree
@@ -40,7 +40,7 @@ class Table:
 
     @property
     def whole(self) -> bool:
-        """Whether levels are whole numbers in int8."""
+        """True if levels are whole numbers in int8."""
         return self.levels.dtype == jnp.int8
 
     def __call__(self, states: Integer[Array, "*n"]) -> Shaped[Array, "*n"]:
@@ -51,9 +51,9 @@ class Table:
 class Companded:
     """Levels of 2^8 states by arithmetic on bytes, which a CPU vectorizes where it would load one level at a time.
 
-    A state times an odd number, modulo 256, is a place on a line: the codes that may follow on a state are spread
-    evenly over it, and what came before shifts them by less than their spacing, as the cosets of Ungerboeck's codes
-    are. From the middle of the line outwards levels are further and further apart: they are steeper from each bend on.
+    A state times an odd number, modulo 256, is a place on a line. Codes that may follow on a state are spread evenly
+    over it. Older codes shift them by less than their spacing, as with the cosets of Ungerboeck's codes. From the
+    middle of the line outwards levels are further and further apart: their slope grows at each bend.
 
     Source: trellis-coded quantization (Marcellin and Fischer 1990, IEEE Trans. Commun. 38), levels without a table
     (QTIP, Tseng et al. 2024, arXiv:2406.11235).
@@ -66,9 +66,9 @@ class Companded:
     offset: int = static(default=0)
     """The level next to the middle."""
     fold: int = static(default=0)
-    """If not 0, the state s is first replaced by s ^ (s >> fold)."""
+    """Shift of a scrambling of states: if not 0, the state s is first replaced by s ^ (s >> fold)."""
     whole: bool = static(default=True)
-    """Whether levels are in int8; then slopes and offset are in halves. Else they are in int16."""
+    """True if levels are in int8, with slopes and offset in halves; False if they are in int16."""
 
     @property
     def state_bits(self) -> int:
@@ -89,8 +89,8 @@ class Companded:
 
 @pytree
 class Turns:
-    """Levels of coordinates with fractional bits, which whole numbers of bits take turns in, each with a table of its
-    own. A coordinate also draws on the bits of its neighbors, so that all have about the same error."""
+    """Levels of coordinates with fractional bits: whole numbers of bits take turns, each with a table of its own. A
+    coordinate also draws on the bits of its neighbors, so that all have about the same error."""
 
     more: Table | Companded
     fewer: Table | Companded
@@ -109,7 +109,7 @@ class Turns:
 
 
 def turns(bits: float | int) -> tuple[int, ...]:
-    """The whole numbers of bits that coordinates have in turns, spread evenly; a whole number is its only one.
+    """Whole numbers of bits that coordinates have in turns, spread evenly; a whole number is its only turn.
 
     Raises:
       ValueError: `bits` is no multiple of an eighth from 0.5 to 8.
@@ -127,20 +127,20 @@ def turns(bits: float | int) -> tuple[int, ...]:
 
 
 def widths(bits: float | int, count: int) -> Int[np.ndarray, "count"]:
-    """The whole numbers of bits of so many coordinates; their sum is `count * bits`, rounded down."""
+    """Whole numbers of bits of so many coordinates; their sum is `count * bits`, rounded down."""
     return np.resize(turns(bits), count)
 
 
 def values(table: "Table | Companded | Turns", bits: float | int) -> Float[Array, "turns S"]:
-    """What each state stands for, at each of the turns."""
+    """Level of each state, at each of the turns."""
     states = jnp.arange(2**table.state_bits, dtype=jnp.uint32)
     return (table(jnp.stack([states] * len(turns(bits)), axis=-1)) * table.step).T
 
 
 def trained(bits: float | int, state_bits: int = 8) -> Table | Companded | Turns:
-    """The committed levels for coordinates of unit variance; of 2^8 states they are `Companded`.
+    """Loads the committed levels for coordinates of unit variance; those of 2^8 states are `Companded`.
 
-    Of fractional bits that there are none for, those of the next ones.
+    Fractional bits without levels of their own take those of the nearest fraction.
 
     Raises:
       ValueError: there is none; see `STATE_BITS`.

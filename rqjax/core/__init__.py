@@ -1,4 +1,4 @@
-"""What everything rests on: quantizers, pytrees, checks, registries, platforms, and who computes an operation."""
+"""Foundations: quantizers, pytrees, checks, registries, platforms, and the dispatch of operations."""
 
 from rqjax.core.checks import (
     as_array as as_array,

@@ -1,4 +1,4 @@
-"""Checks of what comes in: each error names what was expected and what came."""
+"""Checks of arguments: each error names what was expected and what came."""
 
 import math
 import operator
@@ -12,8 +12,8 @@ from jaxtyping import Array, Int, PyTree
 
 
 def as_array(x: Any) -> Array | np.ndarray:
-    """Numbers as an array of jax or NumPy. Such arrays are returned as they are, files that are mapped among them;
-    lists and what other libraries have (a tensor of PyTorch, also one that gradients are asked of) are converted.
+    """Converts numbers to an array of jax or NumPy. Such arrays, mapped files among them, are returned as they are.
+    Lists and arrays of other libraries (a tensor of PyTorch, also one that requires gradients) are converted.
 
     Raises:
       TypeError: these are no numbers that jax knows, or some of them are masked.
@@ -41,7 +41,7 @@ def as_array(x: Any) -> Array | np.ndarray:
 
 
 def check_vectors(x: Any, dim: int) -> Array:
-    """`x` as an array, if it holds floating-point vectors of dimension `dim`."""
+    """Returns `x` as an array, if it holds floating-point vectors of dimension `dim`."""
     x = as_array(x)
     check_floats(x, dim)
     return jnp.asarray(x)
@@ -56,14 +56,14 @@ def check_floats(x: Array | np.ndarray, dim: int) -> None:
 
 
 def check_int(name: str, value: Any, low: int, high: int) -> int:
-    """`value` as an int, if it is a whole number from `low` to `high`."""
+    """Returns `value` as an int, if it is a whole number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
         raise ValueError(f"expected {name} to be a whole number from {low} to {high}, got {value!r}")
     return int(value)
 
 
 def check_fits(**dims: int) -> None:
-    """Raises for parts of several dimensions."""
+    """Raises a ValueError if parts differ in dimension."""
     if len(set(dims.values())) > 1:
         raise ValueError(
             f"expected parts of one dimension, got {', '.join(f'{name} of {d}' for name, d in dims.items())}"
@@ -71,7 +71,7 @@ def check_fits(**dims: int) -> None:
 
 
 def check_positive(name: str, value: Any) -> float:
-    """`value` as a float, if it is a positive number."""
+    """Returns `value` as a float, if it is a positive number."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < math.inf:
         raise ValueError(f"expected {name} to be a positive number, got {value!r}")
     return float(value)
@@ -80,15 +80,15 @@ def check_positive(name: str, value: Any) -> float:
 def check_ints(
     name: str, x: Any, high: Any = None, shape: tuple[int, ...] | None = None
 ) -> Int[Array | np.ndarray, "..."]:
-    """`x` in int32, if it is whole numbers of a shape from 0 to `high`; any shape and any numbers if None.
+    """Returns `x` in int32, if it holds whole numbers from 0 to `high` in this shape; None allows any.
 
-    Under jit, and where other processes have a part, numbers are not known, only their kind and shape.
+    Under jit, and where other processes hold a part, numbers are not known, only their kind and shape.
     """
     found = check_whole(name, x)
     if shape not in (None, found.shape):
         raise ValueError(f"expected {name} to be whole numbers of shape {shape}, got {found.shape}")
     if high is not None and _is_known(x) and _is_known(high):
-        most = np.asarray(high)  # not jax's: it would narrow what it is compared with
+        most = np.asarray(high)  # not jax.numpy's: it would narrow `found` in comparisons
         if not ((found >= 0) & (found <= most)).all():
             got = found.tolist() if found.size <= 16 else f"{found.min()} to {found.max()}"
             raise ValueError(f"expected {name} from 0 to {most.tolist()}, got {got}")
@@ -96,7 +96,7 @@ def check_ints(
 
 
 def check_text(tokens: Any) -> np.ndarray:
-    """Tokens of a text (time,), also if they come as `input_ids` (1, time)."""
+    """Returns the tokens of a text (time,), also if they come as `input_ids` (1, time)."""
     found = check_whole("tokens", tokens)
     if found.ndim != 1 and not (found.ndim == 2 and len(found) == 1):
         raise ValueError(f"expected tokens of one text, (time,) or (1, time), got shape {found.shape}")
@@ -104,7 +104,8 @@ def check_text(tokens: Any) -> np.ndarray:
 
 
 def check_whole(name: str, x: Any) -> Any:
-    """An array of integers of any dtype or, of Python's, objects. Floats and booleans are none."""
+    """Converts whole numbers to an array of any integer dtype, or of objects for Python's. Floats and booleans raise a
+    ValueError."""
     found = None
     if not _is_known(x):
         found = x
@@ -119,7 +120,7 @@ def check_whole(name: str, x: Any) -> Any:
 
 
 def _objects(x: Any) -> np.ndarray | None:
-    """Nested sequences of whole numbers as an array; None if they are none."""
+    """Converts nested sequences of whole numbers to an array; None if they hold anything else."""
     try:
         found = np.array([*x], object)
         if any(isinstance(i, bool | np.bool_) for i in found.flat):
@@ -130,12 +131,12 @@ def _objects(x: Any) -> np.ndarray | None:
 
 
 def _is_known(x: Any) -> bool:
-    """Whether this process has all numbers."""
+    """Returns whether this process has all numbers."""
     return not is_traced(x) and (not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated)
 
 
 def is_traced(x: Any) -> bool:
-    """Whether the numbers of an array are not known, as under jit."""
+    """Returns whether the numbers of an array are not known, as under jit."""
     return isinstance(x, Tracer)
 
 

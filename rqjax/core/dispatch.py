@@ -1,7 +1,8 @@
-"""Who computes an operation: its body in plain JAX, or a kernel that a backend has for it.
+"""Dispatch of operations: the body in plain JAX, or a kernel that a backend has for it.
 
-The body of an operation is its reference, its fallback and its derivative. Backends register for an operation and the
-class of its first argument what finds a kernel, or refuses with the reason; nothing here knows a quantizer or a kernel.
+The body of an operation is its reference, its fallback and its derivative. A backend registers a finder for an
+operation and the class of its first argument. The finder returns a kernel, or refuses with the reason. Nothing here
+knows a quantizer or a kernel.
 """
 
 import functools
@@ -24,29 +25,29 @@ Result = TypeVar("Result", covariant=True)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 IMPLEMENTATIONS = {"xla"}
-"""Names of what computes operations: plain JAX, and each backend that has registered a kernel."""
+"""Names of implementations: plain JAX, and each backend that has registered a kernel."""
 CONTEXT: list[Callable[[], Hashable]] = [platforms.platform]
-"""What tracing depends on beside the arguments; a change of it compiles anew."""
+"""Functions whose values tracing depends on beside the arguments; a change of one compiles anew."""
 _ONLY_XLA: ContextVar[bool] = ContextVar("only_xla", default=False)
 
 
 class Unsupported(ValueError):
-    """There is no kernel for this, and why."""
+    """Error where no kernel can compute an operation; the message says why."""
 
 
 class Refusal(NamedTuple):
-    """There is no kernel for some arguments."""
+    """Answer of a finder that has no kernel for some arguments."""
 
     reason: str
 
 
 class Kernel(NamedTuple):
-    """How a backend computes an operation of a class."""
+    """Kernel of a backend for an operation on a class."""
 
     find: Callable[..., Callable[..., Any] | Refusal]
-    """Called with the arguments of the operation: what computes it of them."""
+    """Called with the operation's arguments: returns what computes it, or a refusal."""
     rows: bool
-    """Whether leading axes of the other arguments are rows of their own, so that `jax.vmap` may add one."""
+    """True if leading axes of the other arguments are independent rows, so that `jax.vmap` may add one."""
 
 
 @runtime_checkable
@@ -55,16 +56,16 @@ class Operation(Protocol[Result]):
 
     __name__: str
     kernels: dict[type, dict[str, Kernel]]
-    """By class of the first argument, then by implementation, in the order in which they are asked."""
+    """Kernels by class of the first argument, then by implementation, in the order in which they are asked."""
     vectors: bool
-    """Whether the second argument holds vectors; it may be of lists of numbers, too."""
+    """True if the second argument holds vectors, or lists of numbers in their place."""
 
     def __call__(self, *args: Any, **options: Any) -> Result: ...
 
     def __get__(self, instance: Any, owner: Any = None, /) -> "Operation[Result]": ...
 
     def kernel(self, implementation: str, *classes: type, rows: bool = False) -> Callable[[Function], Function]:
-        """Decorates what finds the kernel of an implementation for some classes of the first argument; see `Kernel`."""
+        """Decorates the finder of an implementation's kernel for classes of the first argument; see `Kernel`."""
         ...
 
 
@@ -78,7 +79,7 @@ def operation(body: Callable[..., Result], *, of: Any = None, vectors: bool = Fa
 
     Args:
       body: the operation in plain JAX.
-      of: the operation that this is another body of, with the same kernels; one of its own, if not given.
+      of: operation whose kernels this body shares; a new operation if not given.
       vectors: whether the second argument holds vectors; it may be of lists of numbers, too.
 
     Raises:
@@ -133,7 +134,7 @@ def operation(body: Callable[..., Result], *, of: Any = None, vectors: bool = Fa
 
 
 def only_xla(function: Function) -> Function:
-    """`function`, but no kernel computes an operation in it."""
+    """Wraps `function` so that no kernel computes an operation in it."""
 
     @functools.wraps(function)
     def run(*args, **options):
@@ -147,7 +148,7 @@ def only_xla(function: Function) -> Function:
 
 
 class _Parts(NamedTuple):
-    """Arguments as the arrays among their leaves, those of the first argument apart, and all else, hashable."""
+    """Arguments taken apart: arrays of the first one, arrays of the others, and the hashable rest."""
 
     own: list[Any]
     others: list[Any]
@@ -197,7 +198,7 @@ def _run(run: Any, asked: str | None, args: Any, options: Any) -> PyTree:
 
 
 def _differentiable(run: Callable[..., Any], body: Callable[..., Any], rows: bool, parts: _Parts) -> PyTree:
-    """`run` with the derivative of `body`; over a batched first argument (a quantizer a head) it runs one by one."""
+    """Runs `run` with the derivative of `body`. A batched first argument (a quantizer a head) runs one by one."""
 
     def called(function: Callable[..., Any], own: Any, others: Any) -> PyTree:
         args, options = _Parts(own, others, parts.rest).joined()

@@ -9,16 +9,17 @@ EXTRAS = {
     "bench": ("faiss", "h5py", "turbovec"),
     "eval": ("lm_eval",),
 }
-"""What is imported of what each extra installs."""
+"""Modules that each extra installs, by the names of their imports."""
 
 
 class MissingExtra(ImportError):
-    """A package is missing that an extra of rqjax installs."""
+    """Error where a package that an extra of rqjax installs is missing."""
 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """For imports: where a package of an extra is missing, the error names the extra and the command that installs it.
+    """Explains imports that fail: where a package of an extra is missing, the error names the extra and the command
+    that installs it.
 
     Raises:
       MissingExtra: in the place of ModuleNotFoundError.

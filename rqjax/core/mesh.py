@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 
 
 def along(mesh: Any, axis: Any) -> NamedSharding:
-    """Rows along an axis of a mesh, whose axes the compiler may use as it likes.
+    """Sharding of rows along an axis of a mesh, whose axes the compiler may use as it likes.
 
     Raises:
       TypeError: it is no mesh.
@@ -24,29 +24,29 @@ def along(mesh: Any, axis: Any) -> NamedSharding:
 
 
 def count(sharding: NamedSharding) -> int:
-    """Parts of the rows."""
+    """Number of shards of the rows."""
     return sharding.mesh.shape[sharding.spec[0]]
 
 
 def everywhere(sharding: NamedSharding) -> NamedSharding:
-    """All on each device of the mesh."""
+    """Sharding that holds whole arrays on each device of the mesh."""
     return NamedSharding(sharding.mesh, PartitionSpec())
 
 
 def placed(tree: PyTree, sharding: NamedSharding) -> PyTree:
-    """Arrays (rows, ...) of this process as a part of those of all processes."""
+    """Places arrays (rows, ...) of this process as a part of those of all processes."""
     return jax.tree.map(lambda array: jax.make_array_from_process_local_data(sharding, np.asarray(array)), tree)
 
 
 def copied(tree: PyTree, sharding: NamedSharding) -> PyTree:
-    """Arrays on all devices."""
+    """Copies arrays to all devices."""
     return placed(tree, everywhere(sharding))
 
 
 def mapped(
     function: Callable[..., PyTree], sharding: NamedSharding, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """`function` of each device's part of its arguments. What it returns of whole arguments is the same everywhere."""
+    """Maps `function` over each device's part of its arguments. Results of whole arguments are the same everywhere."""
     specs = {"mesh": sharding.mesh, "in_specs": in_specs, "out_specs": out_specs}
     if hasattr(jax, "shard_map"):
         return jax.shard_map(function, check_vma=False, **specs)
@@ -56,7 +56,7 @@ def mapped(
 
 
 def fetched(x: Array | np.ndarray) -> np.ndarray:
-    """The numbers of an array, also those that other processes have, all of which are to ask for them."""
+    """Fetches the numbers of an array, those of other processes too; all processes have to ask for them."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         from jax.experimental.multihost_utils import process_allgather
 

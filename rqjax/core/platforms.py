@@ -1,4 +1,4 @@
-"""Where the code runs: what is formulated in another way on a CPU or on Apple's devices, what is made on the host."""
+"""The platform of the code: what differs on a CPU or on Apple's devices, and what is made on the host."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ APPLE = ("METAL", "mps")
 """The platforms of jax-metal and jax-mps. Neither has Pallas; what else they lack is listed in tests/tools/apple.py."""
 
 PLATFORM: ContextVar[str | None] = ContextVar("platform", default=None)
-"""A platform to formulate for that is not there; what was compiled before stays as it is."""
+"""Platform to formulate for in the place of the actual one; functions compiled before stay as they are."""
 
 
 def platform() -> str:
@@ -32,10 +32,10 @@ def on_apple() -> bool:
 
 
 def made_on_host(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make`, which draws random numbers or factorizes matrices, run on the CPU where the device is Apple's.
+    """Runs `make`, which draws random numbers or factorizes matrices, on the CPU where the device is Apple's.
 
-    Its random normals are slow, and it has neither QR nor eigenvectors. What is made is moved to the device. Under jit
-    and vmap, which cannot leave the device, it is made there.
+    Apple's random normals are slow, and there is neither QR nor eigenvectors. The result is moved to the device. Under
+    jit and vmap, which cannot leave the device, it is made there.
 
     Raises:
       RuntimeError: jax has no CPU beside the device.
@@ -57,8 +57,8 @@ def made_on_host(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plain_key(key: Array) -> Array:
-    """A random key to be passed to a jitted function: on Apple's devices as its numbers. Others are lowered with a
-    constraint of their sharding, a custom call that jax-metal does not know (jax issue 16287)."""
+    """Returns a random key to pass to a jitted function, on Apple's devices as its numbers. Typed keys are lowered with
+    a constraint of their sharding, a custom call that jax-metal does not know (jax issue 16287)."""
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(key) if typed and on_apple() else key
 

@@ -15,12 +15,12 @@ from rqjax.core import platforms
 TINY, HUGE = 1e-15, 1e19
 """Norms between these have squares, and sums of squares, that float32 holds with full precision."""
 ALL_IN_FLOATS: ContextVar[bool] = ContextVar("all_in_floats", default=False)
-"""Whether products of queries are not taken in integers, however few there are."""
+"""True where no products of queries are taken in integers, however few queries there are."""
 
 
 @contextlib.contextmanager
 def all_in_floats() -> Iterator[None]:
-    """Within it products have the precision of float32."""
+    """Context in which products have the precision of float32."""
     token = ALL_IN_FLOATS.set(True)
     try:
         yield
@@ -31,7 +31,7 @@ def all_in_floats() -> Iterator[None]:
 def full_precision_einsum(
     subscripts: str, y: Float[Array, "b h r n"], x: Shaped[Array, "b h t d"]
 ) -> Float[Array, "b h r m"]:
-    """An einsum with tokens in full precision. bfloat16 is used as it is, with y in three parts of 8 bits each."""
+    """Einsum with tokens in full precision. bfloat16 is used as it is, with y in three parts of 8 bits each."""
     if x.dtype != jnp.bfloat16 or platforms.on_apple():
         x = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
         return jnp.einsum(subscripts, y, x, precision=lax.Precision.HIGHEST)
@@ -44,7 +44,7 @@ def full_precision_einsum(
 
 
 def weighted_sums(w: Float[Array, "b h r t"], x: Shaped[Array, "b h t d"]) -> Float[Array, "b h r d"]:
-    """Sums of tokens with weights w. A token whose weight is 0 adds nothing, not-a-number neither."""
+    """Sums of tokens with weights w. A token whose weight is 0 adds nothing, not even NaN."""
     sums = full_precision_einsum("bhrt,bhtd->bhrd", w, x)
 
     def careful(w: Array, x: Array) -> Array:
@@ -58,25 +58,25 @@ def weighted_sums(w: Float[Array, "b h r t"], x: Shaped[Array, "b h t d"]) -> Fl
 
 
 def spoiled(w: Float[Array, "b h r t"], finite: Bool[Array, "b h t"]) -> Bool[Array, "b h r 1"]:
-    """Whether a token that is not finite has a weight."""
+    """True where a token that is not finite has a weight."""
     return ((w != 0) & ~finite[:, :, None]).any(-1, keepdims=True)
 
 
 def over(x: Shaped[Array, "*n d"], size: Float[Array, "*n 1"]) -> Float[Array, "*n d"]:
-    """Vectors over a size of each, such as its norm; 0 where that is 0.
+    """Divides vectors by a size of each, such as its norm; 0 where that is 0.
 
-    XLA divides by a number of each row by multiplying with its reciprocal, which above 8.5e37 is subnormal, and those
-    are zero on a CPU: hence the units.
+    XLA divides by a number of each row by multiplying with its reciprocal. Above 8.5e37 that is subnormal, which is
+    zero on a CPU: hence the units.
     """
     power = unit(size)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32)) * power / jnp.where(size > 0, size * power, 1)
 
 
 def unit(norm: Float[Array, "*n 1"]) -> Float[Array, "*n 1"]:
-    """A power of two that makes huge and tiny norms usual ones; 1 for the others."""
+    """Power of two that makes huge and tiny norms usual ones; 1 for the others."""
     return jnp.where(norm >= HUGE, 2.0**-80, jnp.where(norm <= TINY, 2.0**80, jnp.ones_like(norm)))
 
 
 def times(w: Float[Array, "*#n"], scale: Float[Array, "*#n"]) -> Float[Array, "..."]:
-    """Weights times scales of tokens; 0 where the weight is, whatever the scale."""
+    """Multiplies weights with scales of tokens; 0 where the weight is 0, whatever the scale."""
     return jnp.where(w == 0, 0, w * scale)

@@ -23,8 +23,9 @@ def static(**kwargs: Any) -> Any:
 
 
 def described(tree: Any) -> str:
-    """`Normalized(Rotated(Rotor(128), Scalar(3 bits)))`: the quantizers and rotations in a pytree; of one that has none
-    its bits or its dimension; of one without these its arrays as dtype and shape; and options that are not the default.
+    """Describes a pytree as `Normalized(Rotated(Rotor(128), Scalar(3 bits)))`: its quantizers and rotations, and
+    options that are not the default. One without parts has its bits or its dimension; one without these has its arrays'
+    dtypes and shapes.
     """
     fields = [(field, getattr(tree, field.name)) for field in dataclasses.fields(tree)]
     values = [part for _, value in fields for part in (value if isinstance(value, tuple) else (value,))]
@@ -87,7 +88,7 @@ def pytree(cls: type[T]) -> type[T]:
 
 
 def _explained(cls: type) -> Callable[..., None]:
-    """The constructor of a dataclass, whose error about arguments says which there are."""
+    """Wraps the constructor of a dataclass so that its error about arguments says which there are."""
     made = cls.__init__
 
     @functools.wraps(made)
@@ -104,8 +105,9 @@ def _explained(cls: type) -> Callable[..., None]:
 
 
 def exportable(cls: type, values_of: Callable[[Any], Any], made: Callable[[Any], Any]) -> None:
-    """Lets `jax.export` write functions that take or return a registered pytree, whose static part is `made` again of
-    the Python literals `values_of` it. Of two classes of one name, as where a notebook's cell runs twice, the first."""
+    """Lets `jax.export` write functions that take or return a registered pytree. Its static part is written as the
+    Python literals `values_of` it, and `made` again of them. If two classes have one name, as where a notebook's cell
+    runs twice, the first counts."""
 
     def written(part: Any) -> bytes:
         text = repr(values_of(part))
@@ -126,7 +128,8 @@ def exportable(cls: type, values_of: Callable[[Any], Any], made: Callable[[Any],
 
 
 def _getter(names: list[str]) -> Callable[[Any], tuple]:
-    """The attributes of an object as a tuple; each call of a jitted function takes apart all that it is given."""
+    """Getter of an object's attributes as a tuple, a fast one: each call of a jitted function takes apart its
+    arguments."""
     if len(names) > 1:
         return operator.attrgetter(*names)
     return lambda tree: tuple(getattr(tree, name) for name in names)

@@ -1,4 +1,4 @@
-"""What every quantizer is.
+"""The base class of all quantizers, and operations on any of them.
 
 Laws, tested for every entry of `METHODS`: `dot(y, c) == y @ decode(c).T`; `nbytes(encode(x)) * 8` is
 `bits_per_vector` times the number of vectors; `encode` is the same under `jit`, `vmap` and in a loop.
@@ -24,13 +24,13 @@ from rqjax.core.registry import nest
 from rqjax.core.token_array import TokenArray
 
 Codes: TypeAlias = Any
-"""What `encode` returns: a pytree of arrays, each with the leading axes of the vectors."""
+"""Codes that `encode` returns: a pytree of arrays, each with the leading axes of the vectors."""
 
 Vectors: TypeAlias = Shaped[Array | np.ndarray, "*n d"]
 """Vectors along the last axis in float32, bfloat16, float16 or (under x64) float64; leading axes are free."""
 
 Queries: TypeAlias = Shaped[Array | np.ndarray, "*m d"]
-"""As `Vectors`, with leading axes of their own."""
+"""Queries are as `Vectors`, with leading axes of their own."""
 
 
 class Quantizer:
@@ -44,8 +44,8 @@ class Quantizer:
     dim: int
     """The dimension d of the vectors."""
     tile = 1
-    """Vectors that share numbers: `encode` takes a multiple of them along the axis before the last, and arrays of codes
-    have an entry for each tile in the place of each vector."""
+    """Vectors that share numbers: `encode` takes a multiple of so many along the axis before the last. Arrays of codes
+    have one entry for each tile of vectors."""
 
     def __init_subclass__(cls) -> None:
         """Makes a method that overrides an operation another body of it."""
@@ -56,7 +56,7 @@ class Quantizer:
 
     @functools.partial(operation, vectors=True)
     def encode(self, x: Vectors) -> Codes:
-        """Codes of the vectors `x` (*n, d).
+        """Encodes the vectors `x` (*n, d).
 
         Raises:
           TypeError: `x` does not hold floating-point numbers.
@@ -66,21 +66,21 @@ class Quantizer:
 
     @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
-        """The vectors that `codes` stand for, in float32 (or the wider dtype of the quantizer's own arrays)."""
+        """Decodes `codes` to vectors in float32 (or the wider dtype of the quantizer's own arrays)."""
         raise NotImplementedError
 
     def encode_direction(self, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
-        """`encode` of vectors over their norms."""
+        """Encodes vectors over their norms."""
         return self.encode(over(x, norm))
 
     def in_own_axes(self, function: Callable[..., Any], x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Any:
-        """`function(quantizer, x, norm)`. A rotation passes what is within it, and x rotated: norms and products with
-        what is decoded are the same there."""
+        """Calls `function(quantizer, x, norm)`. A rotation passes its inner quantizer and the rotated x: norms, and
+        products with decoded vectors, are the same there."""
         return function(self, x, norm)
 
     @operation
     def prepare(self, y: Float[Array, "b h r d"]) -> Any:
-        """What `scores` needs of the queries."""
+        """Prepares queries for `scores`."""
         return y
 
     @operation
@@ -91,11 +91,11 @@ class Quantizer:
     @operation
     def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
         """Sums of the vectors behind codes with weights w, not yet `restore`d; such sums may be added. A vector whose
-        weight is 0 adds nothing, not-a-number neither."""
+        weight is 0 adds nothing, not even NaN."""
         return weighted_sums(w, self.decode(codes))
 
     def restore(self, sums: Any) -> Float[Array, "b h r d"]:
-        """What `weigh` sums, as vectors."""
+        """Converts sums of `weigh` to vectors."""
         return sums
 
     def laid_out(self, codes: Codes, transposed: bool) -> Codes:
@@ -104,16 +104,16 @@ class Quantizer:
 
     @property
     def in_integers(self) -> bool:
-        """Whether products are taken with levels in int8 and nothing is decoded."""
+        """True if products are taken with levels in int8 and nothing is decoded."""
         return False
 
     @property
     def width(self) -> int:
-        """Bytes that a coordinate takes while it is multiplied: blocks of codes are made by it."""
+        """Bytes that a coordinate takes while it is multiplied; blocks of codes are sized by it."""
         return 4
 
     def relaxed(self, x: Float[Array, "*n d"], leaf: Callable[..., Array]) -> Float[Array, "*n d"]:
-        """`decode(encode(x))` with derivatives, where `leaf(x, levels)` is in the place of the nearest levels.
+        """Round trip with derivatives: `leaf(x, levels)` takes the place of the nearest levels.
 
         Raises:
           TypeError: the quantizer is not a nest of norms, gains, means and rotations around levels.
@@ -150,7 +150,7 @@ class Quantizer:
 
 
 class Wrapper(Quantizer):
-    """A quantizer whose codes are those of its `inner` and stand for the same vectors, but for what it overrides."""
+    """A quantizer whose codes are those of its `inner` and decode to the same vectors, but for what it overrides."""
 
     inner: Quantizer
 
@@ -236,8 +236,9 @@ def roundtrip(quantizer: Quantizer, x: Vectors) -> Shaped[Array, "*n d"]:
 
 
 def straight_through(quantizer: Quantizer, x: Vectors) -> Shaped[Array, "*n d"]:
-    """`roundtrip` with the gradients of training through rounding: to x that of the identity, to the quantizer's arrays
-    that of decoding with the codes as they are. (The gradient of `roundtrip` itself knows of norms alone.)
+    """`roundtrip` with the gradients of training through rounding. The gradient to x is that of the identity. The
+    gradient to the quantizer's arrays is that of decoding with the codes as they are. (The gradient of `roundtrip`
+    itself knows of norms alone.)
 
     Source: Bengio, Léonard & Courville, 2013, arXiv:1308.3432.
 
@@ -246,7 +247,7 @@ def straight_through(quantizer: Quantizer, x: Vectors) -> Shaped[Array, "*n d"]:
       x: vectors (*n, d).
 
     Returns:
-      What is decoded of x encoded, in the dtype of x.
+      The vectors decoded from the codes of x, in the dtype of x.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax

@@ -1,4 +1,4 @@
-"""Random numbers: the only place of the library that draws any.
+"""Random numbers: the only place of the library that draws them.
 
 Keys are folded with a constant first. Otherwise data that a user draws with the key of a quantizer, or with a part of
 it, would be the very numbers that its rotation is made of.
@@ -16,7 +16,7 @@ from jaxtyping import Array
 Key: TypeAlias = Array | np.ndarray | np.integer | int
 """A key of `jax.random`, typed or as its numbers, or the seed of one."""
 OWN = 0x72716A78
-"""The constant, "rqjx" in ASCII."""
+"""Constant that is folded into keys, "rqjx" in ASCII."""
 
 
 def as_key(key: Any) -> Array:

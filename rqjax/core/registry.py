@@ -1,4 +1,4 @@
-"""Names: of things in a registry, whose look-up error names the nearest ones, and of quantizers in one another."""
+"""Names of things in registries, whose look-up error gives the nearest ones, and names of nests of quantizers."""
 
 import dataclasses
 import difflib
@@ -10,17 +10,17 @@ from typing import Any
 
 
 class UnknownName(KeyError):
-    """A name that a registry does not hold."""
+    """Error for a name that a registry does not hold."""
 
     __str__ = Exception.__str__  # KeyError would show the message in quotes
 
 
 ELSEWHERE: dict[str, Collection[str]] = {}
-"""Names of other kinds, by what is said of one of them that is used in the wrong place."""
+"""Names of other kinds, by the hint for one of them that is used in the wrong place."""
 
 
 def unknown_name(kind: str, name: str, known: Collection[str]) -> UnknownName:
-    """The error for a name that is not among `known`: the nearest ones, or what it is elsewhere."""
+    """Makes the error for a name that is not among `known`, with the nearest names, or what it is elsewhere."""
     base = re.sub(r"_\d+(\.\d+)?$", "", re.split(r"[+/]", str(name))[0])  # without the bits and options of a strategy
     places = {other: said for said, names in reversed(ELSEWHERE.items()) for other in names} | dict.fromkeys(known, "")
 
@@ -50,7 +50,7 @@ class Registry(dict[str, Any]):
         raise unknown_name(self.kind, name, self)
 
     def __repr__(self) -> str:
-        """A line for each name: of a function the first one of its docstring."""
+        """Lists the names, each with the first line of its docstring if it is a function."""
         docs = {name: inspect.getdoc(entry) if callable(entry) else None for name, entry in self.items()}
         return "\n".join(f"{name}: {doc.splitlines()[0]}" if doc else name for name, doc in docs.items())
 

@@ -1,4 +1,4 @@
-"""Arrays of codes along whose axes time runs, as caches hold them."""
+"""Arrays of codes with an axis of tokens, as caches hold them."""
 
 import dataclasses
 from typing import Any
@@ -16,10 +16,10 @@ PAGE = 128
 
 @pytree
 class TokenArray:
-    """An array along one of whose axes time runs, `tokens_per_entry` to an entry.
+    """An array with an axis of tokens, `tokens_per_entry` to an entry.
 
-    Of numbers of 16 bits it holds the bits: XLA's CPU backend would write a bfloat16 by way of a float32 copy of the
-    whole, up to jaxlib 0.10.
+    Numbers of 16 bits are held as bits: XLA's CPU backend would write a bfloat16 by way of a float32 copy of the whole,
+    up to jaxlib 0.10.
     """
 
     bits: Shaped[Array, "..."]
@@ -37,7 +37,7 @@ class TokenArray:
         )
 
     def empty(self, tokens: int) -> "TokenArray":
-        """Zeros in its form."""
+        """Makes zeros of the same form, for `tokens` tokens."""
         shape = [*self.bits.shape]
         shape[self.axis] = tokens // self.tokens_per_entry
         return dataclasses.replace(self, bits=jnp.zeros(shape, self.bits.dtype))
@@ -54,8 +54,8 @@ class TokenArray:
         return lax.bitcast_convert_type(bits, self.dtype)
 
     def _gathered(self, pages: Int[Array, "batch pages"]) -> Shaped[Array, "batch ..."]:
-        """Pages side by side. Where tokens come last they are copied one by one: on a CPU a gather whose runs are short
-        takes 20 times as long."""
+        """Gathers pages side by side. Where tokens come last they are copied one by one: on a CPU a gather whose runs
+        are short takes 20 times as long."""
         batch, count = pages.shape
         shape = [batch, *self.bits.shape[1:]]
         shape[self.axis] *= count
@@ -77,7 +77,7 @@ class TokenArray:
         active: Shaped[Array, "batch"],
         tables: Int[Array, "batch pages"] | None = None,
     ) -> "TokenArray":
-        """With `new`, within a page, from token `start[b]` on in each sequence b that is active."""
+        """Writes `new`, within a page, from token `start[b]` on in each sequence b that is active."""
 
         def one(old, new, start, active, page=None):
             at = [jnp.zeros_like(start)] * new.ndim
@@ -96,7 +96,7 @@ class TokenArray:
         return dataclasses.replace(self, bits=bits)
 
     def extend(self, tokens: int) -> "TokenArray":
-        """Room for more tokens."""
+        """Adds room for `tokens` more tokens."""
         widths = [(0, 0)] * self.bits.ndim
         widths[self.axis] = (0, tokens // self.tokens_per_entry)
         return dataclasses.replace(self, bits=jnp.pad(self.bits, widths))

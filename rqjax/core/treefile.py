@@ -27,20 +27,21 @@ from rqjax.core.pytree import CLASSES
 from rqjax.core.registry import unknown_name
 
 FORMAT = "rqjax-tree-3"
-"""Of files; one whose parts have other fields has another number."""
+"""Format of files; another number stands for parts with other fields."""
 NAMES = {"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-"""Of dtypes in safetensors that are no kind and number of bits, as F32 and U8 are; of others their bits are written."""
+"""Names of dtypes in safetensors that are not a kind and a number of bits, as F32 and U8 are. Arrays of other dtypes
+are written as bits."""
 KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
-"""Random numbers by the dtype of their keys."""
+"""Generators of random numbers by the dtype of their keys."""
 KEY = r"'[^'\\]*'|\"[^\"\\]*\"|-?\d+"
-"""Of a dictionary, as it is written in names."""
+"""Pattern of a dictionary's key, as it is written in names."""
 LEVEL = 1
-"""Of gzip. Codes of 2 bits of a trained model become 0.85 (`eden`) to 0.91 (trellis) as large at 45 MB/s, and come back
-at 200; level 6 brings another 0.5 %, lzma 4 to 7 % at a tenth of the speed."""
+"""Level of gzip. Codes of 2 bits of a trained model become 0.85 (`eden`) to 0.91 (trellis) as large at 45 MB/s, and
+come back at 200. Level 6 brings another 0.5 %, lzma 4 to 7 % at a tenth of the speed."""
 
 
 def save(tree: PyTree, path: str | os.PathLike[str], *, packed: bool = False, **metadata: str) -> None:
-    """Writes a nest of pytrees, tuples and lists, with texts beside it; a file that was there is replaced at once or
+    """Writes a nest of pytrees, tuples and lists, with texts beside it. A file that was there is replaced at once or
     stays as it was. It may be `packed` by gzip."""
     path, arrays = Path(path), {name: _plain(leaf) for name, leaf in _walk(tree) if _is_array(leaf)}
     metadata = {"format": FORMAT, "fields": json.dumps(_fields(tree)), **metadata}
@@ -51,13 +52,13 @@ def save(tree: PyTree, path: str | os.PathLike[str], *, packed: bool = False, **
 
 
 def digest(tree: PyTree) -> str:
-    """The same of two nests if `save` writes the same of them."""
+    """Hash of a nest: equal for two nests if `save` writes the same of both."""
     arrays = {name: _plain(leaf) for name, leaf in _walk(tree) if _is_array(leaf)}
     return _checksum(_fields(tree), arrays)
 
 
 def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = False) -> tuple[PyTree, dict[str, str]]:
-    """What was saved, which must have the fields of `like` if it is given, and the texts beside it. Raises as
+    """Reads a saved nest, which must have the fields of `like` if it is given, and the texts beside it. Raises as
     `rqjax.load`. If `mapped`, arrays are NumPy's and stay in the file, which is read once for its checksum."""
     metadata, arrays = _read(path, mapped)
     fields, arrays = _Parts(path, json.loads(metadata.get("fields", "{}"))), _Parts(path, arrays)
@@ -78,9 +79,10 @@ def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = Fa
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name to write a file under, which takes the place of `path` once it is whole, and not if the body raises."""
+    """Yields a name to write a file under. It takes the place of `path` once the file is whole, and not if the body
+    raises."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    temporary.touch(exist_ok=False)  # whose permissions are those of any file of the user
+    temporary.touch(exist_ok=False)  # it has the permissions of any file of the user
     try:
         yield temporary
         with temporary.open("rb") as file:
@@ -91,12 +93,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The texts of a whole file."""
+    """Reads the texts of a whole file."""
     return _read(path)[0]
 
 
 def _read(path: str | os.PathLike[str], mapped: bool = False) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Metadata and arrays of a whole file, which they stay in if `mapped`."""
+    """Reads metadata and arrays of a whole file; arrays stay in it if `mapped`."""
     if not Path(path).exists():
         raise FileNotFoundError(f"there is no file {path}")
     with whole(path), _unpacked(Path(path)) as plain:
@@ -115,12 +117,12 @@ class Stored(NamedTuple):
 
     path: Path
     kind: str
-    """Its dtype, as safetensors name it."""
+    """Dtype of the array, as safetensors name it."""
     shape: tuple[int, ...]
     start: int
 
     def array(self) -> np.ndarray:
-        """The array, mapped anew each time: what has been read of a mapped file stays resident as long as it is."""
+        """The array, mapped anew each time: pages that were read stay resident as long as their mapping."""
         dtype = dtype_of(self.kind)
         if 0 in self.shape:
             return np.zeros(self.shape, dtype)
@@ -128,7 +130,8 @@ class Stored(NamedTuple):
 
 
 def stored(path: Path) -> tuple[dict[str, str], dict[str, Stored]]:
-    """Texts and arrays of a file: the length of its header, the header, which says where arrays are, and their bytes.
+    """Reads texts and arrays of a file: the length of its header, the header, which says where arrays are, and their
+    bytes.
 
     Raises:
       SafetensorError, OSError: the file is not whole.
@@ -145,7 +148,7 @@ def stored(path: Path) -> tuple[dict[str, str], dict[str, Stored]]:
 
 @contextlib.contextmanager
 def whole(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Says which file is not whole, for a body that reads it."""
+    """Names the file that is not whole, for a body that reads it."""
     try:
         yield
     except (SafetensorError, OSError, EOFError, zlib.error) as error:
@@ -153,7 +156,7 @@ def whole(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def dtype_of(kind: str) -> np.dtype:
-    """A dtype of safetensors in NumPy.
+    """Converts a dtype of safetensors to NumPy's.
 
     Raises:
       ValueError: there is none of its kind.
@@ -166,7 +169,7 @@ def dtype_of(kind: str) -> np.dtype:
 
 @contextlib.contextmanager
 def _unpacked(path: Path) -> Iterator[Path]:
-    """A file, or what is packed in it."""
+    """Yields the file, or an unpacked copy of it."""
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"  # as all of gzip begin
     if not packed:
@@ -179,7 +182,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
 
 
 class _Parts(dict[str, Any]):
-    """What a file holds by name; what it does not hold is an error that says so."""
+    """Contents of a file by name; a missing name is an error that says so."""
 
     def __init__(self, path: str | os.PathLike[str], entries: dict[str, Any]):
         self.path = path
@@ -192,7 +195,7 @@ class _Parts(dict[str, Any]):
 def _build(
     name: str, fields: dict[str, str], arrays: dict[str, np.ndarray], made: Callable[[np.ndarray], Any]
 ) -> PyTree:
-    """The part of a nest that has this name, of arrays as they are `made`."""
+    """Builds the part of a nest with this name from arrays, each converted by `made`."""
     text = fields[name]
     if name in arrays or re.fullmatch(r"\S+ \(.*\)", text):
         return _restored(arrays[name], text, made)
@@ -217,7 +220,7 @@ def _build(
 
 
 def _walk(tree: PyTree, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field of a nest of dataclasses, tuples, lists and dictionaries, named as jax names leaves."""
+    """Yields every field of a nest of dataclasses, tuples, lists and dictionaries, named as jax names leaves."""
     yield name, tree
     if dataclasses.is_dataclass(tree):
         for field in dataclasses.fields(tree):
@@ -236,7 +239,7 @@ def _walk(tree: PyTree, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _fields(tree: PyTree) -> dict[str, str]:
-    """What two trees must have in common for one's arrays to be the other's."""
+    """Describes the fields of a tree: two trees whose descriptions agree can take each other's arrays."""
 
     def text(value: Any) -> str:
         if _is_array(value):
@@ -253,12 +256,13 @@ def _fields(tree: PyTree) -> dict[str, str]:
 
 
 def _is_array(value: Any) -> bool:
-    """`Rounded` has a shape, too, and a dtype of NumPy has one."""
+    """Returns whether a value is an array. `Rounded` has a shape, too, and a dtype of NumPy has one."""
     return hasattr(value, "shape") and hasattr(getattr(value, "dtype", None), "name")
 
 
 def _plain(leaf: Any) -> np.ndarray:
-    """An array; its bits where safetensors have no such dtype; the numbers of random keys."""
+    """Converts a leaf to an array of a plain dtype: its bits where safetensors lack the dtype, the numbers of random
+    keys."""
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     array = np.asarray(jax.random.key_data(leaf) if is_key else as_array(leaf))
     known = array.dtype.isbuiltin == 1 or array.dtype.name in NAMES.values()
@@ -266,7 +270,7 @@ def _plain(leaf: Any) -> np.ndarray:
 
 
 def _restored(array: np.ndarray, text: str, made: Callable[[np.ndarray], Any] = jnp.asarray) -> Any:
-    """What `_plain` made of an array of this dtype and shape."""
+    """Restores what `_plain` made of an array of this dtype and shape."""
     dtype = text.split()[0]
     if dtype in KEYS:
         return jax.random.wrap_key_data(jnp.asarray(array), impl=KEYS[dtype])

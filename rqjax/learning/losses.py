@@ -1,4 +1,4 @@
-"""What `learning.fit` minimizes: pytrees that are called with a quantizer, a batch and how far it is (0 to 1).
+"""Losses that `learning.fit` minimizes: pytrees called with a quantizer, a batch and the progress (0 to 1).
 
 Codes are held fixed: gradients go through the levels and the rotation that decode them ("straight-through levels").
 For the squared error that is no approximation. Encoding takes the codes of least error, so by the envelope theorem the
@@ -26,7 +26,7 @@ def _with_hard_codes(loss: Any, quantizer: Quantizer, batch: PyTree, progress: A
 
 @pytree
 class Distortion:
-    """Relative squared error, of each vector its own: what `metrics.relative_mse` measures."""
+    """Squared error of each vector relative to its own square, as `metrics.relative_mse` measures it."""
 
     def error(self, x: Float[Array, "n d"], decoded: Float[Array, "n d"]) -> Float[Array, ""]:
         x = as_float32(x)
@@ -37,11 +37,11 @@ class Distortion:
 
 @pytree
 class CodingGain:
-    """The geometric over the arithmetic mean of the rotated coordinates' variances: with bits given where they are
-    needed, the error is proportional to it (transform coding gain: Jayant & Noll, 1984)."""
+    """Geometric over arithmetic mean of the rotated coordinates' variances. With bits given where they are needed, the
+    error is proportional to it (transform coding gain: Jayant & Noll, 1984)."""
 
     def __call__(self, quantizer: Quantizer, x: Float[Array, "n d"], progress: ArrayLike = 1.0) -> Float[Array, ""]:
-        """Measures what reaches the levels.
+        """Measures the coordinates that reach the levels.
 
         Raises:
           TypeError: `quantizer` is not a nest of norms, gains, means and rotations around a Scalar or PerCoordinate.
@@ -59,8 +59,8 @@ class CodingGain:
 
 @pytree
 class ScoreError:
-    """Squared error of the scores of keys, mean over queries: (k - k~)^T C (k - k~) with C = E q q^T, relative to that
-    of no key at all."""
+    """Squared error of the scores of keys, mean over queries, relative to that of the mean in place of each key. It is
+    (k - k~)^T C (k - k~) with C = E q q^T."""
 
     covariance: Float[Array, "d d"]
 
@@ -82,8 +82,8 @@ class ScoreError:
 
 @pytree
 class OutputError:
-    """Squared error of attention's output relative to the output's size if the errors of values are independent: the
-    batch is (values (n, d), weights (n,)), a token's weight the sum over queries of its squared attention weight."""
+    """Squared error of attention's output relative to the output's size, if the errors of values are independent. The
+    batch is (values (n, d), weights (n,)). A token's weight is the sum over queries of its squared attention weight."""
 
     def error(self, batch: PyTree, decoded: Float[Array, "n d"]) -> Float[Array, ""]:
         x, weights = as_float32(batch[0]), batch[1]
@@ -94,5 +94,5 @@ class OutputError:
 
 
 def _vectors(batch: PyTree) -> Float[Array, "n d"]:
-    """The vectors of a batch, which come first."""
+    """Returns the vectors of a batch, which come first."""
     return jax.tree.leaves(batch)[0]

@@ -11,14 +11,14 @@ from jaxtyping import Array
 from rqjax.core import Quantizer
 
 Where = Callable[[Any], Any]
-"""Of a quantizer the part that is trained: `lambda q: q.inner.rotation`, or a tuple of parts."""
+"""Function that picks the trained part of a quantizer: `lambda q: q.inner.rotation`, or a tuple of parts."""
 
 
 def parameters(
     quantizer: Quantizer, where: Where = lambda q: q
 ) -> tuple[list[Array], Callable[[list[Array]], Quantizer]]:
-    """What `jax.grad` and optax can take: a quantizer's floating-point arrays, without its integers (levels in int8,
-    signs, permutations), which have no gradient.
+    """Takes out what `jax.grad` and optax can take: a quantizer's floating-point arrays. Its integers (levels in int8,
+    signs, permutations) have no gradient and are left out.
 
     Args:
       quantizer: any.
@@ -44,7 +44,7 @@ def parameters(
 
 
 def places(where: Where, quantizer: Quantizer) -> tuple[int, ...]:
-    """Which leaves `where` picks."""
+    """Finds the leaves that `where` picks."""
     leaves, structure = jax.tree.flatten(quantizer)
     picked = jax.tree.leaves(where(jax.tree.unflatten(structure, list(range(len(leaves))))))
     floating = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
@@ -57,7 +57,7 @@ def places(where: Where, quantizer: Quantizer) -> tuple[int, ...]:
 
 
 def with_parameters(quantizer: Quantizer, places: tuple[int, ...], params: list[Array]) -> Quantizer:
-    """The quantizer with other arrays in some places."""
+    """Puts other arrays in some places of the quantizer."""
     leaves, structure = jax.tree.flatten(quantizer)
     for place, value in zip(places, params, strict=True):
         leaves[place] = value

@@ -29,7 +29,7 @@ RATE = 0.02
 
 
 class Plan(NamedTuple):
-    """What is compiled into a training."""
+    """Static options that are compiled into a training."""
 
     places: tuple[int, ...]
     optimizer: optax.GradientTransformation
@@ -55,7 +55,7 @@ class State(NamedTuple):
     """The parameters with the least validation loss so far."""
     least: Float[Array, ""]
     waits: Int[Array, ""]
-    """Evaluations since then."""
+    """Evaluations since the least loss."""
     round: Int[Array, ""]
     history: dict[str, Array]
     """Rows (rounds,), those from `round` on not yet written."""
@@ -85,13 +85,13 @@ def fit(
     Args:
       quantizer: where training begins.
       x: vectors (n, d), or a pytree of arrays with a common first axis if the loss takes batches of such.
-      key: of the choice of batches.
+      key: random key of the choice of batches.
       where: the trained part of a quantizer, as `lambda q: q.inner.rotation`; its integer arrays are left as they are.
       loss: a pytree that is called with a quantizer, a batch and the progress from 0 to 1, see `rqjax.losses`; or a
         plain function.
-      optimizer: of optax; if not given, Adam with a cosine schedule from `TURNING_RATE` radians for what rotations
-        have, and for other arrays from `RATE` of the root mean square that a column has at first. A new one compiles
-        anew.
+      optimizer: optimizer of optax; if not given, Adam with a cosine schedule. It starts from `TURNING_RATE` radians
+        for arrays of rotations, for others from `RATE` of the root mean square that a column has at first. A new one
+        compiles anew.
       steps: batches to train on.
       batch_size: vectors in a batch, drawn with repetition.
       validation: held-out data like `x`; if not given, the last eighth of `x` is held out.
@@ -144,7 +144,7 @@ def fit(
 
 
 def _observed(plan: Plan, state: State, inputs: PyTree, checkpoint: str | Path | None, progress: Any) -> State:
-    """One evaluation after the other, each written to `checkpoint` and told to `progress`."""
+    """Runs one evaluation after another, each written to `checkpoint` and told to `progress`."""
     if any(map(is_traced, jax.tree.leaves((state, inputs)))):
         raise ValueError("checkpoint and progress need a training outside jit and vmap")
     if checkpoint is not None and Path(checkpoint).exists():
@@ -169,7 +169,7 @@ def _begin(plan: Plan, leaves: list[Array]) -> State:
 def _train(
     plan: Plan, rounds: int, state: State, quantizer: Quantizer, x: PyTree, validation: PyTree, key: Key, loss: Any
 ) -> State:
-    """Some rounds: an evaluation, then steps of training unless it has stopped."""
+    """Runs some rounds: an evaluation, then steps of training unless it has stopped."""
     size = len(jax.tree.leaves(x)[0])
 
     def value(params: list[Array], batch: PyTree, progress: ArrayLike) -> Array:
@@ -208,7 +208,7 @@ def _train(
 
 
 def _multiplied_out(quantizer: Quantizer) -> Quantizer:
-    """With every rotation as one matrix: small rotations are then chained once a batch, not for each vector."""
+    """Makes every rotation one matrix: small rotations are then chained once a batch, not for each vector."""
 
     def times(rotation: Rotation, m: Array) -> Array:
         if isinstance(rotation, Chain):
@@ -226,14 +226,14 @@ def _multiplied_out(quantizer: Quantizer) -> Quantizer:
 
 @functools.cache
 def _adam(steps: int, turning: tuple[bool, ...]) -> optax.GradientTransformation:
-    """Of parameters that do or do not belong to rotations."""
+    """Adam with a cosine schedule; `turning` tells which parameters belong to rotations."""
     rate = optax.cosine_decay_schedule(1.0, steps)
     return optax.chain(optax.scale_by_adam(), _in_units(turning), optax.scale_by_learning_rate(rate))
 
 
 def _in_units(turning: tuple[bool, ...]) -> optax.GradientTransformation:
-    """Rates of bivectors and angles in radians, of other arrays relative to their first size: levels of each column's
-    own, for columns may be a thousand times as loud as others."""
+    """Scales updates: of bivectors and angles in radians, of other arrays relative to their first size. Each column of
+    levels has a size of its own, since columns may be a thousand times as loud as others."""
 
     def rate(array: Array, turns: bool) -> Array:
         if turns:
@@ -248,7 +248,7 @@ def _in_units(turning: tuple[bool, ...]) -> optax.GradientTransformation:
 
 
 def _turning(quantizer: Quantizer) -> list[bool]:
-    """Which leaves belong to rotations."""
+    """Tells of each leaf whether it belongs to a rotation."""
     parts = jax.tree.leaves(quantizer, is_leaf=_is_rotation)
     return [_is_rotation(part) for part in parts for _ in jax.tree.leaves(part)]
 

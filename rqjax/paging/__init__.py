@@ -1,1 +1,1 @@
-"""Caches whose sequences share pages of codes: the book on the host, and what it does to the pages on the device."""
+"""Caches whose sequences share pages of codes: the book on the host, and its operations on the device's pages."""

@@ -1,7 +1,7 @@
-"""Caches whose sequences share pages of codes: who has which page, and which prefix lies where.
+"""Caches whose sequences share pages of codes: the owners of pages, and the places of prefixes.
 
-Codes depend on tokens alone, not on how they were appended. So where a text is always cut at the same places, a page is
-a function of the tokens up to it, and is found again by their hash. (Pages: Kwon et al., 2023, arXiv:2309.06180.)
+Codes depend on tokens alone, not on how they were appended. If texts are always cut at the same places, a page is a
+function of the tokens up to it, and their hash finds it again. (Pages: Kwon et al., 2023, arXiv:2309.06180.)
 """
 
 import os
@@ -21,7 +21,7 @@ class PagedCache:
     """The caches of all layers, whose slots (sequences) share pages of 128 tokens, and the book of the pages.
 
     `caches` goes through jit: `rqjax.append` and `rqjax.attend` take it, with `slots=` for some of the sequences. The
-    verbs here are for outside of jit. Pages are reserved before tokens are appended, and what `append` returns is given
+    methods here run outside jit. Pages are reserved before tokens are appended, and the result of `append` is given
     back:
 
       slot, found = paged.admit(prompt)
@@ -30,10 +30,10 @@ class PagedCache:
           paged.update(append(paged.caches, k[:, found:end], v[:, found:end], slots=jnp.array([slot])))
           found = end
 
-    Where all texts are cut by `pieces`, attention sees the same of a prefix whoever computes it, and so its keys and
-    values in all layers and its pages are the same: `admit` gives them to the next text that begins so. The last whole
-    piece of what is found is computed once more, for its newest tokens are to be in full precision. What is reserved
-    otherwise, such as one token after the other, is not shared.
+    If all texts are cut by `pieces`, a prefix has the same keys, values and pages in all layers whoever computes it.
+    `admit` then gives them to the next text with this prefix. The last whole piece that is found is computed once more,
+    since its newest tokens are to be in full precision. Tokens that are reserved otherwise, such as one after the
+    other, are not shared.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -55,14 +55,14 @@ class PagedCache:
         folder: str | os.PathLike[str] | None = None,
         seed: bytes = b"",
     ):
-        """The book of empty caches.
+        """Makes the book of empty caches.
 
         Args:
-          caches: of `KVCache.init(..., pages=)`; or one for each layer, alike but for their quantizers.
+          caches: a cache of `KVCache.init(..., pages=)`, or one for each layer, alike but for their quantizers.
           chunk: tokens of a piece: a multiple of 128, at least the sinks, and the window and what is encoded together.
           folder: where prefixes are kept that are forgotten or that `save` writes, a file for each piece, for any
             number of processes at once; nowhere, if not given.
-          seed: what pages are a function of beside tokens and quantizers, such as a digest of a model's weights.
+          seed: anything else that pages depend on beside tokens and quantizers, as a digest of a model's weights.
 
         Raises:
           ValueError: a cache has no pages, layers differ in slots, pages, windows or sinks, or the chunk is too short.
@@ -75,7 +75,7 @@ class PagedCache:
 
     @property
     def caches(self) -> Any:
-        """As they were given: a cache, or one for each layer."""
+        """Caches as they were given: one, or one for each layer."""
         self._told()
         return self._layers.caches
 
@@ -90,12 +90,12 @@ class PagedCache:
 
     @property
     def pages(self) -> int:
-        """Used and unused ones."""
+        """Number of pages, used and unused."""
         return self._layers.pages
 
     @property
     def slots(self) -> dict[int, int]:
-        """The slots in use, and how many tokens have been reserved in each."""
+        """Slots in use, and how many tokens have been reserved in each."""
         return {i: slot.length for i, slot in sorted(self._slots.items())}
 
     @property
@@ -105,7 +105,7 @@ class PagedCache:
         return len(self._pool.unused) + sum(len(pages) for pages in blocks if self._pool.once(pages))
 
     def pieces(self, start: int, stop: int) -> list[int]:
-        """Where pieces end of the text from token `start` to `stop`; those after the first begin with a page."""
+        """Ends of the pieces of the text from token `start` to `stop`; those after the first begin with a page."""
         return self._prefixes.grid.pieces(start, stop)
 
     def pages_for(self, tokens: int, held: Any = 0) -> int:
@@ -113,14 +113,14 @@ class PagedCache:
         return -(-int(self._layers.coded(tokens, held).max()) // PAGE)
 
     def missing(self, slot: int, length: int) -> int:
-        """Pages that a slot does not have yet for `length` tokens in all."""
+        """Pages that a slot still lacks for `length` tokens in all."""
         return max(0, self.pages_for(length, self._slot(slot).held) - len(self._slot(slot).pages))
 
     def admit(self, tokens: Iterable[SupportsIndex]) -> tuple[int, int]:
-        """A slot for a text, with the pages of what is known of its beginning.
+        """Takes a slot for a text, with the pages of its known prefix.
 
         Args:
-          tokens: of the text.
+          tokens: tokens of the text.
 
         Returns:
           The slot, and how many tokens it holds already; those after them are to be appended.
@@ -151,12 +151,12 @@ class PagedCache:
         return i, length
 
     def reserve(self, slot: int, tokens: Iterable[SupportsIndex] | int) -> None:
-        """Pages for tokens that are appended to a slot next, all in one call. If they do not come, `truncate` to the
-        tokens before gives the pages back.
+        """Reserves pages for tokens that are appended to a slot next, all in one call. If they do not come, `truncate`
+        to the tokens before gives the pages back.
 
         Args:
-          slot: of `admit` or `fork`.
-          tokens: what they are, so that a whole piece of `pieces` may be shared; or how many.
+          slot: slot that `admit` or `fork` returned.
+          tokens: the tokens, so that a whole piece of `pieces` may be shared; or their number.
 
         Raises:
           NoRoom: too few pages are free; nothing has changed.
@@ -173,7 +173,7 @@ class PagedCache:
         s.length = length
 
     def update(self, caches: Any) -> None:
-        """Takes back the caches to which what was reserved has been appended. Whole pieces that have come are shared.
+        """Takes back the caches after the reserved tokens have been appended. Pieces that are whole now are shared.
 
         Raises:
           ValueError: a slot has fewer tokens than before or more than were reserved, as in caches from before another
@@ -185,8 +185,8 @@ class PagedCache:
             self._prefixes.add(i, s, appended, self._layers.all, self._pool)
 
     def fork(self, slot: int) -> int:
-        """A slot with the tokens that have been appended. Whole pages are shared, the others copied, so that each slot
-        goes on in its own way.
+        """Copies a slot with the tokens that have been appended. Whole pages are shared, the others copied, so that
+        each slot goes on in its own way.
 
         Raises:
           NoRoom: all slots are in use, or too few pages are free; nothing has changed.
@@ -204,8 +204,8 @@ class PagedCache:
         return i
 
     def truncate(self, slot: int, length: int) -> None:
-        """The slot with its first `length` tokens only, as `rqjax.truncate`; pages that they do not take are free. What
-        has been reserved beyond is given back.
+        """Keeps the first `length` tokens of a slot, as `rqjax.truncate`. Pages that they do not take are free, and
+        those that were reserved beyond are given back.
 
         Raises:
           NoRoom: others share the last page, and none is free to copy it to; nothing has changed.
@@ -251,13 +251,14 @@ class PagedCache:
             self._pool.give(self._prefixes.blocks.pop(key).pages)
 
     def requantize(self, strategies: Strategy | Sequence[Strategy], pages: int) -> None:
-        """All codes by other quantizers, as `rqjax.requantize` does. The folder is left: its codes are made once."""
+        """Encodes all codes again by other quantizers, as `rqjax.requantize` does. The folder is no longer used, since
+        its codes are encoded once."""
         self._layers.requantize([strategies] if isinstance(strategies, Strategy) else strategies, pages)
         self._pool.grow(pages)
         self._prefixes.folder = None
 
     def save(self) -> None:
-        """Writes all prefixes that are known to the folder.
+        """Writes all known prefixes to the folder.
 
         Raises:
           ValueError: there is no folder.
@@ -268,7 +269,7 @@ class PagedCache:
             self._prefixes.save(key, self._layers.all)
 
     def _known(self, key: bytes, before: int) -> Block | None:
-        """The pages of a piece, after a number of others; from its file if need be and if there are pages for it."""
+        """Finds the pages of a piece after `before` others, if need be in its file and if there are pages for it."""
         prefixes = self._prefixes
         if key not in prefixes.blocks:
             count = prefixes.grid.pages(before + 1) - prefixes.grid.pages(before)
@@ -292,7 +293,7 @@ class PagedCache:
         return free[0]
 
     def _taken(self, count: int) -> list[int]:
-        """Pages that were unused."""
+        """Takes unused pages."""
         self.evict(count)
         self._stale = True
         return self._pool.take(count)

@@ -1,4 +1,4 @@
-"""What a paged cache does to its slots and pages on the device, and how texts are cut so that pages may be shared."""
+"""Operations of a paged cache on slots and pages of the device, and the cuts of texts by which pages can be shared."""
 
 import dataclasses
 import functools
@@ -21,17 +21,17 @@ from rqjax.core.mesh import fetched
 CHUNK = 256
 """Tokens of a piece of text that may be shared."""
 Root: TypeAlias = tuple[Array | np.ndarray, ...]
-"""What slots, not pages, hold of the beginning of a text: keys and values of the sinks, the mean key if it is made."""
+"""Beginning of a text that slots hold, not pages: keys and values of the sinks, and the mean key if it is learned."""
 
 
 class NoRoom(ValueError):
-    """All slots are in use, or too few pages are free."""
+    """Error where all slots are in use, or too few pages are free."""
 
 
 @dataclasses.dataclass
 class Slot:
-    """A sequence of `length` tokens, of which each layer has those that were `appended`, the others being reserved;
-    `held` are in codes though the window has not passed them. `chain` has hashes of all whole pieces."""
+    """A sequence of `length` tokens. Each layer has those that were `appended`; the others are reserved. `held` tokens
+    are in codes although the window has not passed them. `chain` has hashes of all whole pieces."""
 
     pages: list[int]
     length: int
@@ -41,13 +41,13 @@ class Slot:
 
 
 class Grid(NamedTuple):
-    """Where texts are cut: a piece of `chunk` tokens begins with a page, the first piece ends with one."""
+    """Cuts of texts: a piece of `chunk` tokens begins with a page, and the first piece ends with one."""
 
     chunk: int
     sinks: int
 
     def end(self, pieces: int) -> int:
-        """Where a number of whole pieces end."""
+        """Token at which a number of whole pieces end."""
         return pieces and self.chunk - -self.sinks % PAGE + (pieces - 1) * self.chunk
 
     def whole(self, lengths: int | np.ndarray) -> int:
@@ -59,26 +59,26 @@ class Grid(NamedTuple):
         return pieces and (self.end(pieces) - self.sinks) // PAGE
 
     def pieces(self, start: int, stop: int) -> list[int]:
-        """Where pieces end of the text from token `start` to `stop`."""
+        """Ends of the pieces of the text from token `start` to `stop`."""
         ends = [end for end in range(self.end(1), stop, self.chunk) if end > start]
         return [*ends, stop] if stop > start else []
 
 
 class Pool:
-    """How often each page is in use: once a slot that has it, and once if it is of a prefix that is known."""
+    """Counts of how often each page is in use: once by each slot that has it, and once by a known prefix."""
 
     def __init__(self, count: int):
         self.unused = list(range(count))[::-1]
         self.uses = np.zeros(count, np.int64)
 
     def take(self, count: int) -> list[int]:
-        """Pages that were unused."""
+        """Takes unused pages."""
         pages = [self.unused.pop() for _ in range(count)]
         self.use(pages)
         return pages
 
     def grow(self, count: int) -> None:
-        """To `count` pages."""
+        """Grows to `count` pages."""
         self.unused += range(len(self.uses), count)
         self.uses = np.pad(self.uses, (0, count - len(self.uses)))
 
@@ -86,12 +86,12 @@ class Pool:
         self.uses[list(pages)] += 1
 
     def give(self, pages: Sequence[int]) -> None:
-        """Pages back that somebody used."""
+        """Gives pages back that were in use."""
         self.uses[list(pages)] -= 1
         self.unused += [page for page in pages if not self.uses[page]]
 
     def once(self, pages: Sequence[int]) -> bool:
-        """Whether each is in use once."""
+        """Returns whether each is in use once."""
         return bool((self.uses[list(pages)] == 1).all())
 
 
@@ -109,18 +109,18 @@ class Layers:
 
     @property
     def caches(self) -> Any:
-        """As they were given."""
+        """Caches as they were given."""
         return self.all[0] if self.single else self.all
 
     def grid(self, chunk: int) -> Grid:
-        """Where texts of these layers are cut."""
+        """Makes the cuts of texts for these layers."""
         chunk, least = check_int("chunk", chunk, 1, 2**20), max(self.window + self.units.max(), self.sinks)
         if chunk % PAGE or chunk < least:
             raise ValueError(f"expected a chunk that is a multiple of {PAGE} and at least {least}, got {chunk}")
         return Grid(chunk, self.sinks)
 
     def update(self, caches: Any, slots: dict[int, Slot]) -> None:
-        """Takes caches back, and what has been appended to each slot in use; what others have is dropped."""
+        """Takes caches back, and counts the tokens appended to each slot in use. Tokens of other slots are dropped."""
         layers = tuple(jax.tree.leaves(caches, is_leaf=lambda x: isinstance(x, KVCache)))
         if len(layers) != len(self.all) or not all(isinstance(layer, KVCache) for layer in layers):
             raise ValueError(f"expected as many caches as layers, {len(self.all)}, got {len(layers)}")
@@ -143,21 +143,21 @@ class Layers:
         return np.maximum(passed // self.units * self.units, held)
 
     def each(self, function: Callable[..., KVCache], *numbers: int) -> None:
-        """What a function makes of each layer."""
+        """Applies a function to each layer."""
         self.all = tuple(function(layer, *map(np.int32, numbers)) for layer in self.all)
 
     def tell(self, tables: np.ndarray) -> None:
-        """The pages of each slot."""
+        """Tells the layers the pages of each slot."""
         self.all = tuple(dataclasses.replace(layer, tables=jnp.array(tables)) for layer in self.all)
 
     def begin(self, slot: int, length: int, held: int, roots: tuple[Root, ...] | None) -> None:
-        """A slot with so many tokens, and what is known of its beginning."""
+        """Begins a slot with `length` tokens and the roots of its known prefix."""
         roots = roots or tuple(map(empty_root, self.all))
         parts = zip(self.all, roots, strict=True)
         self.all = tuple(_placed(layer, root, *map(np.int32, (slot, length, held))) for layer, root in parts)
 
     def requantize(self, strategies: Sequence[Strategy], pages: int) -> None:
-        """Codes by other quantizers, a layer at a time, so that the codes of but one are held twice."""
+        """Encodes codes again by other quantizers, a layer at a time, so that the codes of but one are held twice."""
         if len(strategies) != len(self.all):
             raise ValueError(f"expected {len(self.all)} strategies, one a layer, got {len(strategies)}")
         anew = functools.partial(requantize, pages=pages)
@@ -195,7 +195,7 @@ def root(cache: KVCache, slot: int) -> Root:
 
 
 def empty_root(cache: KVCache) -> Root:
-    """Zeros like a `root`, which would wait for the device."""
+    """Zeros in the form of a `root`, which itself would wait for the device."""
     _, heads, _, dim = cache.exact_keys.shape
     keys = np.zeros((heads, cache.sinks, dim), cache.exact_keys.dtype)
     exact = keys, keys[..., : cache.exact_values.shape[3]]
@@ -203,9 +203,9 @@ def empty_root(cache: KVCache) -> Root:
 
 
 def digest(layers: Sequence[KVCache]) -> str:
-    """The same of caches whose codes mean the same."""
+    """Hash of caches: equal if their codes mean the same."""
     names = ("key_quantizer", "own_value_quantizer", "window", "sinks")
-    exact = [layer.exact_keys[0, :, :0] for layer in layers]  # whose dtype tokens have before they are encoded
+    exact = [layer.exact_keys[0, :, :0] for layer in layers]  # no tokens, but their dtype before encoding
     forms = [layer.key_form for layer in layers]
     forms = [
         form.changed(mean=None if form.learned else form.mean[0]) if form.mean is not None else form for form in forms

@@ -1,4 +1,4 @@
-"""Pages of prefixes: found by a hash of all tokens up to them, in memory and in files."""
+"""Pages of prefixes, found by a hash of all tokens up to them, in memory and in files."""
 
 import collections
 import hashlib
@@ -21,12 +21,12 @@ class Block(NamedTuple):
 
     pages: tuple[int, ...]
     roots: tuple[Root, ...] | None
-    """Of a first piece, one for each layer."""
+    """Roots of a first piece, one for each layer."""
 
 
 class Prefixes:
-    """Blocks by the hash of the tokens up to the end of the next piece, with which they are whole; the least recently
-    used first."""
+    """Blocks by hash, the least recently used first. The hash is of the tokens up to the end of the next piece, with
+    which a block is whole."""
 
     def __init__(self, layers: Sequence[KVCache], grid: Grid, folder: str | os.PathLike[str] | None, seed: bytes):
         self.grid, self.folder = grid, None if folder is None else Path(folder)
@@ -40,11 +40,11 @@ class Prefixes:
         self.damaged: set[bytes] = set()
 
     def hashed(self, chain: list[bytes], piece: np.ndarray) -> bytes:
-        """Of a piece after those of `chain`."""
+        """Hash of a piece after those of `chain`."""
         return hashlib.blake2b((chain[-1] if chain else self.seed) + piece.tobytes()).digest()
 
     def hashes(self, text: np.ndarray) -> list[bytes]:
-        """Of the whole pieces of a text."""
+        """Hashes of the whole pieces of a text."""
         chain: list[bytes] = []
         for _ in range(self.grid.whole(len(text))):
             piece = text[self.grid.end(len(chain)) : self.grid.end(len(chain) + 1)]
@@ -52,7 +52,8 @@ class Prefixes:
         return chain
 
     def add(self, i: int, slot: Slot, before: np.ndarray, layers: Sequence[KVCache], pool: Pool) -> None:
-        """Blocks of a slot that are whole now. A piece of which a part has come was not appended in one call."""
+        """Adds the blocks of a slot that are whole now. A piece that has come in part was not appended in one call: its
+        hash is dropped."""
         whole = self.grid.whole(slot.appended)
         for n in range(max(1, self.grid.whole(before)), min(len(slot.chain), whole)):
             if slot.chain[n] not in self.blocks:
@@ -64,12 +65,12 @@ class Prefixes:
             del slot.chain[whole:]
 
     def touch(self, keys: list[bytes]) -> None:
-        """Marks what has been used of a text, so that the longest prefixes are the first to be forgotten."""
+        """Marks blocks of a text as used, so that the longest prefixes are the first to be forgotten."""
         for key in reversed(keys):
             self.blocks.move_to_end(key)
 
     def save(self, key: bytes, layers: Sequence[KVCache]) -> None:
-        """A block to its file, if there is a folder and the file is not there or damaged."""
+        """Writes a block to its file, if there is a folder and the file is missing or damaged."""
         if self.folder is not None and (key in self.damaged or not (self.folder / key.hex()).exists()):
             block, path = self.blocks[key], self.folder / key.hex()
             codes = tuple(codes_in(layer, block.pages) for layer in layers)
@@ -77,7 +78,7 @@ class Prefixes:
             self.damaged.discard(key)
 
     def load(self, key: bytes, layers: Sequence[KVCache], pages: int, first: bool) -> tuple[Any, Any] | None:
-        """Codes and roots of a block from its file, if it is there and whole."""
+        """Reads codes and roots of a block from its file, if it is there and whole."""
         if self.folder is None or not (path := self.folder / key.hex()).exists():
             return None
         codes = tuple(jax.eval_shape(lambda layer=layer: codes_in(layer, range(pages))) for layer in layers)

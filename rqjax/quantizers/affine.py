@@ -13,14 +13,14 @@ from rqjax.core import Codes, Quantizer, Vectors, check_int, check_vectors, plat
 from rqjax.scoring.levels import GroupedLevels
 
 MLX_BITS, MLX_GROUPS = (4, 8), (32, 64, 128)
-"""That jax-mps 0.11 and MLX take."""
+"""Bits and group sizes that jax-mps 0.11 and MLX take."""
 
 
 @pytree
 class Affine(GroupedLevels):
     """Groups of consecutive coordinates as scale * index + bias. Plain round-to-nearest is one group.
 
-    Codes: (words uint32 (*n, d bits / 32), scales (*n, groups), biases (*n, groups)), bit for bit those of
+    Codes: (words uint32 (*n, d bits / 32), scales (*n, groups), biases (*n, groups)). They are bit for bit those of
     `mx.quantize(x, group_size, bits)` for groups of 32, 64 and 128 and `dtype` that of x. The scale is that of the
     wider side: the extreme value of larger magnitude and zero are both on the grid.
 
@@ -35,7 +35,7 @@ class Affine(GroupedLevels):
     bits: int = static()
     group_size: int = static(kw_only=True)
     dtype: str = static(default="bfloat16", kw_only=True)
-    """Of the scales and biases."""
+    """Dtype of the scales and biases."""
 
     def __post_init__(self):
         check_int(f"bits in {type(self).__name__}(dim, bits, group_size=)", self.bits, 1, 8)
@@ -44,7 +44,7 @@ class Affine(GroupedLevels):
 
     @property
     def keeps_words(self) -> bool:
-        """Whether MLX's kernels multiply by the codes as they are, so that a cache on their platform keeps them so."""
+        """True if MLX's kernels multiply by the codes as they are, so that a cache on their platform keeps them so."""
         return platforms.platform() == "mps" and self.bits in MLX_BITS and self.group_size in MLX_GROUPS
 
     def encode(self, x: Vectors) -> Codes:
@@ -69,7 +69,7 @@ class Affine(GroupedLevels):
         return self.dim // self.group_size
 
     def whole(self, indices: Integer[Array, "..."]) -> Int8[Array, "..."]:
-        """Centered, so that 8 bits fit and scale and bias do not cancel."""
+        """Centered indices in int8, so that 8 bits fit and scale and bias do not cancel."""
         return lax.bitcast_convert_type(indices - jnp.uint8(2 ** (self.bits - 1)), jnp.int8)
 
     def grid(self, *numbers: Array) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
@@ -108,8 +108,8 @@ class Affine(GroupedLevels):
 
 @pytree
 class MinMax(Affine):
-    """As `Affine`, with both the least and the largest coordinate of a group on its grid, zero or not: what KIVI and
-    others call asymmetric round-to-nearest.
+    """`Affine` with both the least and the largest coordinate of a group on its grid, zero or not. KIVI and others call
+    it asymmetric round-to-nearest.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax

@@ -1,4 +1,4 @@
-"""Scales along time and along channels, found by turns."""
+"""Scales along time and along channels, found in turn."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -10,9 +10,9 @@ from rqjax.quantizers.per_channel import PerChannel, tiles_of
 
 ROUNDS = 16
 DEVIATIONS = 1e-3, 1e3
-"""Of columns and rows, as a round takes them."""
+"""Limits of the deviations of columns and rows in a round."""
 LOGARITHMS = -0.3, 10
-"""Of scales."""
+"""Limits of the logarithms of scales."""
 
 
 @pytree
@@ -20,10 +20,11 @@ class Balanced(Quantizer):
     """Divides tiles of tokens by scales after which channels and tokens have like deviations (KVarN). Codes: (scales
     float16 (*n, tiles, tile or d), codes of `inner`, (*n, tiles) of tiles).
 
-    If `inner` is `PerChannel`, whose grids have the scales of channels in them, those of tokens are stored; else, as
-    grids of tokens have theirs, those of channels. Scales are found in `ROUNDS` rounds: logarithms of the deviations of
-    columns, then those of rows, are added to them; the least uneven ones are kept. Source: KVarN (Muller et al., 2026,
-    arXiv:2606.03458) as in its implementations (huawei-csl/KVarN; vllm-project/vllm#46812, `kvarn/sinkhorn.py`).
+    If `inner` is `PerChannel`, its grids hold the scales of channels, and those of tokens are stored. Otherwise its
+    grids hold the scales of tokens, and those of channels are stored. Each of `ROUNDS` rounds adds the logarithms of
+    the deviations of columns, then of rows, to the logarithms of scales; the least uneven ones are kept. Source: KVarN
+    (Muller et al., 2026, arXiv:2606.03458) as in its implementations (huawei-csl/KVarN; vllm-project/vllm#46812,
+    `kvarn/sinkhorn.py`).
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -45,7 +46,7 @@ class Balanced(Quantizer):
 
     @property
     def of_tokens(self) -> bool:
-        """Whether the scales that are stored are those of tokens."""
+        """True if the stored scales are those of tokens."""
         return isinstance(self.inner, PerChannel)
 
     def encode(self, x: Vectors) -> Codes:

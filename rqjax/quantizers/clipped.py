@@ -1,4 +1,4 @@
-"""Coordinates of large magnitude are cut before a grid is laid over them."""
+"""Clipping of coordinates of large magnitude before a grid is laid over them."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -10,7 +10,7 @@ from rqjax.core import Codes, Quantizer, Vectors, Wrapper, check_vectors, pytree
 
 @pytree
 class Clipped(Wrapper):
-    """Cuts each vector's coordinates at the magnitude that a share of them does not pass. Codes: those of `inner`.
+    """Clips each vector's coordinates to the magnitude that a share of them does not pass. Codes: those of `inner`.
 
     The threshold is the coordinate of rank `share` d by magnitude, counted from 0 (OSCAR: Zhou et al., 2026,
     arXiv:2605.17757).

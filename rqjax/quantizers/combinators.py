@@ -1,4 +1,4 @@
-"""The parts that make big quantizers from small ones."""
+"""Combinators, which make big quantizers from small ones."""
 
 import functools
 import math
@@ -18,8 +18,8 @@ from rqjax.core.products import over, times
 from rqjax.rotations import Rotation
 
 LONGEST = 3**0.5
-"""Of a decoded vector in mode "unbiased", relative to the vector: the less the cosine between them, the longer it would
-be. The squared error is thus at most 4; nothing changes where the cosine is above 0.58."""
+"""Greatest length of a decoded vector in mode "unbiased", relative to the vector; without it, the length grows as the
+cosine between them falls. The squared error is thus at most 4; nothing changes where the cosine is above 0.58."""
 
 
 class Multiplied(Wrapper):
@@ -56,7 +56,7 @@ class Normalized(Multiplied):
 
     inner: Quantizer
     dtype: str = static(default="bfloat16", kw_only=True)
-    """Of the stored norms; bfloat16 has float32's range, uint8 is a logarithmic scale from 2^-16 to 2^16."""
+    """Dtype of the stored norms; bfloat16 has float32's range, uint8 is a logarithmic scale from 2^-16 to 2^16."""
 
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)
@@ -70,11 +70,11 @@ class Normalized(Multiplied):
 
 @pytree
 class Scaled(Multiplied):
-    """As `Normalized`, but the one number stored is the norm times the best scale of the decoded direction x~.
+    """`Normalized`, but the one number stored is the norm times the best scale of the decoded direction x~.
 
-    With u = x / |x| the scale is <u, x~> / |x~|^2 in mode "mse", which minimizes the squared error, and 1 / <u, x~> in
-    mode "unbiased", with which <x, decode(x)> = |x|^2 and inner products are unbiased under a uniform rotation.
-    Codes: (scales (*n,), inner codes). Source: EDEN (Vargaftik et al., ICML 2022), DRIVE (NeurIPS 2021).
+    Let u = x / |x|. In mode "mse" the scale is <u, x~> / |x~|^2, which minimizes the squared error. In mode "unbiased"
+    it is 1 / <u, x~>: then <x, decode(x)> = |x|^2, and inner products are unbiased under a uniform rotation. Codes:
+    (scales (*n,), inner codes). Source: EDEN (Vargaftik et al., ICML 2022), DRIVE (NeurIPS 2021).
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -130,7 +130,7 @@ class Rotated(Wrapper):
         return self.inner.encode(self.rotation(check_vectors(x, self.dim)))
 
     def in_own_axes(self, function: Callable[..., Any], x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Any:
-        if self.rotation.dim != self.inner.dim:  # which embeds
+        if self.rotation.dim != self.inner.dim:  # the rotation embeds
             return function(self, x, norm)
 
         def rotated(x: Array, norm: Array) -> Any:
@@ -305,7 +305,7 @@ class Centered(Wrapper):
 def _measured(
     inner: Quantizer, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]
 ) -> tuple[Codes, Float[Array, "*n"], Float[Array, "*n"]]:
-    """Codes of directions, the products of these with what is decoded, and the squares of that."""
+    """Codes of directions, inner products of these with the decoded vectors, and squares of the decoded vectors."""
     codes = jax.tree.map(materialized, inner.encode_direction(x, norm))  # or each coordinate is encoded once more
     decoded = materialized(inner.decode(codes))  # or decoded once more
     product = jnp.sum(over(x, norm) * decoded, axis=-1)

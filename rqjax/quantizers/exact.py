@@ -28,7 +28,7 @@ class Exact(Quantizer):
 
     def encode(self, x: Vectors) -> Float[Array, "*n d"]:
         x = check_vectors(x, self.dim)
-        if jnp.dtype(self.dtype).itemsize == 1:  # beyond which float8_e4m3fn has nothing but NaN
+        if jnp.dtype(self.dtype).itemsize == 1:  # beyond its range float8_e4m3fn has only NaN
             largest = float(jnp.finfo(self.dtype).max)
             x = jnp.clip(x, -largest, largest)
         return x.astype(self.dtype)
@@ -44,6 +44,6 @@ class Exact(Quantizer):
 
     @property
     def width(self) -> int:
-        """float32 is multiplied where it lies, in one block if that holds the scores; the bits of bfloat16 become
-        bfloat16 by a copy, which is to stay in the processor's cache."""
+        """Width 0 of float32, which is multiplied where it lies, in one block if that holds the scores. Other dtypes
+        have 8: the bits of bfloat16 become bfloat16 by a copy, which is to stay in the processor's cache."""
         return 0 if self.dtype == "float32" else 8

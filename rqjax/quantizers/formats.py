@@ -22,33 +22,34 @@ E4M3 = jnp.float8_e4m3fn
 
 
 class Format(NamedTuple):
-    """How a block becomes a scale and an index of each coordinate."""
+    """Number format: the scale of a block, and the index of each coordinate."""
 
     bits: int
     size: int
     levels: np.ndarray
-    """By index, whole numbers in int8."""
+    """Levels by index, whole numbers in int8."""
     unit: float
-    """By which levels are multiplied."""
+    """Factor of the levels."""
     stored: Callable[[Float[Array, "*n"]], Shaped[Array, "*n"]]
-    """The scale of a block as it is stored, by the coordinate of largest magnitude."""
+    """Maps the coordinate of largest magnitude to the scale of a block as it is stored."""
     scale: Callable[[Shaped[Array, "*n"]], Float[Array, "*n"]]
-    """Of what is stored."""
+    """Maps stored scales to scales."""
     divisor: Callable[[Float[Array, "*n"]], Float[Array, "*n"]]
-    """What coordinates are divided by, by the same coordinate: llama.cpp's before it is rounded."""
+    """Maps the coordinate of largest magnitude to the divisor of coordinates; llama.cpp's is the scale before
+    rounding."""
     nearest: Callable[[Float[Array, "*n"]], Float[Array, "*n"]]
-    """The index of a coordinate over that."""
+    """Maps a coordinate over the divisor to its index."""
 
 
 def _e2m1(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """The sign, and two bits of exponent and one of mantissa: the nearest, of two the even one."""
+    """Index of the nearest number with a sign, two bits of exponent and one of mantissa; ties go to the even one."""
     size = jnp.minimum(jnp.abs(x), 6)
     large = jnp.where(size < 4, jnp.round(size) + 2, jnp.round(size / 2) + 4)
     return jnp.where(size < 2, jnp.round(2 * size), large) + jnp.where(jnp.signbit(x), 8, 0)
 
 
 def _e8m0(extreme: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
-    """The power of two that takes the largest magnitude into 4 to 8."""
+    """Power of two that takes the largest magnitude into 4 to 8, as its exponent plus 127."""
     exponent = jnp.frexp(jnp.abs(extreme))[1] - 1  # the logarithm, rounded down
     return jnp.where(extreme == 0, 0, jnp.clip(exponent - 2 + 127, 0, 254)).astype(jnp.uint8)
 
@@ -101,8 +102,8 @@ FORMATS = {
 class Formats(GroupedLevels):
     """Blocks of consecutive coordinates in one of `FORMATS`. Codes: (words (*n, d bits / 32), scales (*n, blocks)).
 
-    They decode to what llama.cpp, the specification of MXFP4 and MLX's NVFP4 decode theirs to. A tensor has no scale
-    of its own beside those of NVFP4's blocks, which reach from 2^-9 to 448.
+    Codes decode to the numbers of llama.cpp, of the specification of MXFP4 and of MLX's NVFP4. A tensor has no scale of
+    its own beside those of NVFP4's blocks, which reach from 2^-9 to 448.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -141,7 +142,7 @@ class Formats(GroupedLevels):
         return words, form.stored(extreme[..., 0])
 
     def indices(self, codes: Codes) -> UInt32[Array, "*n d"]:
-        """The index of each coordinate's level."""
+        """Index of each coordinate's level."""
         return packing.unpack_stream(codes[0], self.bits, self.dim)
 
     @property

@@ -17,9 +17,9 @@ class Gain(Multiplied):
     """Divides vectors by a gain, the root of sum_i weights[i] x[i]^2 on a scale of eighths of octaves around 1.
 
     With the weights 1 / (d variance[i]) the loud coordinates of a spectrum do not rule the gain, which is 1 for a
-    typical vector. A vector that is loud where typical ones are quiet has a gain far too large: if twice the best one
-    for its codes is less, the best one is stored. The least gain is stored as 0, so no vector decodes to one that is
-    much farther from it than 0. Codes: (gains (*n,) as uint8, inner codes).
+    typical vector. A vector that is loud where typical ones are quiet has a gain far too large. If the gain is more
+    than twice the best one for its codes, the best one is stored. The least gain is stored as 0, so no vector decodes
+    to one that is much farther from it than 0. Codes: (gains (*n,) as uint8, inner codes).
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -48,15 +48,15 @@ class Gain(Multiplied):
 
 
 def nearest_gains(x: Float[Array, "*n d"], weights: Float[Array, "d"]) -> UInt8[Array, "*n"]:
-    """The index of the gain of each vector; of zero vectors the least."""
+    """Index of the gain of each vector; the least one for zero vectors."""
     return _nearest(jnp.sum(weights * x**2, axis=-1))
 
 
 def gain_of(index: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
-    """What vectors are divided by; not 0."""
+    """Gain by which vectors are divided; never 0."""
     return jnp.exp2(norms.octaves(index))
 
 
 def _nearest(square: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
-    """The index of the gain nearest to a root."""
+    """Index of the gain nearest to the root of `square`."""
     return norms.of_octaves(jnp.log2(square) / 2)

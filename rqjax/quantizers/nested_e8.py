@@ -19,11 +19,12 @@ from rqjax.core import Vectors, check_int, check_vectors, platforms, pytree, sta
 from rqjax.scoring.ring_codes import Part, RingCodes
 
 SCALES = np.array([3, 4, 5, 7], np.int8)
-"""Of eight coordinates, two bits: near the best ratios for Gaussian ones. Points times these are whole numbers."""
+"""Scales of eight coordinates, in two bits, near the best ratios for Gaussian ones. Points times these are whole
+numbers."""
 OFFSET = (1, 0, 0, 0, 0, 0, 0, 1)
-"""Of all points, in halves: fewer of them lie between cells, where a code decodes to a point of the far side."""
+"""Offset of all points, in halves: fewer of them lie between cells, where a code decodes to a point of the far side."""
 STEPS = (0.2924, 0.1336, 0.0657, 0.0329, 0.01674, 0.00839, 0.00421, 0.00211)
-"""For coordinates of variance 1, of 1 to 8 bits."""
+"""Steps for coordinates of variance 1, of 1 to 8 bits."""
 ROWS = 1024
 """Vectors that are encoded together, whose coordinates stay in a CPU's cache."""
 
@@ -32,8 +33,8 @@ ROWS = 1024
 class NestedE8(RingCodes):
     """The nearest point of a nested lattice to each eight coordinates. Codes: streams of bits, uint8 (*n, bytes).
 
-    The coordinates i, i + d / 8, i + 2 d / 8, ... are a point, of b bits each, and share a scale of two bits: b + 0.25
-    bits a coordinate, of whole points, rounded up to whole bytes. Points are whole numbers times `step`.
+    The coordinates i, i + d / 8, i + 2 d / 8, ... are a point, of b bits each, and share a scale of two bits. That
+    makes b + 0.25 bits a coordinate, of whole points, rounded up to whole bytes. Points are whole numbers times `step`.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -59,19 +60,19 @@ class NestedE8(RingCodes):
 
     @property
     def ends(self) -> np.ndarray:
-        """Where in the stream the code of each coordinate ends, point by point, and then the scale of each point."""
+        """Ends of codes in the stream: of each coordinate's code, point by point, and then of each point's scale."""
         plane, lane = np.divmod(np.arange(8 * self._lanes), self._lanes)
         scales = 8 * self._lanes * self.bits + 2 * np.arange(1, self._lanes + 1)
         return np.concatenate([(8 * lane + plane + 1) * self.bits, scales])
 
     @property
     def fine(self) -> bool:
-        """Whether levels are of 16 bits, which they fill: products are taken with their high bytes first."""
+        """True if levels fill 16 bits: products are taken with their high bytes first."""
         return self.bits > 3
 
     @property
     def unit(self) -> Float[Array | np.ndarray, ""]:
-        """What levels are multiples of."""
+        """Unit of levels."""
         return self.step / self._filling
 
     def levels(self, windows: UInt8[Array, "*n codes t"]) -> Integer[Array, "*n d t"]:
@@ -88,7 +89,7 @@ class NestedE8(RingCodes):
 
     @property
     def width(self) -> int:
-        return 4  # with what the points of a block are made of
+        return 4  # with the intermediate numbers of a block's points
 
     @property
     def parts(self) -> list[Part]:
@@ -99,7 +100,7 @@ class NestedE8(RingCodes):
 
     @classmethod
     def gaussian(cls, dim: int, bits: int, *, variance: float | int = 1) -> "NestedE8":
-        """For Gaussian coordinates; 1 to 8 bits."""
+        """Makes the code for Gaussian coordinates; 1 to 8 bits."""
         step = STEPS[check_int("bits", bits, 1, len(STEPS)) - 1] * math.sqrt(variance)
         return cls(jnp.float32(step), dim=dim, bits=bits)
 
@@ -113,7 +114,7 @@ class NestedE8(RingCodes):
 
     def _encode(self, x: Float[Array, "n d"]) -> UInt8[Array, "n bytes"]:
         y = list(materialized(pad_to(x / self.step, 8 * self._lanes).T).reshape(8, self._lanes, len(x)))
-        # the last try is sure to be in the cell, shrunk to as far from its boundary as a point may be
+        # the last try is sure to be in the cell: it is shrunk until it is as far from the boundary as a point may be
         reach = 2 * float(SCALES[-1]) * (2**self.bits / math.sqrt(2) - 1)
         shrunk = materialized(jnp.minimum(1, reach / jnp.sqrt(jnp.maximum(total([v * v for v in y]), 1e-20))))
         errors = []
@@ -133,7 +134,8 @@ class NestedE8(RingCodes):
     def _packed(self, codes: list[Int32[Array, "lanes n"]]) -> UInt8[Array, "lanes bits n"]:
         """The codes of points, one point after the other.
 
-        By way of words of 32 bits: each of eight arrays would compute again what the eight codes share.
+        The codes go by way of words of 32 bits: otherwise each of eight arrays would compute again what the eight codes
+        share.
         """
         together = 8 if self.bits <= 4 else 4
         shifted = [code << (self.bits * (k % together)) for k, code in enumerate(codes)]
@@ -154,7 +156,7 @@ class NestedE8(RingCodes):
         return [code & (2**self.bits - 1) for code in (*first, (seventh - total(first)) >> 1, last)]
 
     def _points(self, codes: list[Integer[Array, "*n"]], **options) -> list[Integer[Array, "*n"]]:
-        """The points of codes in the cell, in halves."""
+        """Decodes codes to points in the cell, in halves."""
         *first, seventh, last = codes
         doubled = [2 * code + last for code in (*first, 2 * seventh + total(first))] + [last]
         doubled = [x - shift for x, shift in zip(doubled, OFFSET, strict=True)]
@@ -165,5 +167,5 @@ class NestedE8(RingCodes):
 def _places(
     y: list[Float[Array, "lanes n"]], scale: np.floating | Float[Array, "lanes n"]
 ) -> list[Float[Array, "lanes n"]]:
-    """Where in E8 coordinates are, in units of steps."""
+    """Positions of coordinates in E8, in units of steps."""
     return [v * (0.5 / scale) + shift / 2 for v, shift in zip(y, OFFSET, strict=True)]

@@ -14,8 +14,8 @@ from rqjax.core import Codes, Quantizer, Vectors, check_fits, check_vectors, pyt
 
 @pytree
 class PerCell(Quantizer):
-    """What is left of the nearest of a few centers goes to the quantizer of that center. Codes: (cells uint8 (*n,),
-    inner codes).
+    """Quantizes the residuals of the nearest of a few centers by the quantizer of that center. Codes: (cells uint8
+    (*n,), inner codes).
 
     The arrays of `inner` have the cells as their first axis, as `jax.vmap` makes them. Everything is computed for each
     cell: there should be few. Source: Kalantidis & Avrithis, 2014.
@@ -57,6 +57,6 @@ class PerCell(Quantizer):
 
 
 def _chosen(a: Array, cell: UInt8[Array, "*n"]) -> Array:
-    """Of arrays (cells, *n, ...) those of each vector's cell."""
+    """Picks from arrays (cells, *n, ...) the entries of each vector's cell."""
     index = cell.reshape(1, *cell.shape, *[1] * (a.ndim - 1 - cell.ndim))
     return jnp.take_along_axis(a, index.astype(jnp.int32), axis=0)[0]

@@ -1,4 +1,4 @@
-"""Scales along time: the numbers that a coordinate has in some tokens are quantized as a vector."""
+"""Scales along time: a coordinate's numbers in a tile of tokens are quantized as a vector."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
@@ -10,7 +10,7 @@ from rqjax.core import Codes, Quantizer, Vectors, check_vectors, pytree, static
 class PerChannel(Quantizer):
     """Quantizes tiles of `inner.dim` tokens, coordinate by coordinate. Codes: those of `inner`, (*n, tiles, d) of them.
 
-    Keys have channels that are loud in all tokens, whose scales are then their own (KIVI, Liu et al., 2024,
+    Keys have channels that are loud in all tokens; here their scales are their own (KIVI, Liu et al., 2024,
     arXiv:2402.02750; KVQuant, Hooper et al., 2024, arXiv:2401.18079).
 
     Example:
@@ -37,7 +37,7 @@ class PerChannel(Quantizer):
 
 
 def tiles_of(x: Shaped[Array, "*n t d"], tile: int) -> Shaped[Array, "*n tiles tile d"]:
-    """Vectors in tiles of so many tokens, whose scales they share: one that is not finite counts as zeros.
+    """Cuts vectors into tiles of tokens, which share scales. A vector that is not finite counts as zeros.
 
     Raises:
       ValueError: they are not whole tiles.

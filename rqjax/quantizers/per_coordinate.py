@@ -1,4 +1,4 @@
-"""A scalar quantizer with levels, and bits, of each coordinate's own: what a transform code needs."""
+"""A scalar quantizer with levels, and bits, of each coordinate's own, as a transform code needs it."""
 
 import functools
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from rqjax.core import Vectors, check_vectors, pytree
 from rqjax.scoring.ring_codes import Part, RingCodes
 
 SELECTED = 64
-"""Levels of a coordinate up to which the one is selected, not loaded."""
+"""Most levels of a coordinate that are looked up by selections, not loads."""
 PRIOR = 8.0
 """Pseudo-count of the prior: an initial level weighs as much as eight samples."""
 
@@ -28,13 +28,13 @@ class Whole:
     `center + step * levels`."""
 
     levels: Shaped[Array | np.ndarray, "*heads k m"]
-    """int8; int16 of more than 4 bits."""
+    """Whole numbers in int8; above 4 bits in int16."""
     center: Float[Array | np.ndarray, "*heads m"]
     step: Float[Array | np.ndarray, "*heads m"]
 
     @classmethod
     def of(cls, levels: Float[Array, "k m"]) -> "Whole":
-        """Levels rounded to a 254th of their range; of more than 4 bits to a 65,278th."""
+        """Rounds levels to a 254th of their range; above 4 bits to a 65,278th."""
         largest, dtype = (127, jnp.int8) if len(levels) <= 16 else (32_639, jnp.int16)
         center = (levels[0] + levels[-1]) / 2
         step = (levels[-1] - levels[0]) / (2 * largest)
@@ -54,8 +54,8 @@ class PerCoordinate(RingCodes):
     """Nearest level of each coordinate. Codes: packed indices, uint8 (*n, bytes).
 
     Coordinates come in classes of equal bits, most bits first: class c has `levels[c]` (2**bits, size), ascending in
-    each column; a class of no bits has one level. The indices are packed by `streams.pack`. Of `rounded` levels caches
-    take products without decoding.
+    each column; a class of no bits has one level. The indices are packed by `streams.pack`. Caches take products with
+    `rounded` levels without decoding.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -79,7 +79,7 @@ class PerCoordinate(RingCodes):
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """Of each coordinate, descending."""
+        """Bits of each coordinate, descending."""
         return tuple(_bits(levels) for levels in self.levels for _ in range(levels.shape[-1]))
 
     @property
@@ -95,7 +95,7 @@ class PerCoordinate(RingCodes):
         return self.values(self.indices(codes))
 
     def indices(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n d"]:
-        """The level of each coordinate."""
+        """Index of the level of each coordinate."""
         active = streams.unpack_vectors(codes, self.active)
         return pad_to(active.astype(jnp.uint32), self.dim)
 
@@ -144,7 +144,7 @@ class PerCoordinate(RingCodes):
         return jnp.concatenate(list(map(leaf, self.split(x), self.tables)), axis=-1)
 
     def rounded(self) -> "PerCoordinate":
-        """With levels in whole numbers."""
+        """Returns the quantizer with levels in whole numbers."""
         return PerCoordinate(tuple(map(Whole.of, self.tables)))
 
     def _by_class(self, function, x: Array) -> Array:
@@ -167,8 +167,8 @@ class PerCoordinate(RingCodes):
 
         Args:
           x: samples, as many as there are.
-          bits: of each coordinate, descending.
-          iterations: of Lloyd.
+          bits: bits of each coordinate, descending.
+          iterations: number of Lloyd's iterations.
         """
         prior = cls.gaussian(x.mean(axis=0), x.std(axis=0), bits)
 

@@ -12,7 +12,8 @@ from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_data, 
 
 @pytree
 class PerHead(Wrapper):
-    """Axis -3 of the vectors is that of the heads: (*n, heads, tokens, d). Codes: those of `inner`.
+    """One quantizer per head: axis -3 of the vectors (*n, heads, tokens, d) is that of the heads. Codes: those of
+    `inner`.
 
     The arrays of `inner` have the heads as their first axis, as `jax.vmap` makes them.
 
@@ -72,7 +73,7 @@ class PerHead(Wrapper):
 
 
 def over_heads(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`function(quantizer, *arrays)` of arrays (batch, heads, ...) for the quantizer within a `PerHead`."""
+    """Maps `function(quantizer, *arrays)` over the heads of a `PerHead` and of arrays (batch, heads, ...)."""
 
     def one(quantizer: Quantizer, *arrays: PyTree) -> PyTree:
         return jax.tree.map(lambda x: jnp.squeeze(x, 1), function(quantizer, *_single(arrays)))
@@ -81,13 +82,13 @@ def over_heads(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def _single(arrays: PyTree) -> PyTree:
-    """With an axis of one head."""
+    """Inserts an axis of one head."""
     return jax.tree.map(lambda x: jnp.expand_dims(x, 1), arrays)
 
 
 def stack_heads(x: Array) -> tuple[Float[Array, "heads n d"], Callable[[Quantizer], Quantizer]]:
-    """Vectors (heads, n, d) in float32 of an x (n, d) or (heads, n, d), and what makes a quantizer for x of quantizers
-    with the heads as the first axis of their arrays.
+    """Returns vectors (heads, n, d) in float32 of an x (n, d) or (heads, n, d), and a function of stacked quantizers.
+    It makes a quantizer for x of quantizers with the heads as the first axis of their arrays.
 
     Raises:
       ValueError: x has another shape or dtype, or nothing can be learned from it.

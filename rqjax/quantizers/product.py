@@ -16,7 +16,7 @@ from rqjax.quantizers.uniform import Uniform
 
 @pytree
 class Rounded:
-    """An array that is stored as codes, on a grid of each first index's own: a codebook rounded (QET's CQO)."""
+    """An array stored as codes, on a grid of each first index's own: a codebook rounded (QET's CQO)."""
 
     quantizer: Uniform
     codes: Codes
@@ -67,7 +67,7 @@ class Product(Quantizer):
         return packing.pack_bytes(indices.T.reshape(*x.shape[:-1], self._groups), self._counts)
 
     def indices(self, codes: UInt8[Array, "*n bytes"]) -> Int[Array, "*n groups"]:
-        """The centroid of each group."""
+        """Index of the centroid of each group."""
         return packing.unpack_bytes(codes, self._counts, self._groups).astype(jnp.int32)
 
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
@@ -107,11 +107,11 @@ class Product(Quantizer):
         """Centroids by k-means of each group (PQ).
 
         Args:
-          key: of the start of k-means.
+          key: random key of the start of k-means.
           x: vectors.
           width: coordinates in a group, a divisor of d.
           k: centroids of a group, at most n.
-          iterations: of Lloyd.
+          iterations: number of Lloyd's iterations.
 
         Raises:
           ValueError: `width` does not divide d, or k is not from 1 to n.

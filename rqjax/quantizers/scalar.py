@@ -35,7 +35,7 @@ class Scalar(Levels):
     step: Float[Array | np.ndarray, ""]
     dim: int = static(kw_only=True)
     symmetric: bool = static(default=False, kw_only=True)
-    """Whether `levels[::-1] == -levels`; it halves the comparisons."""
+    """True if `levels[::-1] == -levels`, which halves the comparisons."""
 
     def __post_init__(self):
         size = self.levels.shape[-1]
@@ -52,7 +52,7 @@ class Scalar(Levels):
         return jnp.asarray(self.levels) * self.step
 
     def encode(self, x: Vectors, scale: Float[Array, "*n 1"] | None = None) -> UInt32[Array, "*n words"]:
-        """As `Quantizer.encode`, of `x / scale` if a scale of each vector is given."""
+        """`Quantizer.encode`, of `x / scale` if a scale of each vector is given."""
         indices = [
             nearest(plane, self.values, scale, symmetric=self.symmetric) for plane in planes(check_vectors(x, self.dim))
         ]
@@ -62,7 +62,7 @@ class Scalar(Levels):
         return self.encode(x, norm)  # levels are scaled, and nothing is divided
 
     def indices(self, codes: UInt32[Array, "*n words"]) -> UInt32[Array, "*n d"]:
-        """The level of each coordinate."""
+        """Index of the level of each coordinate."""
         return packing.unpack(codes, self.bits, self.dim)
 
     def decode(self, codes: UInt32[Array, "*n words"]) -> Float[Array, "*n d"]:
@@ -80,8 +80,8 @@ class Scalar(Levels):
         return look_up(indices, jnp.asarray(self.levels), symmetric=self.symmetric)
 
     def products(self, y: integers.Limbs, codes: Codes) -> Float[Array, "b h r t"]:
-        """Whole words are unpacked in the order in which indices lie in their bytes, if bytes hold whole indices; else
-        a look-up of 32 bits is as fast as selections."""
+        """Inner products with whole levels. If bytes hold whole indices, words are unpacked in the order in which these
+        lie in their bytes. Else a look-up of 32 bits is as fast as selections."""
         if isinstance(codes, KeyTile | ValueTile):
             return super().products(y, codes)
         order = packing.octet_order(self.dim, self.bits)

@@ -1,8 +1,8 @@
 """Trellis-coded quantization: the level of a coordinate depends on its own b bits and on those before them.
 
-A bit-shift trellis (Mao, Gray and Linder 2010; QTIP 2024): the level is a function of the last L bits of the stream of
-codes, so that all coordinates decode at once. The stream is a ring (Forney's tail-biting), so that d coordinates take
-d b bits.
+The trellis is a bit-shift trellis (Mao, Gray and Linder 2010; QTIP 2024): the level is a function of the last L bits of
+the stream of codes, so that all coordinates decode at once. The stream is a ring (Forney's tail-biting), so that d
+coordinates take d b bits.
 """
 
 import math
@@ -44,12 +44,12 @@ class Trellis(RingCodes):
 
     @property
     def in_integers(self) -> bool:
-        """Whether levels are by arithmetic in int8, which caches lay codes out for."""
+        """True if levels come from arithmetic in int8, which caches lay codes out for."""
         return isinstance(self.table, Companded) and self.table.whole
 
     @property
     def values(self) -> Float[Array, "S"]:
-        """What each state stands for, in the units of the vectors."""
+        """Level of each state, in the units of the vectors."""
         return self._values(jnp.arange(2**self.table.state_bits, dtype=jnp.uint32))
 
     def encode(self, x: Vectors) -> UInt32[Array, "*n words"]:
@@ -65,7 +65,7 @@ class Trellis(RingCodes):
             states = viterbi.windows(in_time, (self.bits,) * times, self.table.state_bits)
             return jnp.swapaxes(states.reshape(*lead, self._lanes, 8), -2, -1).reshape(*lead, times)[..., : self.dim]
         lanes, size = packing.unpack_lanes(codes, self.bits, self._lanes), self.table.state_bits
-        lanes = lanes.astype(jnp.uint16) if self.bits <= 2 else lanes  # which is twice as many to a register
+        lanes = lanes.astype(jnp.uint16) if self.bits <= 2 else lanes  # twice as many fit in a register
         dtype = jnp.uint8 if size <= 8 else jnp.uint16
 
         def plane(k: int) -> Integer[Array, "*n lanes"]:
@@ -87,7 +87,7 @@ class Trellis(RingCodes):
         return [Part(slice(0, self.dim), ends, jnp.broadcast_to(self.table.step, self.dim), self.table, fine=False)]
 
     def stream(self, codes: UInt32[Array, "b h t words"]) -> UInt8[Array, "b h rows t"]:
-        """A lane of `packing` is the codes of eight coordinates that follow on each other."""
+        """Lays lanes of `packing` out as a stream: each has the codes of eight coordinates that follow each other."""
         lanes = packing.unpack_lanes(codes, self.bits, self._lanes)
         octets = lax.bitcast_convert_type(lanes, jnp.uint8)[..., : self.bits]
         return jnp.swapaxes(octets.reshape(*lanes.shape[:-1], self._lanes * self.bits), 2, 3)
@@ -101,7 +101,7 @@ class Trellis(RingCodes):
 
     def _encode(self, x: Shaped[Array, "n d"]) -> UInt32[Array, "n words"]:
         count, times = len(x), 8 * self._lanes
-        x = pad_to(as_float32(x).astype(jnp.float32), times)  # whose costs have bits to spare, in 32
+        x = pad_to(as_float32(x).astype(jnp.float32), times)  # the search needs spare bits of float32's in its costs
         y = x.reshape(count, 8, self._lanes).transpose(2, 1, 0).reshape(times, count)
         weights = None
         if self.dim % 8:
@@ -112,8 +112,8 @@ class Trellis(RingCodes):
 
 
 def by_rows(encode: Callable[[Array], Array], x: Shaped[Array, "*n d"], state_bits: int) -> Shaped[Array, "*n size"]:
-    """`encode`, which takes vectors (n, d), of vectors with any leading axes: so many side by side that on a CPU the
-    costs of their states stay in cache; elsewhere there are more processors than those would keep busy."""
+    """Applies `encode`, which takes vectors (n, d), to vectors with any leading axes, a block at a time. On a CPU the
+    costs of a block's states stay in cache; other devices have more processors to keep busy and take larger blocks."""
     lead, rows = x.shape[:-1], max(64, 2 ** (15 - state_bits)) * (1 if platforms.on_cpu() else 128)
     codes = blocks.in_blocks(encode, x.reshape(math.prod(lead), x.shape[-1]), rows=rows)
     return codes.reshape(*lead, codes.shape[-1])

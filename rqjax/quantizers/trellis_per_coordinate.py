@@ -1,4 +1,5 @@
-"""A trellis with bits of each coordinate's own, fractional ones too: what `PerCoordinate` is to `Scalar`."""
+"""A trellis with bits of each coordinate's own, fractional ones too: it is to `Trellis` as `PerCoordinate` to
+`Scalar`."""
 
 import dataclasses
 import math
@@ -22,7 +23,7 @@ class TrellisPerCoordinate(RingCodes):
 
     Coordinate i shifts bits[i] bits into the state, which its level, `mean + deviation * table(state)`, depends on; the
     coordinates without bits come last and are their means. One ring goes through all of them, packed by `streams.pack`.
-    Of coordinates with fractional bits, whole numbers of bits take turns: 2 and 3 if they have 2.5.
+    Coordinates with fractional bits have whole numbers of bits in turn: 2 and 3 for 2.5.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -34,9 +35,9 @@ class TrellisPerCoordinate(RingCodes):
     mean: Float[Array, "d"]
     deviation: Float[Array, "d"]
     tables: tuple[Table | Companded | Turns, ...]
-    """For each number of bits but 0, the most first."""
+    """Tables of levels, one for each number of bits but 0, the most first."""
     bits: tuple[float | int, ...] = static(kw_only=True)
-    """Of each coordinate, descending; multiples of an eighth."""
+    """Bits of each coordinate, descending; multiples of an eighth."""
 
     def __post_init__(self):
         if list(self.bits) != sorted(self.bits, reverse=True) or len(self.classes) != len(self.tables):
@@ -52,7 +53,7 @@ class TrellisPerCoordinate(RingCodes):
 
     @property
     def in_integers(self) -> bool:
-        """Whether levels are by arithmetic, which caches lay codes out for."""
+        """True if levels come from arithmetic, which caches lay codes out for."""
         return all(isinstance(table, Companded) for table, _ in self.by_table)
 
     def encode(self, x: Vectors) -> UInt8[Array, "*n bytes"]:
@@ -74,12 +75,12 @@ class TrellisPerCoordinate(RingCodes):
 
     @property
     def widths(self) -> np.ndarray:
-        """The whole numbers of bits that go into the stream, of the coordinates that have bits."""
+        """Whole numbers of bits that go into the stream, of the coordinates that have bits."""
         return np.concatenate([trellis_tables.widths(b, part.stop - part.start) for b, part in self.classes])
 
     @property
     def classes(self) -> list[tuple[float | int, slice]]:
-        """Bits, and the coordinates that have as many."""
+        """Numbers of bits, each with the coordinates that have as many."""
         starts = [(b, self.bits.index(b), self.bits.count(b)) for b in dict.fromkeys(self.bits) if b]
         return [(b, slice(start, start + count)) for b, start, count in starts]
 

@@ -14,8 +14,8 @@ MAX_BITS = 16
 class Uniform(Quantizer):
     """Coordinates as low + step * index. Codes: packed indices, uint8 (*n, bytes).
 
-    The grid belongs to the quantizer, where `Affine` stores one with each group of coordinates. What lies outside goes
-    to the nearest end.
+    The grid belongs to the quantizer, where `Affine` stores one with each group of coordinates. Numbers outside the
+    grid go to its nearest end.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -25,9 +25,9 @@ class Uniform(Quantizer):
     """
 
     low: Float[Array, "..."]
-    """It and the step are numbers, or arrays that broadcast to vectors."""
+    """Lowest level; it and the step are numbers, or arrays that broadcast to vectors."""
     step: Float[Array, "..."]
-    """Where it is 0, so is every index."""
+    """Step of the grid; where it is 0, so is every index."""
     dim: int = static(kw_only=True)
     bits: int = static(kw_only=True)
 
@@ -49,13 +49,15 @@ class Uniform(Quantizer):
 
     @classmethod
     def of(cls, x: Float[Array, "*n d"], bits: int, *, axis: int | None = None) -> "Uniform":
-        """From the least to the greatest number of x, or of each slice along an axis; in the dtype of x."""
+        """Makes the grid from the least to the greatest number of x, or of each slice along an axis, in the dtype of
+        x."""
         low, high = (as_float32(f(x, axis=axis, keepdims=axis is not None)) for f in (jnp.min, jnp.max))
         return cls(low.astype(x.dtype), ((high - low) / (2**bits - 1)).astype(x.dtype), dim=x.shape[-1], bits=bits)
 
     @classmethod
     def symmetric(cls, x: Float[Array, "*n d"], bits: int) -> "Uniform":
-        """From minus to plus the largest magnitude, with 0 on the grid: round-to-nearest as it is usually meant."""
+        """Makes the grid from minus to plus the largest magnitude, with 0 on it: round-to-nearest as it is usually
+        meant."""
         half = max(1, 2 ** (bits - 1) - 1)
         step = jnp.abs(x).max() / half
         return cls(-half * step, step, dim=x.shape[-1], bits=bits)

@@ -1,4 +1,4 @@
-"""Bits for coordinates."""
+"""Allocation of bits to coordinates, and of choices under a budget."""
 
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -14,7 +14,7 @@ def allocate(variances: Float[Array | np.ndarray, "*heads d"], total: int) -> tu
     takes off most.
 
     Args:
-      variances: of the coordinates, descending; for heads that share their bits the geometric mean of theirs counts.
+      variances: variances of the coordinates, descending; of heads that share bits the geometric mean counts.
       total: bits to give away, at most 8 a coordinate.
 
     Returns:
@@ -36,14 +36,15 @@ def allocate(variances: Float[Array | np.ndarray, "*heads d"], total: int) -> tu
 def least_loss(
     costs: Float[np.ndarray, "items choices"], losses: Float[np.ndarray, "items choices"], budget: float | int
 ) -> Int[np.ndarray, "items"]:
-    """Which choice of each item, so that losses add up to little and costs to at most `budget`.
+    """Picks a choice for each item, so that losses add up to little and costs to at most `budget`.
 
-    Each step goes where it takes off most of the loss for its cost, along the convex hull of an item's choices: exact
-    but for what is left of the budget when the next step does not fit (Everett, 1963; Shoham & Gersho, 1988).
+    Each step goes where it takes off most of the loss for its cost, along the convex hull of an item's choices. The
+    result is exact but for what is left of the budget when the next step does not fit (Everett, 1963; Shoham & Gersho,
+    1988).
 
     Args:
       costs: ascending.
-      losses: of the choices.
+      losses: losses of the choices.
       budget: at least the sum of the first costs.
     """
     steps = []

@@ -19,8 +19,8 @@ from rqjax.quantizers.uniform import MAX_BITS, Uniform
 from rqjax.recipes.opq import fit_lopq, fit_opq
 
 Make: TypeAlias = tuple[Any, ...]
-"""A function and its first arguments, hashable; the others are a key, x and a size, centroids or bits, that the memory
-of the quantizer it returns grows with."""
+"""A function and its first arguments, hashable. The others are a key, x and a size, centroids or bits, with which the
+memory of the quantizer grows."""
 
 
 class Stage(NamedTuple):
@@ -28,25 +28,24 @@ class Stage(NamedTuple):
 
     levels: int = 0
     share: float = 1.0
-    """Of what the maps of all stages leave of the budget."""
+    """Share of the budget that the maps of all stages leave."""
     codebook_bits: int | None = None
-    """Of the numbers of a rounded codebook; None keeps words."""
+    """Bits of the numbers of a rounded codebook; None keeps words."""
     width: int = 8
     """Coordinates in a group."""
 
 
 class Setting(NamedTuple):
-    """Stages, each of what those before it left over."""
+    """Stages, each for the residuals of those before it."""
 
     stages: tuple[Stage, ...]
     most_maps: float = 0.75
-    """The share of the budget above which levels of exchange are left out, the last stage's first; 1 keeps all that
-    fit."""
+    """Share of the budget above which levels of exchange are left out, the last stage's first; 1 keeps all that fit."""
 
     @classmethod
     def parse(cls, text: str) -> "Setting":
-        """The setting of a text like "l3w8c10p0.7+w8c10p0.3": stages, each with its levels, width, bits of codebooks
-        and share where they are not those of `Stage`; "@1" at the end sets `most_maps` to 1.
+        """Parses a text like "l3w8c10p0.7+w8c10p0.3". Stages give their levels, width, bits of codebooks and share
+        where they are not those of `Stage`. "@1" at the end sets `most_maps` to 1.
 
         Raises:
           ValueError: the text is none of a setting, or its shares are more than 1 together.
@@ -74,13 +73,13 @@ STAGE = rf"(?:l(\d))?(?:w([1-9]\d*))?(?:c([1-9]\d?))?(?:p({SHARE}))?"
 def fit_under_budget(
     name: str, key: Key, x: Any, ratio: int | float, *, word_bits: int = 32
 ) -> tuple[Quantizer, Codes]:
-    """The most that a method can put into n d w / (8 r) bytes.
+    """Fits the largest quantizer of a method that, with its codes, takes at most n d w / (8 r) bytes.
 
     Args:
       name: one of `BUDGETED`, or the text of a setting (`Setting.parse`).
-      key: of k-means and rotations.
+      key: random key of k-means and rotations.
       x: a matrix.
-      ratio: r, how many times smaller than the matrix in words the quantizer and its codes are.
+      ratio: r, by which the quantizer and its codes are smaller than the matrix in words.
       word_bits: w of a word, 32 or 16. Codebooks, ranges and rotations are stored in floating-point words.
 
     Returns:
@@ -113,7 +112,7 @@ def fit_under_budget(
 
 
 def method(name: str, bits: float) -> Any:
-    """An entry of `BUDGETED`, or the setting of a text; `qet_best` by bits for each element."""
+    """Returns an entry of `BUDGETED`, or the setting of a text; `qet_best` by bits for each element."""
     if name == "qet_best":
         return Setting.parse(min(BEST, key=lambda entry: abs(math.log(entry[0] / bits)))[1])
     return Setting.parse(name) if re.match(r"[lwcp]\d", name) else BUDGETED[name]
@@ -149,7 +148,7 @@ def _fit_stages(
 
 
 def _fill(make: Make, key: Key, x: Float[Array, "n d"], budget: int, most: int) -> tuple[Quantizer, Codes]:
-    """The quantizer of the largest size whose arrays and codes fit, and the codes of x."""
+    """Makes the quantizer of the largest size whose arrays and codes fit, and the codes of x."""
 
     def taken(size: int) -> int:
         return nbytes(jax.eval_shape(functools.partial(_coded, make, size), key, x))
@@ -205,7 +204,8 @@ BUDGETED: Registry = Registry(
         "qet_best": None,
     },
 )
-"""Methods for `fit_under_budget`: settings, or what makes a quantizer of some size and the largest size (None: n)."""
+"""Methods for `fit_under_budget`: settings, or a function that makes a quantizer of some size, with the largest size
+(None: n)."""
 
 BEST = (
     (16, "l1w1c12p0.7+l1w1c12p0.3"),

@@ -11,8 +11,8 @@ from rqjax.core import ELSEWHERE, Key, Quantizer, Registry, as_array, platforms
 
 FITTED = Registry("fitted method", {})
 """Recipes that learn from data: `FITTED[name](key, x, bits)`. One with a parameter `queries` may also be given what
-`Decoder.calibrate` sees of attention: to keys the second moment of their queries, (heads, d, d), to values that and, as
-`keys`, their keys (heads, n, d)."""
+`Decoder.calibrate` sees of attention. For keys that is the second moment of their queries, (heads, d, d). For values it
+is that moment and, as `keys`, their keys (heads, n, d)."""
 ELSEWHERE["learns from data: Decoder.calibrate fits it for caches, rqjax.FITTED to vectors"] = FITTED
 USAGE = """
 Args:
@@ -32,7 +32,7 @@ Example:
   >>> rqjax.{name}(jax.random.key(0), x, bits=2).encode(x[:5]) is not None
   True
 """
-"""What `help` says of every one of them."""
+"""Text that completes the docstring of every one of them."""
 
 
 def fitted(recipe: Callable[..., Quantizer]) -> Callable[..., Quantizer]:

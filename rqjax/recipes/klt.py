@@ -1,4 +1,4 @@
-"""A transform code that takes no training: principal axes, bits by variance, one trellis through all coordinates."""
+"""A transform code without training: principal axes, bits by variance, one trellis through all coordinates."""
 
 import functools
 from typing import Any
@@ -23,11 +23,12 @@ from rqjax.rotations import Dense
 MIXED_COORDINATES = (8, 32)
 """Principal coordinates that a random rotation mixes."""
 WORTH = 0.97
-"""Of the error of `turboquant_trellis`, which decodes faster, that a transform code has to be below."""
+"""Share of the error of `turboquant_trellis`, which decodes faster, below which the error of a transform code has to
+be."""
 HELD_OUT = 1024
-"""Vectors at most that decide, an eighth of all."""
+"""Most held-out vectors, which choose the code; an eighth of all vectors is held out."""
 TRELLIS_GAIN = (1, 0.776, 0.644, 0.573, 0.572, 0.584, 0.649, 0.82, 1.017)
-"""Error of a trellis over that of Lloyd-Max levels, both of so many bits, on Gaussian coordinates."""
+"""Error of a trellis over that of Lloyd-Max levels of as many bits, 0 to 8, on Gaussian coordinates."""
 
 
 @fitted
@@ -38,7 +39,7 @@ def klt_trellis(key: Key, x: Array, bits: float | int) -> Quantizer:
     trellis wants Gaussian ones. Held-out vectors choose among `MIXED_COORDINATES`, all of them, and
     `turboquant_trellis`, which mixes all and subtracts no mean. Bits may be fractional.
 
-    The scale is that of the whole vector, not of what is left of a mean: the error is then orthogonal to the vector,
+    The scale is that of the whole vector, not of its residual from a mean. The error is then orthogonal to the vector,
     and nearly so to a query nearby, so that little of it is in the scores of the nearest neighbors.
     """
     x, unstack = stack_heads(x)
@@ -64,7 +65,7 @@ def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | 
 @operation
 @functools.partial(jax.vmap, in_axes=(0, 0, None))
 def _principal(key: Key, unit: Float[Array, "n d"], block: int) -> tuple[Dense, Array, Array]:
-    """The rotation to mixed principal coordinates, by falling variance; their means and deviations."""
+    """Rotation to mixed principal coordinates, by falling variance, with their means and deviations."""
     matrix = Dense.haar(key, unit.shape[1], block=block)(Dense.klt(unit).matrix.T).T
     y = Dense(matrix)(unit)
     order = jnp.argsort(-y.var(axis=0))
@@ -72,10 +73,10 @@ def _principal(key: Key, unit: Float[Array, "n d"], block: int) -> tuple[Dense, 
 
 
 def _error(code: Any, x: Float[Array, "heads n d"], learned: bool = True) -> float:
-    """What a transform code leaves of vectors, as told by Lloyd-Max levels in the place of the trellis.
+    """Relative error of a transform code, measured with Lloyd-Max levels in the place of the trellis.
 
-    The bits of a trellis are compiled in: to run it would take seconds for each code, and these are different for each
-    layer of a model. With levels that are not learned it is that of `turboquant_trellis`, which subtracts no mean.
+    The bits of a trellis are compiled in. Running it would take seconds for each code, and each layer of a model has
+    other bits. If not `learned`, the error is that of `turboquant_trellis`, which subtracts no mean.
     """
     columns = code.inner.inner
     mean, deviation, bits = columns.mean, columns.deviation, columns.bits

@@ -1,8 +1,8 @@
 """Recipes that learn from data: `FITTED[name](key, x, bits)`.
 
-`x` holds vectors (n, d), or (heads, n, d) to fit a quantizer for each head, all at once, in a `PerHead`. Those here
-store as many bits as `turboquant` does, d b and 16 for a norm. An eighth of the vectors, the last ones, is held out and
-decides when training stops. Product quantizers are in `vector_quantizers`.
+`x` holds vectors (n, d), or (heads, n, d) to fit a quantizer for each head, all at once, in a `PerHead`. Recipes of
+this file store as many bits as `turboquant` does, d b and 16 for a norm. An eighth of the vectors, the last ones, is
+held out and decides when training stops. Product quantizers are in `vector_quantizers`.
 """
 
 import functools
@@ -30,13 +30,13 @@ from rqjax.recipes.fitted import fitted
 from rqjax.rotations import Chain, Hadamard, Permutation, Rotation, Rotor, butterfly
 
 TRAINING_STEPS = 1000
-"""Of training of `rotorquant_allocated`."""
+"""Training steps of `rotorquant_allocated`."""
 
 
 @fitted
 def rotorquant_learned(key: Key, x: Array, bits: int) -> Quantizer:
-    """RotorQuant with learned bivectors, channels dealt out so that loud and quiet share a rotor, learned levels of
-    each coordinate, and the best scale per vector."""
+    """RotorQuant with learned bivectors, learned levels of each coordinate, and the best scale per vector. Channels are
+    dealt out so that loud and quiet ones share a rotor."""
 
     def rotation(key: Key, unit: Array) -> Chain:
         rotor = Rotor.random(key, unit.shape[-1])
@@ -120,14 +120,14 @@ def _decorrelated(x: Float[Array, "n d"], key: Key) -> Chain:
     """Two butterflies on channels sorted by energy, trained for the coding gain of directions."""
     layers = butterfly(None, x.shape[1]).rotations
     start = Chain((Permutation.descending(_energy(norms.direction(x))), *layers, *layers))
-    code = Rotated(start, lloyd_max(x.shape[1], 1))  # whose levels the loss does not see
+    code = Rotated(start, lloyd_max(x.shape[1], 1))  # the loss does not see its levels
     fitted: Any = fit(code, norms.direction(x), key, where=lambda q: q.rotation, loss=CodingGain(), patience=20)[0]
     return fitted.rotation
 
 
 @operation
 def _needs_gain(rotations: Chain, x: Float[Array, "heads n d"]) -> Bool[Array, ""]:
-    """Whether sizes, each coordinate relative to its deviation, spread twice as far as those of Gaussian vectors."""
+    """True if sizes, each coordinate relative to its deviation, spread twice as far as those of Gaussian vectors."""
 
     def spread(rotation: Chain, x: Array) -> Array:
         y = rotation(x)
@@ -157,7 +157,7 @@ def _allocated(
 
 
 def _weights(y: Float[Array, "n d"]) -> Float[Array, "d"]:
-    """Of `Gain`."""
+    """Weights of `Gain`."""
     energy = _energy(y)
     return 1 / (len(energy) * jnp.maximum(energy, 1e-12 * energy.max()))
 
@@ -167,7 +167,7 @@ def _rotation_and_levels(quantizer: Any) -> Any:
 
 
 def _rounded(quantizer: Quantizer) -> Any:
-    """With levels in whole numbers."""
+    """Rounds the levels of a quantizer to whole numbers."""
     is_columns = lambda part: isinstance(part, PerCoordinate)  # noqa: E731
     return jax.tree.map(lambda part: part.rounded() if is_columns(part) else part, quantizer, is_leaf=is_columns)
 

@@ -38,7 +38,7 @@ Example:
   >>> q.decode(q.encode(jax.random.normal(jax.random.key(1), (3, 64)))).shape
   (3, 64)
 """
-"""What `help` says of every recipe."""
+"""Text that completes the docstring of every recipe."""
 
 
 def recipe(make: Recipe) -> Recipe:
@@ -61,7 +61,7 @@ def rtn(key: Key, dim: int, bits: int) -> Quantizer:
 
 @recipe
 def identity(key: Key, dim: int, bits: int) -> Quantizer:
-    """TurboQuant without its rotation: what the rotation is worth."""
+    """TurboQuant without its rotation, to show what the rotation is worth."""
     return Normalized(lloyd_max(dim, bits))
 
 
@@ -173,7 +173,7 @@ def rotor_chain(key: Key, dim: int, bits: int) -> Quantizer:
     """Rotors and one randomized Hadamard round: every coordinate is mixed with every other.
 
     The rotors come first. After the Hadamard round the loud channels of an ordered spectrum would have the same
-    magnitude in all three planes that a rotor mixes, and the error would be 8 % above Haar's.
+    magnitude in all three planes that a rotor mixes. The error would be 8 % above Haar's.
     """
     return Normalized(Rotated(_rotor_chain(key, dim), lloyd_max(dim, bits)))
 
@@ -269,7 +269,8 @@ def affine_rotated_sign(key: Key, dim: int, bits: int) -> Quantizer:
 
 
 def mixed(make: Callable[..., Quantizer], dim: int, bits: float | int) -> Quantizer:
-    """What `make(dim, bits, sphere_dim=)` makes; in two parts where bits are fractional, the first of one bit more."""
+    """Makes a quantizer by `make(dim, bits, sphere_dim=)`; in two parts where bits are fractional, the first of one bit
+    more."""
     low = check_int("bits" if float(bits).is_integer() else "the whole part of bits", int(bits // 1), 1, 8)
     high_dim = round((bits - low) * dim)
     parts = tuple(make(size, b, sphere_dim=dim) for size, b in ((high_dim, low + 1), (dim - high_dim, low)) if size)

@@ -16,8 +16,8 @@ ROUNDS = 50
 
 
 def fit_opq(key: Key, x: Float[Array, "n d"], width: int, k: int) -> Rotated:
-    """Non-parametric OPQ (Ge et al., 2013): by turns the rotation that brings x nearest to what is decoded, and an
-    iteration of k-means. It begins with a uniform rotation.
+    """Fits non-parametric OPQ (Ge et al., 2013), beginning with a uniform rotation. Two steps take turns: the rotation
+    that brings x nearest to the decoded vectors, and an iteration of k-means.
 
     Args and errors: as `Product.fit`.
     """
@@ -38,7 +38,7 @@ def fit_opq(key: Key, x: Float[Array, "n d"], width: int, k: int) -> Rotated:
 
 
 def fit_lopq(key: Key, x: Float[Array, "n d"], width: int, k: int, cells: int = 2) -> PerCell:
-    """LOPQ (Kalantidis & Avrithis, 2014): OPQ of what is left of the nearest of a few centers, for each of them.
+    """Fits LOPQ (Kalantidis & Avrithis, 2014): OPQ of the residuals from the nearest of a few centers, for each center.
 
     Args and errors: as `Product.fit`; `cells` is the number of centers, if there are as many vectors. A cell of fewer
     vectors than others sees each of its vectors several times.

@@ -19,9 +19,9 @@ from rqjax.rotations import Dense
 from rqjax.rotations.hadamard import transform
 
 GROUP = 128
-"""Numbers that share a scale, as in its paper."""
+"""Numbers that share a scale, as in OSCAR's paper."""
 CLIPPED_KEYS, CLIPPED_VALUES = 0.96, 0.92
-"""The share of coordinates whose magnitude is kept, as its servers are started."""
+"""Share of coordinates whose magnitude is kept, as OSCAR's servers are started."""
 
 
 @fitted
@@ -30,11 +30,11 @@ def oscar(key: Key, x: Array, bits: int, queries: Array | None = None, keys: Arr
     coordinates, in groups of 128.
 
     U has principal axes, H is a Hadamard matrix, P the order of reversed bits, which is of no effect in one group. Keys
-    take axes of their queries, if these are given by their second moments, (d, d) or (heads, d, d), and values, if
-    their keys are given too, those of values weighted by the mean squared score of their keys; else the axes are those
-    of x itself. The weights are the raw scores' and not attention's, the diagonal of S^T S for S = Q K^T: so its code
-    computes what its paper writes as V^T S^T S V. All heads have the rotation of their mean, as in its paper. It has 32
-    bits for a scale where 16 are here.
+    take axes of their queries, if these are given by their second moments, (d, d) or (heads, d, d). Values, if their
+    keys are given too, take axes of values weighted by the mean squared score of their keys. Else the axes are those of
+    x itself. The weights are those of raw scores, not of attention: the diagonal of S^T S for S = Q K^T. OSCAR's code
+    computes this for what its paper writes as V^T S^T S V. All heads have the rotation of their mean, as in the paper,
+    which has 32 bits for a scale where 16 are here.
 
     Source: Zhou et al., 2026, arXiv:2605.17757; FutureMLS-Lab/OSCAR, `rotation/compute_kv_rotation.py` (qqt_sst,
     r_h_pbr).
@@ -53,7 +53,7 @@ def oscar(key: Key, x: Array, bits: int, queries: Array | None = None, keys: Arr
 
 
 def _moment(x: Float[Array, "heads n d"], queries: Array | None, keys: Array | None) -> Float[Array, "d d"]:
-    """The second moment whose principal axes are taken, mean over the heads."""
+    """Second moment whose principal axes are taken, mean over the heads."""
     weights = jnp.ones(x.shape[:2])
     if queries is not None:
         queries = jnp.asarray(queries).reshape(len(x), *x.shape[2:] * 2)
@@ -66,6 +66,6 @@ def _moment(x: Float[Array, "heads n d"], queries: Array | None, keys: Array | N
 
 
 def _order(dim: int) -> Int[np.ndarray, "d"]:
-    """Coordinates in the order of their reversed bits, the last ones, of the loudest axis, first."""
+    """Coordinates in the order of their reversed bits; the last ones, which are of the loudest axes, come first."""
     digits = max(1, math.ceil(math.log2(dim)))
     return dim - 1 - np.array(sorted(range(dim), key=lambda i: f"{i:0{digits}b}"[::-1]))

@@ -23,7 +23,7 @@ class Sign:
     """
 
     def __new__(cls, sketch: Rotation, gain: float, *, dtype: str = "bfloat16") -> Normalized:
-        """Of S over sqrt(d), `sketch`, with the norm in `dtype`."""
+        """Makes the quantizer of `sketch`, which is S over sqrt(d), with the norm in `dtype`."""
         levels = jnp.array([-1, 1], jnp.int8)
         return Normalized(Rotated(sketch, Scalar(levels, jnp.float32(gain), dim=sketch.dim)), dtype=dtype)
 
@@ -46,6 +46,6 @@ class Sign:
 
 
 def _sphere_gain(dim: int) -> float:
-    """1 / (d E|u_1|) for u uniform on the sphere: E|u_1| = Gamma(d/2) / (sqrt(pi) Gamma((d+1)/2))."""
+    """Gain 1 / (d E|u_1|) for u uniform on the sphere: E|u_1| = Gamma(d/2) / (sqrt(pi) Gamma((d+1)/2))."""
     log_mean = math.lgamma(dim / 2) - math.lgamma((dim + 1) / 2) - math.log(math.pi) / 2
     return math.exp(-log_mean) / dim

@@ -1,4 +1,4 @@
-"""Strategies of caches by name: which quantizers hold keys and values, and what codes of keys are made of."""
+"""Strategies of caches by name: the quantizers of keys and values, and the form of keys."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ from rqjax.recipes.sketches import Sign
 from rqjax.rotations import Hadamard
 
 KIVI_GROUP = 32
-"""Numbers that share a scale, as in its paper."""
+"""Numbers that share a scale, as in KIVI's paper."""
 KVARN_TILE = 128
-"""Tokens that share scales of channels, as in its paper."""
+"""Tokens that share scales of channels, as in KVarN's paper."""
 
 
 def _v2_rotated_qjl(key: Key, dim: int, sketch: Callable[[Key, int], Quantizer]) -> Strategy:
-    """QJL corrects scores; the values do without."""
+    """V2 with QJL, which corrects scores; the values do without."""
     first, second = random.split(key)
     values = methods.affine_rotated(first, dim, 3)
     return Strategy(Residual(values, sketch(second, dim)), values)
@@ -38,13 +38,14 @@ def _v3(key: Key, dim: int, bits: float | int) -> Strategy:
 
 
 def _kivi(dim: int, bits: int) -> Strategy:
-    """Groups of 32: of a key's channel along time, of a value's channels."""
+    """KIVI: groups of 32 numbers, of a key's channel along time, of a value's channels."""
     keys = PerChannel(MinMax(KIVI_GROUP, bits, group_size=KIVI_GROUP, dtype="float16"), dim=dim)
     return Strategy(keys, MinMax(dim, bits, group_size=KIVI_GROUP, dtype="float16"))
 
 
 def _kvarn(dim: int, bits: int) -> Strategy:
-    """After a Hadamard rotation without signs: a grid for each channel in a tile of keys, for each token of values."""
+    """KVarN: after a Hadamard rotation without signs, a grid for each channel in a tile of keys, for each token of
+    values."""
     rotation = Hadamard(jnp.ones(dim, jnp.int8))
     keys = PerChannel(MinMax(KVARN_TILE, bits, group_size=KVARN_TILE, dtype="float16"), dim=dim)
     values = MinMax(dim, bits, group_size=dim, dtype="float16")
@@ -72,11 +73,11 @@ STRATEGIES: dict[str, Callable[[Key, int], Strategy]] = {
     "v2_rotated_qjl_orthogonal": lambda key, dim: _v2_rotated_qjl(key, dim, Sign.orthogonal),
     **{f"v3_{b:g}": (lambda key, dim, b=b: _v3(key, dim, b)) for b in (2, 2.5, 2.75, 3, 3.25, 3.5, 4)},
 }
-"""No quantization; number formats (`Formats`); KIVI (Liu et al., 2024, arXiv:2402.02750); KVarN (Muller et al., 2026,
-arXiv:2606.03458), whose k4v2_g128 is `kvarn_4/kvarn_2` and whose sinks and tail are the cache's; whole numbers of 4
-bits after a Hadamard rotation, one grid a token (SAW-INT4, arXiv:2604.19157); TurboQuant MLX's strategies by their
-names there (V2: affine groups of 64; V3: Lloyd-Max), and QJL with an orthogonal sketch in the place of the Gaussian
-one."""
+"""Strategies by name: no quantization; number formats (`Formats`); KIVI (Liu et al., 2024, arXiv:2402.02750); KVarN
+(Muller et al., 2026, arXiv:2606.03458); whole numbers of 4 bits after a Hadamard rotation, one grid a token (SAW-INT4,
+arXiv:2604.19157); TurboQuant MLX's strategies by their names there (V2: affine groups of 64; V3: Lloyd-Max), and QJL
+with an orthogonal sketch in the place of the Gaussian one. KVarN's k4v2_g128 is `kvarn_4/kvarn_2`; its sinks and tail
+are the cache's."""
 
 ELSEWHERE["is a strategy of caches: rqjax.strategy"] = STRATEGIES
 
@@ -88,19 +89,20 @@ FORMS: dict[frozenset[str], KeyForm] = {
     frozenset({"pre_rope"}): BeforeRope(),
     frozenset({"centered", "pre_rope"}): BeforeRope(learned=True),
 }
-"""Key forms by what stands behind a name, each after a "+"."""
+"""Key forms by the options of a name, each behind a "+" there."""
 
 
 def strategy(name: str, key: Key, dim: int, *, latent: int | None = None) -> Strategy:
-    """The strategy of a name, for heads of `dim` dimensions.
+    """Makes the strategy of a name, for heads of `dim` dimensions.
 
     A name is one of `STRATEGIES`, or an entry of `METHODS`, with `_<bits>` behind it for other than 4 bits
-    ("rotorquant_3"). "a/b" takes the keys of a and the values of b. Behind it, "+centered" subtracts the mean key; for
-    layers with rotary positions, whose caches then take keys before they turn, "+turned" subtracts their mean, turned
-    to each position, and "+pre_rope" encodes them so; "+centered+pre_rope" without their mean.
+    ("rotorquant_3"). "a/b" takes the keys of a and the values of b. Options follow: "+centered" subtracts the mean key.
+    For layers with rotary positions, whose caches then take keys before their rotation, there are more. "+turned"
+    subtracts the mean of these keys, rotated to each position. "+pre_rope" encodes these keys, and "+centered+pre_rope"
+    encodes them without their mean.
 
     Args:
-      name: of the strategy.
+      name: name of the strategy.
       key: random key.
       dim: dimensions of a key.
       latent: how many of them, the last, are a latent that is the value, too (multi-head latent attention). It is in
@@ -128,7 +130,8 @@ def strategy(name: str, key: Key, dim: int, *, latent: int | None = None) -> Str
 def for_layers(
     names: str | Sequence[str | Strategy], key: Key, layers: int, dim: int, latent: int | None = None
 ) -> list[Strategy]:
-    """A strategy for each layer of a model: of a name, each with a random rotation of its own, or as they are given.
+    """Makes a strategy for each layer of a model: from a name, each with a random rotation of its own, or as they are
+    given.
 
     Raises:
       ValueError: there are not as many as layers.
@@ -141,7 +144,7 @@ def for_layers(
 
 
 def parsed(name: str) -> tuple[list[str], KeyForm]:
-    """The names of keys and values, one if it is the same, and the form of keys."""
+    """Parses a name into the names of keys and values, one if it is the same, and the form of keys."""
     base, *options = name.split("+")
     known = sorted(frozenset.union(*FORMS))
     for option in options:
@@ -157,7 +160,7 @@ def parsed(name: str) -> tuple[list[str], KeyForm]:
 
 
 def checked(name: str) -> tuple[list[str], KeyForm]:
-    """As `parsed`, of a strategy whose recipes may learn.
+    """Parses a name as `parsed` does, of a strategy whose recipes may learn.
 
     Raises:
       UnknownName: there is no such strategy or recipe; the nearest names are given.
@@ -171,7 +174,7 @@ def checked(name: str) -> tuple[list[str], KeyForm]:
 
 
 def named(name: str, key: Key, dim: int) -> Strategy:
-    """The strategy of a name without options."""
+    """Makes the strategy of a name without options."""
     if name in STRATEGIES:
         return STRATEGIES[name](key, dim)
     method, bits = with_bits(name)
@@ -181,7 +184,8 @@ def named(name: str, key: Key, dim: int) -> Strategy:
 
 
 def with_bits(name: str) -> tuple[str, float | int]:
-    """The recipe and the bits of a name like "eden_3" or "eden", which has 4; no recipe if it is of another form."""
+    """Splits a name like "eden_3" into the recipe and its bits; "eden" has 4. The recipe is "" if the name is of
+    another form."""
     match = re.fullmatch(r"(\w+?)(?:_(\d+(?:\.\d+)?))?", name)
     if match is None:
         return "", 4

@@ -18,9 +18,9 @@ from rqjax.recipes.fitted import fitted
 from rqjax.recipes.opq import fit_lopq, fit_opq
 
 INDEX_BITS = 8
-"""Of a group of coordinates at most."""
+"""Most bits of the index of a group of coordinates."""
 EXCHANGE_LEVELS = 2
-"""Of exchange in `qet`: their maps cost a bit for each coordinate."""
+"""Levels of exchange in `qet`: their maps cost a bit for each coordinate."""
 
 
 @fitted
@@ -43,8 +43,8 @@ def lopq(key: Key, x: Array, bits: int) -> Quantizer:
 
 @fitted
 def qet(key: Key, x: Array, bits: int) -> Quantizer:
-    """Element exchange, a product quantizer, and above 2 bits another one for the residual (QET): a bit for maps, the
-    rest in halves, the larger one first. One bit is `pq`'s."""
+    """Element exchange, a product quantizer, and above 2 bits another one for the residual (QET). Maps take a bit; the
+    quantizers share the rest in halves, the larger one first. One bit is `pq`'s."""
 
     def one(key: Key, x: Array) -> Quantizer:
         first, second = random.split(key)

@@ -45,7 +45,7 @@ class StridedRotor:
         return assembled(self._apply(y, rotation_matrices(-self.bivectors), planar_matrices(-self.tail)))
 
     def _apply(self, x: Array, matrices: Float[Array, "3 3 g"], planar: Float[Array, "2 2 t"]) -> Array:
-        """A sum of shifted vectors, each times the coefficients of its coordinates."""
+        """Sums shifted vectors, each times the coefficients of its coordinates."""
         wide = jnp.pad(as_float32(x), [(0, 0)] * (x.ndim - 1) + [(2 * self.stride,) * 2])
         parts = [
             row * wide[..., 2 * self.stride + shift : 2 * self.stride + shift + self.dim]
@@ -54,7 +54,8 @@ class StridedRotor:
         return functools.reduce(operator.add, parts)
 
     def times(self, matrix: Float[Array, "d m"]) -> Float[Array, "d m"]:
-        """R times a matrix, group by group: five times as fast as a product of matrices where it has a gradient."""
+        """Multiplies R with a matrix, group by group: five times as fast as a product of matrices where it has a
+        gradient."""
         order, triples, pairs = _order(self.stride, self.dim)
         rows: Any = _reordered(matrix, order)
         parts = jnp.split(rows, [3 * triples, 3 * triples + 2 * pairs])
@@ -67,7 +68,7 @@ class StridedRotor:
         return _reordered(jnp.concatenate(parts), tuple(np.argsort(order).tolist()))
 
     def _diagonals(self, matrices: Array, planar: Array) -> list[tuple[int, Float[Array, "d"]]]:
-        """Shifts, and what multiplies x[p + shift] in the output p."""
+        """Shifts, and the coefficients of x[p + shift] in the output p."""
         numbers = jnp.concatenate([jnp.array([0.0, 1.0]), matrices.ravel(), planar.ravel()])
         places = _places(self.stride, self.dim)
         return [((k - 2) * self.stride, numbers[row]) for k, row in enumerate(places) if row.any()]
@@ -115,7 +116,7 @@ def _groups(stride: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def _order(stride: int, dim: int) -> tuple[tuple[int, ...], int, int]:
-    """The coordinates, those of whole groups first, then of groups of two and the others; how many groups there are."""
+    """Coordinates, those of whole groups first, then of groups of two and the others; how many groups there are."""
     triples, pairs = _groups(stride, dim)
     used = np.concatenate([triples.ravel(), pairs.ravel()])
     return (*used.tolist(), *np.setdiff1d(np.arange(dim), used).tolist()), len(triples), len(pairs)
@@ -135,7 +136,8 @@ _reordered.defvjp(
 
 @functools.cache
 def _places(stride: int, dim: int) -> np.ndarray:
-    """(5, dim): in row k, where in (0, 1, matrices, planar) the number is that multiplies x[p + (k - 2) stride]."""
+    """Places (5, dim) in the numbers (0, 1, matrices, planar): row k has those of the coefficients of x[p + (k - 2)
+    stride]."""
     places, at = np.zeros((5, dim), int), 2
     places[2] = 1
     for groups in _groups(stride, dim):

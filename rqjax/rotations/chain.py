@@ -11,7 +11,7 @@ from rqjax.rotations.protocol import Rotation
 
 @pytree
 class Chain:
-    """The first rotation acts first."""
+    """Rotations one after the other; the first one acts first."""
 
     rotations: tuple[Rotation, ...]
 
@@ -71,15 +71,15 @@ class Permutation:
 
     @classmethod
     def descending(cls, energy: Float[Array, "d"]) -> "Permutation":
-        """The channels by their energy, the loudest first."""
+        """Sorts channels by their energy, the loudest first."""
         return cls(jnp.argsort(-energy))
 
     @classmethod
     def balanced(cls, energy: Float[Array, "d"], groups: Int[np.ndarray, "g k"]) -> "Permutation":
-        """Loud channels share a group with quiet ones.
+        """Deals channels out so that loud ones share a group with quiet ones.
 
         The channels are dealt out by their energy: the loudest one to each group, the next ones in the opposite order,
-        and so on; the quietest go to the coordinates that no group has.
+        and so on. The quietest go to the coordinates that no group has.
 
         Args:
           energy: mean square of each channel.

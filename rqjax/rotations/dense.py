@@ -36,7 +36,7 @@ class Dense:
     def haar(cls, key: Key, dim: int, *, block: int | None = None) -> "Dense":
         """Uniform on O(d): QR of a Gaussian matrix, signs fixed so that R has a positive diagonal (Mezzadri, 2007).
 
-        Uniform on O(block), for each `block` coordinates next to each other, if that is given.
+        If `block` is given, each `block` adjacent coordinates have a rotation of their own, uniform on O(block).
         """
         matrix, place = random.normal(key, (dim, dim)), jnp.arange(dim) // (block or dim)
         return cls(_orthonormal(jnp.where(place[:, None] == place, matrix, 0)))
@@ -51,7 +51,7 @@ class Dense:
     @classmethod
     @platforms.made_on_host
     def principal(cls, moment: Float[Array, "d d"]) -> "Dense":
-        """As `klt`, of the second moment of vectors."""
+        """Principal axes of a second moment, as `klt` takes them of vectors."""
         return cls(_axes(moment).T[::-1])
 
     @classmethod
@@ -71,8 +71,8 @@ def _orthonormal(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
 
 
 def _gram_schmidt(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
-    """The same of a regular matrix, in plain operations: each column minus its part along those before, twice, as once
-    leaves too much of it."""
+    """Orthonormalizes a regular matrix in plain operations: each column minus its part along those before. It does so
+    twice, as once leaves too much of it."""
 
     def column(j: Array, q: Float[Array, "d d"]) -> Float[Array, "d d"]:
         v = lax.dynamic_slice_in_dim(q, j, 1, axis=1)

@@ -21,7 +21,7 @@ class Hadamard:
     """
 
     signs: Int8[Array, "d"]
-    """Whole numbers, so that no training takes them for parameters."""
+    """Random signs, in whole numbers, so that no training takes them for parameters."""
 
     blocked = True
 
@@ -31,8 +31,9 @@ class Hadamard:
 
     @property
     def cost(self) -> int:
-        """The fast transform's: d log2 of its power of two, plus d times its odd factor if that is not 1. A GPU kernel
-        does that many; on a CPU lanes go through a small matrix product, which does more and is faster."""
+        """Multiply-adds of the fast transform: d log2 of its power of two, plus d times its odd factor if that is not
+        1. A GPU kernel does that many; on a CPU lanes go through a small matrix product, which does more and is
+        faster."""
         power = self.dim & -self.dim
         odd = self.dim // power
         return self.dim * (power.bit_length() - 1 + (odd if odd > 1 else 0))
@@ -50,7 +51,8 @@ class Hadamard:
 
 
 def transform(x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
-    """H x along the last axis: a matrix product inside each of up to 8 planes, then butterflies between the planes."""
+    """Computes H x along the last axis: a matrix product inside each of up to 8 planes, then butterflies between the
+    planes."""
     dim = x.shape[-1]
     count = next((c for c in (8, 4, 2) if dim % c == 0 and dim // c >= 32), 1)  # smaller products run no faster
     lanes = dim // count

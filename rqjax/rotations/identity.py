@@ -1,4 +1,4 @@
-"""No rotation: the row that every table needs."""
+"""The identity as a rotation: the row that every table needs."""
 
 from jaxtyping import Array, Float, Shaped
 

@@ -24,7 +24,7 @@ class MultivectorRotor:
 
     @property
     def wide_dim(self) -> int:
-        """The dimension of what comes out."""
+        """Dimension of the output."""
         return 8 * self.bivectors.shape[-2]
 
     @property

@@ -1,4 +1,4 @@
-"""What the rotations have in common."""
+"""The protocol of rotations."""
 
 from typing import Protocol, runtime_checkable
 
@@ -23,7 +23,7 @@ class Rotation(Protocol):
 
     @property
     def blocked(self) -> bool:
-        """Whether a CPU takes long to rotate many vectors at once, whose temporaries leave its cache: quantizers then
+        """True if a CPU takes long to rotate many vectors at once, whose temporaries leave its cache. Quantizers then
         rotate and encode a block of them at a time."""
         ...
 
@@ -37,6 +37,6 @@ class Rotation(Protocol):
 
 
 def orthogonality_error(rotation: Rotation) -> Float[Array, ""]:
-    """The Frobenius norm of R^T R - I, where the columns of R are what becomes of the axes in float32."""
+    """Frobenius norm of R^T R - I, where the columns of R are the rotated axes in float32."""
     rows = rotation(jnp.eye(rotation.dim))
     return jnp.linalg.norm(jnp.matmul(rows, rows.T, precision=lax.Precision.HIGHEST) - jnp.eye(rotation.dim))

@@ -12,7 +12,8 @@ from rqjax.rotations.rotor import Rotor
 class Quaternion:
     """x_g -> p_g x_g conj(q_g) for each group of four coordinates read as a quaternion; (p, q) covers SO(4).
 
-    With Q = d // 4 the groups are {j, Q + j, 2Q + j, 3Q + j}. What is left over (up to three coordinates) has a rotor.
+    With Q = d // 4 the groups are {j, Q + j, 2Q + j, 3Q + j}. A rotor acts on up to three coordinates that are left
+    over.
     """
 
     left: Float[Array, "g 4"]

@@ -30,23 +30,23 @@ KINDS = {
 UNNAMED = {"none", "yarn_untruncated"}
 """Kinds that no `rope_type` names."""
 BY_LENGTH = ["dynamic"]
-"""Scalings that turn keys anew as a text grows, which keys in a cache cannot be."""
+"""Scalings that rotate keys anew as a text grows, which is impossible for keys in a cache."""
 DEFAULTS: dict[str, float | None] = {"beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": None}
-"""Of fields that may be missing."""
+"""Defaults of fields that may be missing."""
 
 
 Vectors: TypeAlias = Shaped[Array | np.ndarray, "*n d"]
 Positions: TypeAlias = Int[Array | np.ndarray, "*#n"]
 SPAN = 128
-"""Positions that one table of cosines serves, turned by where they begin."""
+"""Positions of one table of cosines, which is rotated by where a span of them begins."""
 TERMS = 9
-"""Of what is slow: the error is below 1e-8."""
+"""Polynomials for planes that turn slowly: the error is below 1e-8."""
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Of the first r coordinates, i and i + r/2 turn by position * theta^(-2i/r) times a scaling.
+    """Rotary positions: of the first r coordinates, i and i + r/2 turn by position * theta^(-2i/r) times a scaling.
 
     Example:
       >>> import jax.numpy as jnp, rqjax
@@ -60,9 +60,10 @@ class Rope:
     theta: float | int
     kind: str = "default"
     factors: tuple[float, ...] = ()
-    """Values of the fields in `KINDS`; of "longrope" a divisor for each plane and a factor of what turns."""
+    """Values of the fields in `KINDS`; of "longrope" a divisor for each plane and a factor of the coordinates that
+    turn."""
     share: float = 1.0
-    """Of the coordinates that turn, r / d (`partial_rotary_factor`)."""
+    """Share of the coordinates that turn, r / d (`partial_rotary_factor`)."""
 
     def __post_init__(self):
         if not self.theta > 0:
@@ -76,10 +77,11 @@ class Rope:
     def parse(
         cls, theta: float | int, scaling: Mapping[str, Any] | None, share: float | int = 1.0, *, long: bool = True
     ) -> "Rope":
-        """From `rope_theta`, `rope_scaling` and `partial_rotary_factor` of a Hugging Face config.
+        """Makes a rope from `rope_theta`, `rope_scaling` and `partial_rotary_factor` of a Hugging Face config.
 
-        LongRoPE (Ding et al., 2024, arXiv:2402.13753) turns texts that are `long`, beyond the original length, by other
-        frequencies than short ones. Keys in a cache do not turn again, so one of the two has to be chosen beforehand.
+        LongRoPE (Ding et al., 2024, arXiv:2402.13753) has other frequencies for texts that are `long`, beyond the
+        original length, than for short ones. Keys in a cache do not turn again, so one of the two has to be chosen
+        beforehand.
 
         Raises:
           ValueError: an unknown scaling, or one of its fields is missing.
@@ -114,7 +116,7 @@ class Rope:
         return cls(theta, kind, tuple(check_positive(name, fields[name]) for name in KINDS[kind]), share)
 
     def turning(self, dim: int) -> int:
-        """How many of `dim` coordinates turn.
+        """Counts how many of `dim` coordinates turn.
 
         Raises:
           ValueError: no even number of them, or none.
@@ -154,15 +156,15 @@ class Rope:
 
     @property
     def length(self) -> float:
-        """What the coordinates that turn are multiplied by."""
+        """Factor of the coordinates that turn."""
         return self.factors[-1] if "attention_factor" in KINDS[self.kind] else 1.0
 
     def __call__(self, x: Vectors, positions: Positions) -> Shaped[Array, "*n d"]:
-        """Turns vectors by their positions; computed in float32, in the dtype of x."""
+        """Rotates vectors to their positions; computed in float32, in the dtype of x."""
         return self._turned(x, positions, 1, self.length)
 
     def inverse(self, x: Vectors, positions: Positions) -> Shaped[Array, "*n d"]:
-        """Turns vectors back."""
+        """Rotates vectors back from their positions."""
         return self._turned(x, positions, -1, 1 / self.length)
 
     def _turned(self, x: Vectors, positions: Positions, sign: int, length: float) -> Array:
@@ -182,10 +184,10 @@ class Rope:
     def inner(
         self, y: Float[Array, "*n r d"], x: Float[Array, "*n d"], first: Int[Array, ""] | int, count: int
     ) -> Float[Array, "*n r t"]:
-        """Inner products of vectors y with one x that turns by the positions from `first` on, `count` of them.
+        """Inner products of vectors y with one x that turns by each of `count` positions from `first` on.
 
-        No cosine is computed for each position: y and x make one vector of 2 numbers a plane, which turns by where a
-        span of positions begins; its product with a table of `SPAN` positions, the same for all, is what is asked for.
+        No cosine is computed for each position. y and x make one vector of 2 numbers a plane, which turns by where a
+        span of positions begins. Its product with a table of `SPAN` positions, the same for all spans, is the result.
         Planes that turn by no more than 2 radians in a span are `TERMS` polynomials together.
 
         Args:
@@ -209,7 +211,8 @@ class Rope:
         return found + sum((y * x).sum(-1, keepdims=True) for y, x in zip(y_rest, rest, strict=True))
 
     def turned_rows(self, x: Float[Array, "*n d t"], first: Int[Array, ""] | int) -> Float[Array, "*n d t"]:
-        """Vectors that lie with the positions last, turned by those from `first` on; t is a multiple of `SPAN`."""
+        """Rotates vectors, with the positions as their last axis, by those from `first` on; t is a multiple of
+        `SPAN`."""
         dim, count = x.shape[-2:]
         table = np.split(self._table(dim)[:, None], 2)
         begin = [materialized(x).T[:, :, None] for x in self._begins(dim, first, count)]
@@ -232,8 +235,8 @@ class Rope:
         return np.concatenate([np.cos(angles), np.sin(angles)]).astype(np.float32)
 
     def _spans(self, dim: int) -> tuple[Float[np.ndarray, "rows span"], Float[np.ndarray, "slow terms"]]:
-        """Cosines, then sines of the fast planes, then Chebyshev polynomials; the coefficients of those of the slow
-        planes."""
+        """Rows of the fast planes' cosines and sines, then of Chebyshev polynomials; and the coefficients of these for
+        the slow planes."""
         table, frequencies = np.split(self._table(dim).astype(np.float64), 2), self.frequencies(dim)
         fast = int(np.sum(frequencies * SPAN > 2))  # they fall
         places = np.linspace(-1, 1, SPAN)
@@ -248,7 +251,7 @@ exportable(Rope, dataclasses.astuple, lambda fields: Rope(*fields))
 
 
 def yarn_length(factor: float | int, mscale: float | int) -> float | int:
-    """By what YaRN has queries and keys longer in a text that is longer by a factor."""
+    """Factor by which YaRN has queries and keys longer in a text that is longer by `factor`."""
     return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1
 
 

@@ -19,9 +19,9 @@ class Rotor:
     the plane of B. In matrix form R x R~ = exp(K) x with K = [[0, b12, b13], [-b12, 0, b23], [-b13, -b23, 0]].
     If two coordinates are left over, a planar rotor acts on them; one is left as it is.
 
-    With L = d // 8 lanes, the groups are {j, L + j, 2L + j} and, counted from the end, {d - 3L + j, d - 2L + j,
-    d - L + j} for j < L, and consecutive triples in the band between. So a rotation is nine multiply-adds on whole
-    slices, five in the band, and needs no copy. `groups` lists them.
+    With L = d // 8 lanes, the low groups are {j, L + j, 2L + j} for j < L. The high ones are counted from the end:
+    {d - 3L + j, d - 2L + j, d - L + j}. Those of the band between are consecutive triples. So a rotation is nine
+    multiply-adds on whole slices, five in the band, and needs no copy. `groups` lists them.
     """
 
     bivectors: Float[Array, "g 3"]
@@ -73,8 +73,8 @@ class Rotor:
 
     @property
     def coefficients(self) -> Float[Array, "28 lanes"]:
-        """What multiplies coordinates, lane by lane, where 8 divides d: nine of the low planes, nine of the high ones,
-        five of the band's first half and five of its second."""
+        """Coefficients of coordinates, lane by lane, where 8 divides d: nine of the low planes, nine of the high ones,
+        and five of each half of the band."""
         lanes, matrices = self.dim // 8, rotation_matrices(self.bivectors)
         blocks = matrices[..., : 2 * lanes].reshape(9, 2, lanes).swapaxes(0, 1).reshape(18, lanes)
         band = _band(matrices[..., 2 * lanes :], planar_matrices(self.tail), 2 * lanes)

@@ -14,28 +14,30 @@ from rqjax.core import operation, platforms
 from rqjax.core.products import ALL_IN_FLOATS
 
 BASE = 128
-"""Of the int8 limbs: the highest is from -127 to 127, the others are from 0 to 127."""
+"""Base of the int8 limbs: the highest is from -127 to 127, the others are from 0 to 127."""
 QUERY_LIMBS, WEIGHT_LIMBS = 2, 3
-"""15 bits of a query's largest coordinate; 22 bits of the largest weight, so that a long flat tail of small weights
-beside a large one is kept. A third limb of the queries would take 10 to 15 % more time for an error that is a twentieth
-of the codes' own at most: 2e-5 of the norms of query and key, one coordinate 1,000 times as large as the others."""
+"""Numbers of limbs of queries and of weights. They keep 15 bits of a query's largest coordinate, and 22 bits of the
+largest weight. A long flat tail of small weights beside a large one is thus kept. A third limb of the queries would
+take 10 to 15 % more time. The error without it is a twentieth of the codes' own at most. It is 2e-5 of the norms of
+query and key, with one coordinate 1,000 times as large as the others."""
 MANY_ROWS = 64
-"""From so many queries on a CPU multiplies levels faster as float32 than by limbs: a product of 1000 takes 0.4 of the
-time, of 128 0.6, of 24 1.4 times it."""
+"""Number of queries from which on a CPU multiplies levels faster as float32 than by limbs. With 1000 queries a product
+takes 0.4 of the time, with 128 queries 0.6, with 24 queries 1.4 times it."""
 TOKENS = (2**31 - 1) // (128 * (BASE - 1))
-"""Over which a sum of levels times limbs stays within int32: no level is beyond 128."""
+"""Tokens over which a sum of levels times limbs stays within int32: no level is beyond 128."""
 
 Limbs: TypeAlias = tuple[Int8[Array, "b h limbs d"], Float[Array, "b h r 1"]] | Float[Array, "b h r d"]
 """Queries as limbs and the unit of the last one; as they are where `in_floats`."""
 
 
 def in_floats(rows: int) -> bool:
-    """Whether products of so many queries are of floats: Apple's devices multiply no integers."""
+    """Returns whether products of so many queries are of floats: Apple's devices multiply no integers."""
     return ALL_IN_FLOATS.get() or platforms.on_apple() or (platforms.on_cpu() and rows >= MANY_ROWS)
 
 
 def limbs(x: Float[Array, "b h r d"], count: int) -> tuple[Int8[Array, "b h limbs d"], Float[Array, "b h r 1"]]:
-    """x as `count` int8 limbs, the highest first, stacked along the rows; and the unit of the last one."""
+    """Splits x into `count` int8 limbs, the highest first, stacked along the rows; also returns the unit of the last
+    one."""
     unit = jnp.abs(x).max(-1, keepdims=True) / ((BASE - 1) * float(BASE) ** (count - 1))
     whole = jnp.round(x / jnp.where(unit > 0, unit, 1)).astype(jnp.int32)
     bits = BASE.bit_length() - 1
@@ -76,7 +78,7 @@ def sums(w: Float[Array, "b h r t"], levels: Int8[Array, "b h d t"]) -> Float[Ar
 
 @operation
 def float_products(y: Float[Array, "b h r n"], levels: Int8[Array, "b h m n"]) -> Float[Array, "b h r m"]:
-    """Inner products with levels, in float32; of queries in bfloat16, which holds levels too, with sums in float32."""
+    """Inner products with levels, in float32. Queries in bfloat16, which holds levels too, have sums in float32."""
     return _float_einsum("bhrn,bhmn->bhrm", y, levels)
 
 
@@ -88,6 +90,6 @@ def _float_einsum(subscripts: str, y: Float[Array, "b h r n"], levels: Int8[Arra
 
 
 def _joined(found: Int32[Array, "b h limbs n"], unit: Float[Array, "b h r 1"], count: int) -> Float[Array, "b h r n"]:
-    """Exact products with limbs as products with what the limbs stand for."""
+    """Joins exact products with limbs to products with the numbers that the limbs stand for."""
     parts = [part.astype(jnp.float32) for part in jnp.split(found, count, axis=2)]
     return functools.reduce(lambda high, low: high * BASE + low, parts) * unit

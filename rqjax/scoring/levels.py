@@ -18,19 +18,19 @@ class Levels(Quantizer):
     """A quantizer with an index of each coordinate, of at most 8 bits, whose levels are whole numbers times a step."""
 
     bits: Any
-    """Of an index."""
+    """Bits of an index."""
 
     def indices(self, codes: Codes) -> Integer[Array, "*n d"]:
-        """The level of each coordinate, of codes as `encode` returns them."""
+        """Index of the level of each coordinate, from codes as `encode` returns them."""
         raise NotImplementedError
 
     def whole(self, indices: Integer[Array, "..."]) -> Int8[Array, "..."]:
-        """The whole numbers of levels."""
+        """Whole numbers of the levels of indices."""
         raise NotImplementedError
 
     @property
     def factor(self) -> Any:
-        """By which whole numbers are multiplied."""
+        """Factor of the whole numbers."""
         return 1.0
 
     @property
@@ -78,7 +78,7 @@ class Levels(Quantizer):
 
 class GroupedLevels(Levels):
     """`Levels` of groups of consecutive coordinates, scale * level + bias. Codes: (indices, an array (*n, groups) of
-    each number that scales and biases are made of); of a tile these are (b, h, groups, t)."""
+    each number that scales and biases are made of). In a tile these arrays are (b, h, groups, t)."""
 
     @property
     def groups(self) -> int:
@@ -105,7 +105,7 @@ class GroupedLevels(Levels):
 
     def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
         scale, bias = self._scale_and_bias(codes)
-        if bias is not None:  # a bias that is not finite spoils the sums that it counts in by its scale
+        if bias is not None:  # a bias that is not finite spoils sums by its scale, if its weight is not 0
             scale, bias = (jnp.where(jnp.isfinite(bias), x, other) for x, other in ((scale, jnp.nan), (bias, 0)))
         groups = times(w[:, :, None], scale)
         found = integers.sums(_flat(groups), self.value_levels(self._of_products(codes)))
@@ -116,7 +116,7 @@ class GroupedLevels(Levels):
         return (found * self._members).sum(2)
 
     def _of_products(self, codes: Codes) -> Codes:
-        """What holds the indices: the tile, or all as `indices` takes it."""
+        """Codes that hold the indices: the tile, or all as `indices` takes it."""
         return codes[0] if isinstance(codes[0], KeyTile | ValueTile) else codes
 
     def _scale_and_bias(self, codes: Codes) -> tuple[Float[Array, "b h g 1 t"], Float[Array, "b h g 1 t"] | None]:
@@ -126,7 +126,8 @@ class GroupedLevels(Levels):
 
     @property
     def _members(self) -> Float[Array, "groups 1 d"]:
-        """1 where a coordinate belongs to a group. Groups are rows of one product: rows are cheap, slices are not."""
+        """Matrix of 1 where a coordinate belongs to a group. Groups are rows of one product: rows are cheap, slices are
+        not."""
         return jnp.repeat(jnp.eye(self.groups), self.dim // self.groups, axis=1)[:, None]
 
 

@@ -1,7 +1,7 @@
 """Quantizers whose codes a cache holds as streams of bits: trellises, lattices, levels of one coordinate each.
 
-Coordinates come in parts whose levels are made alike. What is a coordinate's own, its scale, is multiplied into queries
-and sums; all parts share the limbs of queries and of weights.
+Coordinates come in parts whose levels are made alike. A coordinate's own scale is multiplied into queries and sums; all
+parts share the limbs of queries and of weights.
 """
 
 import itertools
@@ -26,18 +26,18 @@ class Part(NamedTuple):
 
     coordinates: slice | np.ndarray
     ends: np.ndarray
-    """Where in the stream the codes end that levels are made of."""
+    """Ends in the stream of the codes that levels are made of."""
     factors: Float[Array | np.ndarray, "n"]
     levels: Callable[[UInt8[Array, "b h codes t"]], Shaped[Array, "b h n t"]]
-    """Of the windows of the codes: in int8, or if they are `fine` in int16."""
+    """Makes levels of the windows of the codes: in int8, or if they are `fine` in int16."""
     fine: bool
     bits: int | None = None
-    """Of an index, the highest of a window, where each coordinate has levels of its own; None: all share those of the
-    states."""
+    """Bits of an index, the highest of a window, where each coordinate has levels of its own; None if all share those
+    of the states."""
 
     @property
     def units(self) -> list[Float[Array | np.ndarray, "n"]]:
-        """What its limbs are multiples of, the high ones first."""
+        """Units of the limbs, those of the high ones first."""
         return [256 * self.factors, self.factors] if self.fine else [self.factors]
 
     def limbs(self, windows: UInt8[Array, "b h codes t"]) -> list[Int8[Array, "b h n t"]]:
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
     @property
     def tables(self) -> list[Int8[Array, "n levels"]]:
-        """For each unit the levels of every index, of each coordinate or, n = 1, of all."""
+        """Tables for each unit: the levels of every index, of each coordinate or, n = 1, of all."""
         bits = streams.WINDOW if self.bits is None else self.bits
         windows = jnp.arange(2**bits, dtype=jnp.uint8) << (streams.WINDOW - bits)
         rows = 1 if self.bits is None else len(self.ends)
@@ -56,12 +56,12 @@ class Part(NamedTuple):
 
 
 def scaled(several: Sequence[Part], y: Float[Array, "b h r d"]) -> Float[Array, "b h r columns"]:
-    """Queries as they are multiplied with the limbs of all parts."""
+    """Scales queries for products with the limbs of all parts."""
     return jnp.concatenate([y[..., part.coordinates] * unit for part in several for unit in part.units], axis=-1)
 
 
 def placed(several: Sequence[Part], sums: Float[Array, "b h r columns"], dim: int) -> Float[Array, "b h r d"]:
-    """What sums of the limbs of all parts stand for."""
+    """Converts sums of the limbs of all parts to sums of vectors."""
     x, start = jnp.zeros((*sums.shape[:-1], dim)), 0
     for part in several:
         for unit in part.units:
@@ -78,17 +78,17 @@ class Stream:
 
 
 class RingCodes(Quantizer):
-    """A quantizer of `parts`, plus a `center`. Codes (b, h, t) are one array, of which `stream` makes that of a cache
-    where products are taken `in_integers`; else they are as they are."""
+    """A quantizer of `parts`, plus a `center`. Codes (b, h, t) are one array. If products are taken `in_integers`,
+    `stream` makes a cache's array of it; else it stays as it is."""
 
     @property
     def parts(self) -> Sequence[Part]:
-        """All coordinates with bits; those without come last and are left out."""
+        """Parts of all coordinates with bits; those without come last and are left out."""
         raise NotImplementedError
 
     @property
     def center(self) -> Float[Array, "d"] | None:
-        """What is added to the levels of each vector."""
+        """Vector that is added to the levels of each vector."""
         return None
 
     def stream(self, codes: Codes) -> UInt8[Array, "b h rows t"]:

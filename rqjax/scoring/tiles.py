@@ -8,8 +8,8 @@ A cache holds codes of tokens on heads, written `UNIT` tokens at a time. Codes t
 - Norms and scales: (batch, heads, tokens) and (batch, heads, groups, tokens).
 
 The b bits of an index are split into fields of 8, 4, 2 and 1 bits (3 = 2 + 1), an array for each. The R rows of a tile
-share bytes: a byte holds w bits of each of the rows i, i + R w / 8, i + 2 R w / 8, ..., so that unpacking shifts whole
-rows.
+share bytes, so that unpacking shifts whole rows. A byte holds w bits of each of the rows i, i + R w / 8, i + 2 R w / 8,
+and so on.
 """
 
 import functools

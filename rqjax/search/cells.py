@@ -1,4 +1,4 @@
-"""A coarse quantizer before another one: what an inverted file is made of."""
+"""A coarse quantizer before another one, of which an inverted file is made."""
 
 import dataclasses
 from typing import Any
@@ -28,14 +28,14 @@ from rqjax.core import (
 from rqjax.search.rows import FREE, Rows, taken
 
 SAMPLE = 64
-"""Vectors a list that centroids are learned from."""
+"""Vectors per list that centroids are learned from."""
 START, ITERATIONS = 8, 10
-"""Vectors a cell that k-means++ chooses among, and iterations of Lloyd."""
+"""Vectors per cell that k-means++ chooses among, and iterations of Lloyd."""
 
 
 @pytree
 class Cells(Quantizer):
-    """Vectors, or what the nearest of many centroids leaves of them, in the codes of another quantizer. Codes: (cells
+    """Codes of vectors, or of their residuals from the nearest of many centroids, by another quantizer. Codes: (cells
     int32 (*n,), inner codes).
 
     All cells have the same inner quantizer; `PerCell` has one for each.
@@ -44,7 +44,7 @@ class Cells(Quantizer):
     centroids: Float[Array, "cells d"]
     inner: Quantizer
     residual: bool = static(default=True, kw_only=True)
-    """Whether the centroid is subtracted."""
+    """True if the centroid is subtracted."""
 
     def __post_init__(self):
         check_fits(centroids=self.centroids.shape[-1], inner=self.inner.dim)
@@ -75,8 +75,9 @@ class Cells(Quantizer):
 def learned(
     key: Key, x: Any, lists: int, sample: int | None, metric: str
 ) -> tuple[Float[Array, "cells d"], Float[Array, "d"] | None]:
-    """Centroids of `sample` of the vectors (n, d), of their directions for the metric "cosine"; a random one of each
-    n / sample consecutive vectors is read. For the metric "l2" they are relative to the mean, which is returned, too.
+    """Learns centroids from `sample` of the vectors (n, d), from their directions for the metric "cosine". One random
+    vector of each n / sample consecutive ones is read. For the metric "l2" centroids are relative to the mean, which is
+    returned, too.
     """
     if is_traced(x):
         raise TypeError("expected vectors whose numbers are known, got those of a function that is compiled")
@@ -99,7 +100,8 @@ def _kmeans(key: Key, x: Float[Array, "n d"], few: Array, *, cells: int) -> Floa
 
 
 def in_lists(rows: Rows, lists: int, count: int) -> tuple[Rows, Int32[Array, "bounds"]]:
-    """`count` rows with inner codes, of those that hold vectors, list after list; and where each list begins."""
+    """Sorts rows that hold vectors, list after list, into `count` rows with inner codes; also returns where each list
+    begins."""
     cell = np.where(np.asarray(rows.ids) == FREE, lists, np.asarray(rows.codes[0]))
     places = np.argsort(cell, kind="stable")
     sizes = np.bincount(cell, minlength=lists + 1)
@@ -110,7 +112,7 @@ def in_lists(rows: Rows, lists: int, count: int) -> tuple[Rows, Int32[Array, "bo
 
 
 def with_cells(rows: Rows, starts: Int32[Array, "bounds"]) -> Rows:
-    """Rows of `in_lists` with the codes of `Cells`, in which each has its cell."""
+    """Adds to the rows of `in_lists` their cells, so that they have the codes of `Cells`."""
     cell = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
     cell = jnp.asarray(np.pad(cell, (0, len(rows.ids) - len(cell))))
     return dataclasses.replace(rows, codes=(cell, rows.codes))

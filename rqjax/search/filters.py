@@ -1,4 +1,4 @@
-"""Which vectors a search may find: those of a mask, of some ids or of a range."""
+"""Filters of a search, for vectors of a mask, of some ids or of a range."""
 
 import dataclasses
 from typing import Any, NamedTuple, TypeAlias
@@ -24,7 +24,7 @@ Filter: TypeAlias = Bool[Array | np.ndarray, "n"] | Int32[Array | np.ndarray, "n
 
 
 def check_filter(where: Any) -> Filter:
-    """What passes, or a TypeError or ValueError.
+    """Checks a filter; raises a TypeError or ValueError.
 
     Args:
       where: booleans (n,), of the ids 0 to n - 1; ids, whole numbers (n,); or a `range` of ids.
@@ -49,7 +49,7 @@ def check_filter(where: Any) -> Filter:
 
 
 def passes(where: Filter, ids: Int32[Array | np.ndarray, "rows"]) -> Bool[Array | np.ndarray, "rows"]:
-    """Of each id whether it passes; `FREE` may."""
+    """Mask of the ids that pass; `FREE` may."""
     np_ = jnp if any(map(is_traced, jax.tree.leaves((where, ids)))) else np
     if isinstance(where, Range):
         return (ids >= where.first) & (ids <= where.last) & ((ids - where.first) % where.step == 0)
@@ -63,15 +63,15 @@ def passes(where: Filter, ids: Int32[Array | np.ndarray, "rows"]) -> Bool[Array 
 
 @operation
 def masked(ids: Int32[Array | np.ndarray, "rows"], where: Filter) -> Int32[Array, "rows"]:
-    """With `FREE` in the place of those that do not pass."""
+    """Puts `FREE` in the place of ids that do not pass."""
     return jnp.where(passes(where, ids), ids, FREE)
 
 
 def narrowed(rows: Rows, where: Filter, least: int, most: int | None) -> tuple[Rows, bool]:
-    """Rows of which only what passes can be found, and whether they are a copy of no others.
+    """Restricts rows to those that pass; also returns whether they are a copy without the others.
 
-    A copy has a power of two of rows, so that searches are compiled for few numbers: `least` at least and `most` at
-    most, beyond which there is no copy, as where the numbers are not known. None are copied if `most` is None.
+    A copy has a power of two of rows, at least `least`, so that searches are compiled for few numbers. There is no copy
+    of more than `most` rows, none if `most` is None, and none where numbers are not known.
     """
     if most is None or any(map(is_traced, jax.tree.leaves((rows, where)))):
         return dataclasses.replace(rows, ids=masked(rows.ids, where)), False

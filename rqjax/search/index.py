@@ -1,6 +1,6 @@
 """Nearest neighbors over codes: an index holds the codes of vectors in rows, and a search scans them.
 
-Every quantizer serves. An index takes as long to build as its vectors to encode (TurboQuant, section 4.4), and a search
+Every quantizer serves. An index takes as long to build as its vectors to encode (TurboQuant, section 4.4). A search
 takes memory for the codes and one block of scores: the vectors are never decoded. With lists (an inverted file) a
 search scans the rows of the lists that are nearest to a query.
 """
@@ -24,7 +24,7 @@ from rqjax.search.rows import FREE, Rows, centered, check_matrix, encode, encode
 from rqjax.search.scan import largest, scan
 
 IN_MEMORY = 2**20
-"""Rows of a file at a time."""
+"""Rows of a mapped file that are in memory at a time."""
 PROBES = 16
 
 
@@ -47,17 +47,18 @@ class Index:
     """
 
     quantizer: Quantizer
-    """`Cells` if there are lists."""
+    """Quantizer of the vectors; `Cells` if there are lists."""
     rows: Rows
-    """With lists, list after list, and the inner codes of `quantizer`."""
+    """Rows of codes; with lists, list after list, and the inner codes of `quantizer`."""
     store: Quantizer | None
     metric: str = static(kw_only=True)
     center: Float[Array, "d"] | None = None
-    """Subtracted from vectors and queries, for the metric "l2": `quantizer` and `store` are of what is left."""
+    """Center that is subtracted from vectors and queries, for the metric "l2": `quantizer` and `store` are of the
+    differences."""
     starts: Int32[Array, "bounds"] | None = None
-    """The first row of each list, and the row after the last one; of each shard, if they are on a mesh."""
+    """First row of each list, and the row after the last one; of each shard, if they are on a mesh."""
     sharding: NamedSharding | None = static(default=None, kw_only=True)
-    """Of the rows, if they are on a mesh."""
+    """Sharding of the rows, if they are on a mesh."""
 
     @property
     def dim(self) -> int:
@@ -65,7 +66,7 @@ class Index:
 
     @property
     def lists(self) -> int:
-        """How many; 0 if the rows lie in none."""
+        """Number of lists; 0 if the rows lie in none."""
         coarse: Any = self.quantizer
         return 0 if self.starts is None else len(coarse.centroids)
 
@@ -91,11 +92,11 @@ class Index:
         residual: bool = True,
         sample: int | None = None,
     ) -> "Index":
-        """An index of vectors.
+        """Builds an index of vectors.
 
-        With lists, vectors lie in the list of the nearest of many centroids, which k-means learns, and a search scores
-        those of the lists whose centroids are nearest to a query. Source: Jégou, Douze & Schmid, "Product quantization
-        for nearest neighbor search", 2011, section IV.
+        With lists, vectors lie in the list of the nearest of many centroids, which k-means learns. A search scores the
+        vectors of the lists whose centroids are nearest to a query. Source: Jégou, Douze & Schmid, "Product
+        quantization for nearest neighbor search", 2011, section IV.
 
         Args:
           quantizer: any; with lists it is of what centroids leave of the vectors. `Centered` subtracts a mean first;
@@ -110,8 +111,8 @@ class Index:
             of the sample.
           store: keeps codes of its own, which the best candidates can be scored again with: `Exact(dim, "float16")`, or
             `rtn` at 8 bits.
-          lists: how many; about the square root of n serves. None for no lists.
-          key: of the sample that centroids are learned from, and of the start of k-means; lists need one.
+          lists: number of lists; about the square root of n serves. None for no lists.
+          key: random key of the sample that centroids are learned from, and of k-means; lists need one.
           residual: whether a vector's centroid is subtracted before it is encoded.
           sample: how many vectors centroids are learned from, in memory of 4 d bytes each; if not given, 64 a list.
 
@@ -136,12 +137,12 @@ class Index:
         return cls(quantizer, rows, store, center, starts, metric=metric)
 
     def add(self, x: Any, *, ids: Any = None) -> "Index":
-        """With more vectors, in the lists that there are. Where there are too few free rows, rows grow by an eighth at
+        """Adds vectors, in the lists that there are. Where there are too few free rows, rows grow by an eighth at
         least.
 
         Args:
           x: vectors (n, d).
-          ids: as in `build`, none of them in the index; if not given, those that follow the largest there.
+          ids: ids as in `build`, none of them in the index; if not given, those that follow the largest there.
 
         Raises:
           TypeError, ValueError: as in `build`; or an id is in the index, or the index is sharded.
@@ -160,7 +161,7 @@ class Index:
         return dataclasses.replace(self, rows=put(rows, new, places[: len(new.ids)]))
 
     def remove(self, ids: Any) -> "Index":
-        """Without some vectors, whose rows are free from then on.
+        """Removes some vectors, whose rows are free from then on.
 
         Raises:
           TypeError, ValueError: ids are no different whole numbers, one is not in the index, or the index is sharded.
@@ -178,16 +179,16 @@ class Index:
         rerank: int | None = None,
         implementation: str | None = None,
     ) -> tuple[Float[Array, "*m k"], Int32[Array, "*m k"]]:
-        """The k vectors nearest to each query, the nearest first.
+        """Finds the k vectors nearest to each query, the nearest first.
 
         Args:
           queries: (*m, d).
           k: how many.
           probes: how many lists are looked into; if not given, 16, or all if there are fewer.
-          where: what may be found; None is all. Booleans (n,): the id i passes if i < n and `where[i]`. Whole numbers
-            (n,): ids, also such as are not in the index. A `range` of ids. Of few that pass, a quarter of the rows or
-            as many as there are in `probes` lists at most, the codes are copied, and all of them are scored and no
-            others, whatever list they are in.
+          where: filter of vectors; None for all. Booleans (n,): the id i passes if i < n and `where[i]`. Whole numbers
+            (n,): ids, also such as are not in the index. A `range` of ids. If few pass, at most a quarter of the rows
+            or as many as there are in `probes` lists, their codes are copied, and all of them are scored and no others,
+            whatever list they are in.
           rerank: how many candidates the codes choose, of which the store's codes then choose the best k.
           implementation: "xla" for all quantizers and devices, "mps" for MLX's products on Apple GPUs, None for them
             wherever they can be taken.
@@ -223,8 +224,8 @@ class Index:
         return ranking.scores(self.metric, keys), ids
 
     def shard(self, mesh: Mesh, axis: str) -> "Index":
-        """The index on a mesh, its rows or lists along an axis. Each shard is searched where it is, and the best are
-        merged.
+        """Places the index on a mesh, its rows or lists along an axis. Each shard is searched where it is, and the best
+        are merged.
 
         With several processes (`jax.distributed`) each passes an index of vectors of its own, with the same quantizers
         and centroids, and ids that no other one has. With lists, one process builds an index, of a sample say, and each
@@ -252,10 +253,10 @@ class Index:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, mapped: bool = False) -> "Index":
-        """What `save` wrote.
+        """Reads an index that `save` wrote.
 
         Args:
-          path: of the file.
+          path: path of the file.
           mapped: whether rows stay in the file, which may be larger than memory: a search has `IN_MEMORY` of them in
             memory at a time. With a store, each part has candidates of its own.
 
@@ -286,7 +287,7 @@ class Index:
 def _in_parts(
     index: Index, y: Array | np.ndarray, *, k: int, rerank: int | None, **options: Any
 ) -> tuple[Array, Array]:
-    """`search` of a part of the rows after the other."""
+    """Searches one part of the rows after another."""
     count = len(index.rows.ids)
     size = min(count, max(IN_MEMORY, rerank or k))
     parts = []
@@ -309,7 +310,7 @@ def search(
 def search_with(
     index: Index, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None, probes: int | None
 ) -> tuple[Array, Array]:
-    """`Index.search` of what has been checked: keys, of which `ranking.scores` makes scores, and ids."""
+    """`Index.search` with checked arguments. It returns keys, from which `ranking.scores` makes scores, and ids."""
     return ranking.ranked(
         functools.partial(_candidates, probes), index, (index.rows, index.starts), y, k=k, rerank=rerank
     )

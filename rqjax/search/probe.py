@@ -1,4 +1,4 @@
-"""The best of the lists nearest to each query."""
+"""Search of the lists nearest to each query."""
 
 import math
 from typing import Any
@@ -16,13 +16,13 @@ from rqjax.search.rows import Rows
 from rqjax.search.scan import QUERIES_TOGETHER, largest
 
 LEAST_ROWS, MOST_ROWS = 64, 1024
-"""Of a list that are scored together."""
+"""Fewest and most rows of a list that are scored together."""
 QUERIES_OF_A_LIST = 16
-"""That are scored together at most."""
+"""Most queries of a list that are scored together."""
 MOST_COUNTED = 4096
 """Rows of a query's lists that are counted together."""
 GROUP = 8
-"""Of these that are ranked by the best of their scores."""
+"""Rows of a group of these, which is ranked by the best of their scores."""
 RANKED_TOGETHER = 64
 """Queries whose best rows are scored exactly together."""
 
@@ -36,17 +36,17 @@ def probe(
     probes: int,
     metric: str,
 ) -> tuple[Float[Array, "m k"], Int32[Array, "m k"]]:
-    """The k largest of <y, x~> + `Rows.bias` over the vectors x~ of some lists, and their rows: of the `probes` lists
-    whose centroids are nearest to y. What is not found has -inf.
+    """The k largest of <y, x~> + `Rows.bias`, and their rows, over the vectors x~ of the `probes` lists whose centroids
+    are nearest to y. Missing ones have -inf.
 
     Args:
-      cells: of the codes.
+      cells: quantizer of the codes.
       rows: with inner codes, list after list.
       starts: the first row of each list, and the row after the last list.
       y: queries.
       k: how many.
       probes: at most as many as there are lists.
-      metric: as in `Index.build`.
+      metric: metric as in `Index.build`.
     """
     closeness = -jnp.sum(cells.centroids**2, axis=1) / 2 if metric == "l2" else jnp.zeros(len(cells.centroids))
     way = _by_query if counted(cells.inner, 1) else _by_list
@@ -62,8 +62,8 @@ def probe(
 def _by_query(
     cells: Cells, rows: Rows, starts: Array, y: Array, k: int, near: Array, chosen: Array
 ) -> tuple[Array, Array]:
-    """Query by query: the rows of all its lists side by side, first by scores that are nearly right, then by exact
-    ones."""
+    """Searches query by query: the rows of all its lists side by side, first by scores that are nearly right, then by
+    exact ones."""
     count, lengths = len(rows.ids), jnp.diff(starts)
     expected = chosen.shape[1] * (count // len(lengths) + 1)
     size = max(LEAST_ROWS, min(MOST_COUNTED, 2 ** (expected - 1).bit_length()))
@@ -103,7 +103,7 @@ def _by_query(
 def _by_list(
     cells: Cells, rows: Rows, starts: Array, y: Array, k: int, near: Array, chosen: Array
 ) -> tuple[Array, Array]:
-    """List by list: it is unpacked once for some queries that look into it."""
+    """Searches list by list: each is unpacked once for some queries that look into it."""
     count, lists, probes = len(rows.ids), near.shape[1], chosen.shape[1]
     together = min(QUERIES_OF_A_LIST, 2 ** (chosen.size // lists).bit_length())
     size = min(count, max(LEAST_ROWS, min(MOST_ROWS, 2 ** (count // lists - 1).bit_length())))
@@ -119,7 +119,7 @@ def _by_list(
         place = firsts[of + 1] - together * (groups[of] - i)  # groups of a list are full but for the first
         place = place + jnp.arange(together)
         query = jnp.where(place >= firsts[of], order[jnp.maximum(place, 0)] // probes, len(y))
-        # Only rules know how what they prepare lies for several queries: these are prepared anew for each list.
+        # Only quantizers know the layout of several prepared queries: these are prepared anew for each list.
         prepared = cells.inner.prepare(y[query][None, None]) if each is None else _at(each, query[0])
         base = near[query, of][:, None]
 

@@ -1,4 +1,4 @@
-"""Checks of what an index is asked, and the order of what it finds."""
+"""Checks of the queries of an index, and the ranking of what it finds."""
 
 import functools
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def check_parts(quantizer: Quantizer, store: Quantizer | None, metric: str) -> N
 
 
 def check_queries(index: Any, queries: Any, k: int, rerank: int | None) -> Array | np.ndarray:
-    """The queries, if the index can be searched for k of them."""
+    """Returns the queries, if the index can be searched for k of them."""
     y = as_array(queries)
     check_floats(y, index.dim)
     rows = len(index.rows.ids) if is_traced(index.rows.ids) else len(index)
@@ -59,8 +59,8 @@ def ranked(
     k: int,
     rerank: int | None,
 ) -> tuple[Array, Array]:
-    """The best k of `find(metric, count, (store, quantizer), rows, queries)`, their keys and ids; of a sharded index
-    `find` is of each shard. `store` is None if nothing is scored again."""
+    """Keys and ids of the best k of `find(metric, count, (store, quantizer), rows, queries)`. In a sharded index `find`
+    runs on each shard. `store` is None if nothing is scored again."""
     candidates = rerank or k
     if y.size == 0:
         return jnp.zeros((*y.shape[:-1], k)), jnp.full((*y.shape[:-1], k), FREE, jnp.int32)
@@ -79,7 +79,8 @@ def ranked(
 
 
 def scores(metric: str, keys: Float[Array, "*m k"]) -> Float[Array, "*m k"]:
-    """What a search returns for keys. Codes may say of near vectors that their squared distance is below 0."""
+    """Scores that a search returns for keys. Codes may give near vectors a squared distance below 0, which becomes
+    0."""
     return jnp.maximum(-2 * keys, 0) if metric == "l2" else keys
 
 
@@ -91,8 +92,8 @@ def rescored(
     keys: Float[Array, "m count"],
     found: Int32[Array, "m count"],
 ) -> Candidates:
-    """The rows that were found: their keys, those by the store (the same ones if there is none), ids. For the metric
-    "l2" keys are less half of the queries' energy: minus half of squared distances."""
+    """Scores found rows again. Returns their keys, those by the store (the same ones if there is none), and ids. For
+    the metric "l2" keys are less half of the queries' energy: minus half of squared distances."""
     ids = jnp.where(keys > -jnp.inf, rows.ids[found], FREE)
     if metric == "l2":
         keys = keys - jnp.sum(y**2, axis=1, keepdims=True) / 2

@@ -1,8 +1,9 @@
 """Scores that are nearly right and quickly made of the same codes, to find the rows that are worth exact ones.
 
-The levels of b bits are a sum of Walsh functions of an index's bits, products of +-1, and the product of a query and
-such a function is a count: of the bits that the exclusive or of some planes of the codes and a plane of the query's
-whole numbers share. A CPU does 512 bits of each at a time. (Codes of one bit: Gao and Long, 2024, arXiv:2405.12497.)
+Levels of b bits are a sum of Walsh functions of an index's bits, which are products of +-1. The product of a query with
+such a function is a count of shared bits. One side is the exclusive or of some planes of the codes, the other a plane
+of the query's whole numbers. A CPU does 512 bits of each at a time. (Codes of one bit: Gao and Long, 2024,
+arXiv:2405.12497.)
 """
 
 import functools
@@ -24,11 +25,11 @@ from rqjax.quantizers.scalar import Scalar
 from rqjax.scoring import integers
 
 FEW = 8
-"""Queries that are counted, one by one; more meet levels in products."""
+"""Most queries that are counted, one by one; more meet levels in products."""
 QUERY_BITS = 6
-"""Of a query's coordinates: they err by 0.03 of their deviation, where those of codes of 4 bits err by 0.1."""
+"""Bits of a query's coordinates: they err by 0.03 of their deviation, where those of codes of 4 bits err by 0.1."""
 DROPPED = 1e-3
-"""Of the levels' energy: Walsh functions that have less together are left out."""
+"""Share of the levels' energy: Walsh functions that have less together are left out."""
 
 
 class Query(NamedTuple):
@@ -37,7 +38,7 @@ class Query(NamedTuple):
     planes: list[list[UInt32[Array, "b h r 1"]]]
     unit: Float[Array, "b h r 1"]
     total: Float[Array, "b h r 1"]
-    """The sum of its numbers."""
+    """Sum of the query's whole numbers."""
 
 
 @pytree
@@ -66,17 +67,17 @@ class Planes(Scalar):
 
 
 class Products(NamedTuple):
-    """How queries are multiplied with codes."""
+    """Functions that multiply queries with codes."""
 
     prepare: Callable[[Float[Array, "1 1 m d"]], Any]
     scores: Callable[[Any, Codes], Float[Array, "1 1 m n"]]
-    """Of prepared queries and codes (1, 1, n)."""
+    """Products of prepared queries and codes (1, 1, n)."""
     spare: float = 1.0
-    """How many times as many rows are to be chosen by these scores as are wanted."""
+    """Factor of how many rows to choose by these scores, over those that are wanted."""
 
 
 def counted(quantizer: Quantizer, queries: int) -> bool:
-    """Whether products of so many queries are counted."""
+    """Returns whether products of so many queries are counted."""
     return queries <= FEW and platforms.on_cpu() and any(map(_counted, jax.tree.leaves(quantizer, is_leaf=_counted)))
 
 
@@ -86,7 +87,7 @@ def exact(quantizer: Quantizer) -> Products:
 
 
 def rough(quantizer: Quantizer, queries: int) -> Products:
-    """As `exact`, of scores that are nearly right where these are faster for so many queries.
+    """Products like `exact`, with scores that are nearly right where these are faster for so many queries.
 
     Many queries are rounded to bfloat16, which holds levels in int8 as they are: scores err by a 500th of their
     deviation.
@@ -111,7 +112,7 @@ def _counted(quantizer: object) -> bool:
 
 @functools.cache
 def functions(bits: int) -> list[tuple[int, ...]]:
-    """The bits that each Walsh function multiplies: those of odd numbers of bits, as symmetric levels are odd."""
+    """Bits that each Walsh function multiplies: odd numbers of bits, as symmetric levels are odd."""
     odd = [s for size in range(1, bits + 1, 2) for s in itertools.combinations(range(bits), size)]
     energy = (_weights(odd, bits) @ codebooks.gaussian(bits)) ** 2
     least_first = np.argsort(energy)
@@ -120,7 +121,7 @@ def functions(bits: int) -> list[tuple[int, ...]]:
 
 
 def _weights(subsets: list[tuple[int, ...]], bits: int) -> np.ndarray:
-    """The matrix (functions, 2**bits) that makes weights of levels."""
+    """Matrix (functions, 2**bits) that makes weights of levels."""
     signs = 2 * (np.arange(2**bits)[:, None] >> np.arange(bits) & 1) - 1
     return np.stack([signs[:, list(s)].prod(1) for s in subsets]) / 2**bits
 

@@ -1,4 +1,4 @@
-"""What an index stores of each vector, in rows of arrays."""
+"""Rows of an index: arrays of what it stores of each vector."""
 
 import dataclasses
 import functools
@@ -28,29 +28,31 @@ class Rows:
 
     codes: Codes
     ids: Int32[Array | np.ndarray, "rows"]
-    """`FREE` where there is no vector."""
+    """Ids of the vectors; `FREE` where there is no vector."""
     energies: Float[Array | np.ndarray, "rows"] | None
-    """For the metric "l2", <x, x~> of a vector x, less the index's center, and what its codes stand for, x~."""
+    """Products <x, x~> for the metric "l2", of a vector x, less the index's center, and the vector x~ that its codes
+    stand for."""
     stored: Codes | None
     """Codes of the store."""
 
     @property
     def bias(self) -> Float[Array, "rows"]:
-        """What is added to inner products: -<x, x~> / 2 where that is stored, -inf where there is no vector."""
+        """Bias of inner products: -<x, x~> / 2 where that is stored, -inf where there is no vector."""
         return jnp.where(self.ids == FREE, -jnp.inf, 0 if self.energies is None else -self.energies / 2)
 
     @functools.cached_property
     def held(self) -> int:
-        """How many of them hold a vector."""
+        """Number of rows that hold a vector."""
         with jax.ensure_compile_time_eval():  # under jit too, of an index that is a constant there
             return int(jnp.sum(self.ids != FREE))
 
 
 def centered(quantizer: Quantizer, x: Any) -> tuple[Quantizer, Float[Array, "d"] | None]:
-    """For the metric "l2", a quantizer of vectors less a center, and the center: the mean of `Centered`, or that of
-    vectors `x` that are kept as they are. None for other codes, which may have been fitted to vectors as they are.
+    """Returns a quantizer of vectors less a center, and the center, for the metric "l2". It is the mean of `Centered`,
+    or that of vectors `x` that are kept as they are. Other codes have None, since they may have been fitted to vectors
+    as they are.
 
-    Of vectors far from the origin, products and energies are large, and float32 loses the distances that are left of
+    Products and energies of vectors far from the origin are large, and float32 loses the distances that are left of
     them.
     """
     if isinstance(quantizer, Centered):
@@ -104,7 +106,8 @@ def _encoded(
     center: Float[Array, "d"] | None,
     x: Shaped[Array, "n d"],
 ) -> PyTree:
-    """Whether vectors and all numbers that are stored of them are finite; codes, energies, codes of the store."""
+    """Encodes vectors. Returns whether they, and all numbers that are stored of them, are finite; codes, energies, and
+    codes of the store."""
     finite = jnp.isfinite(x).all(axis=-1)
     x = norms.direction(x) if metric == "cosine" else as_float32(x)
     x = x if center is None else x - center
@@ -117,8 +120,8 @@ def _encoded(
 
 
 def check_matrix(x: Any, dim: int) -> Array | np.ndarray:
-    """`x`, if it holds floating-point vectors (n, dim). What has a dtype of NumPy's may be a file, of which a part is
-    read at a time."""
+    """Returns `x`, if it holds floating-point vectors (n, dim). An object with a dtype of NumPy's may be a file, of
+    which a part is read at a time."""
     x = x if isinstance(getattr(x, "dtype", None), np.dtype) and not isinstance(x, np.ndarray) else as_array(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"expected vectors of a floating-point dtype (float32, bfloat16, float16), got {x.dtype}")
@@ -128,7 +131,7 @@ def check_matrix(x: Any, dim: int) -> Array | np.ndarray:
 
 
 def check_ids(ids: Any, count: int) -> Int32[np.ndarray, "n"]:
-    """`count` different ids, or a TypeError or ValueError; one may be a scalar."""
+    """Returns `count` different ids, or raises a TypeError or ValueError; one may be a scalar."""
     ids = np.atleast_1d(np.asarray(as_array(ids)))
     if ids.size and ids.dtype.kind not in "iu":
         raise TypeError(f"expected ids that are whole numbers, got {ids.dtype}")
@@ -161,7 +164,7 @@ def encode_more(
 
 
 def without(rows: Rows, ids: Any) -> Rows:
-    """Rows of which those of some ids are free; a TypeError or ValueError if one is not there."""
+    """Frees the rows of some ids; raises a TypeError or ValueError if one is not there."""
     ids = np.asarray(as_array(ids))
     ids = check_ids(ids, ids.size)
     unknown = ~np.isin(ids, rows.ids)
@@ -172,7 +175,7 @@ def without(rows: Rows, ids: Any) -> Rows:
 
 @operation
 def grow(rows: Rows, count: int) -> Rows:
-    """With free rows at the end."""
+    """Appends free rows at the end."""
 
     def padded(array: Shaped[Array, "rows ..."]) -> Shaped[Array, "more ..."]:
         return jnp.pad(array, [(0, count)] + [(0, 0)] * (array.ndim - 1))
@@ -183,12 +186,12 @@ def grow(rows: Rows, count: int) -> Rows:
 
 @operation
 def put(rows: Rows, new: Rows, places: Int32[Array | np.ndarray, "n"]) -> Rows:
-    """With new ones in some places."""
+    """Puts new rows in some places."""
     return jax.tree.map(lambda array, part: array.at[places].set(part), rows, new)
 
 
 @operation
 def taken(rows: Rows, places: Int[Array | np.ndarray, "n"]) -> Rows:
-    """The rows in some places; rows that are free for places beyond the last."""
+    """Takes the rows in some places; places beyond the last one give free rows."""
     ids = jnp.where(places < len(rows.ids), rows.ids[places], FREE)
     return dataclasses.replace(jax.tree.map(lambda array: array[places], rows), ids=ids)

@@ -1,4 +1,4 @@
-"""The codes that score best against queries: groups of rows by their best scores, block after block, then the rows."""
+"""Scan of the codes that score best: groups of rows by their best scores, block after block, then the rows."""
 
 import functools
 import math
@@ -16,9 +16,9 @@ from rqjax.core import Codes, Quantizer
 from rqjax.search.rough import counted, exact, rough
 
 QUERIES_TOGETHER = 1024
-"""That scan the codes together; fewer than twice as many do, too."""
+"""Queries that scan the codes together; fewer than twice as many do, too."""
 BLOCK_SCORES, BLOCK_COORDINATES = 2**20, 2**21
-"""Of a block of codes, at most: 4 MiB of scores, 2 MiB of levels in int8."""
+"""Limits of a block of codes: 4 MiB of scores, 2 MiB of levels in int8."""
 GROUP = 32
 """Rows that are ranked by the best of their scores, at most: the top-k of all scores takes longer than to make them."""
 RANKED_TOGETHER = 16
@@ -31,12 +31,12 @@ def scan(
     """The k largest of <y, x~> + bias over the vectors x~ behind the codes, the largest first, and their rows.
 
     Rows are chosen by scores that may be only nearly right (`rough`), with some to spare; what is returned is exact. Of
-    equal scores the first row's is the larger one.
+    equal scores the first row's counts as the larger one.
 
     Args:
-      quantizer: of the codes.
+      quantizer: quantizer of the codes.
       codes: arrays (n, ...).
-      bias: of each row; -inf of one that is not to be found.
+      bias: bias of each row; -inf for one that is not to be found.
       y: queries.
       k: how many, at most n.
     """

@@ -13,12 +13,12 @@ from rqjax.search.rows import Rows, grow, taken
 
 
 def own(sharding: NamedSharding) -> int:
-    """How many shards this process has."""
+    """Number of shards that this process has."""
     return len(set(map(str, sharding.addressable_devices_indices_map((mesh.count(sharding),)).values())))
 
 
 def even(rows: int, sharding: NamedSharding) -> int:
-    """The least number of rows, from `rows` on, that fills all shards of this process as those of any other."""
+    """Least number of rows, from `rows` on, that fills all shards of this process as those of any other."""
     if jax.process_count() > 1:
         from jax.experimental.multihost_utils import process_allgather
 
@@ -29,8 +29,8 @@ def even(rows: int, sharding: NamedSharding) -> int:
 def parted(
     rows: Rows, starts: Int32[Array, "bounds"] | None, sharding: NamedSharding
 ) -> tuple[Rows, Int32[np.ndarray, "bounds"] | None]:
-    """Rows, shard after shard, and where in its shard each list begins. Lists are dealt out, the longest first, each to
-    the shard with the fewest rows."""
+    """Deals rows out, shard after shard, and finds where in its shard each list begins. Lists are dealt out, the
+    longest first, each to the shard with the fewest rows."""
     count = len(rows.ids)
     if starts is None:
         return grow(rows, even(count, sharding) - count), None
@@ -50,7 +50,8 @@ def parted(
 def gathered(
     function: Callable[..., PyTree], sharding: NamedSharding, quantizers: PyTree, rows: PyTree, y: Array
 ) -> PyTree:
-    """`function(quantizers, rows, y)` of each shard of the rows; its arrays (m, k) side by side, on all devices."""
+    """Runs `function(quantizers, rows, y)` on each shard of the rows; its arrays (m, k) come side by side, on all
+    devices."""
     copy, parted = PartitionSpec(), PartitionSpec(None, *sharding.spec)
     found = mesh.mapped(function, sharding, (copy, sharding.spec, copy), parted)(quantizers, rows, y)
     return lax.with_sharding_constraint(found, mesh.everywhere(sharding))
