@@ -10,7 +10,7 @@ from rqjax.core import extras
 
 
 def _one_line_for_missing_extras(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Of a command, whichever of its imports fails."""
+    """Prints one line if a command lacks an extra, whichever of its imports fails."""
     try:
         with extras.explained():
             raise error

@@ -101,7 +101,7 @@ def _many() -> None:
 
 
 def _request(number: int, line: str) -> dict[str, Any]:
-    """What is asked for in a line: the arguments of `Engine.submit`."""
+    """Parses a line into arguments of `Engine.submit`."""
     usual = {"max_tokens": TOKENS.value, "temperature": TEMPERATURE.value, "top_p": TOP_P.value, "seed": SEED.value}
     try:
         request = json.loads(line)

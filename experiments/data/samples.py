@@ -117,7 +117,7 @@ DATA: Registry = Registry(
 
 
 def check(name: str) -> None:
-    """Raises for a data set that there is not, or for which a package is missing."""
+    """Raises for a data set that does not exist, or that needs a missing package."""
     if not name.startswith("file:") and DATA[name] is kv:
         with extras.explained():
             from experiments.models import models as models

@@ -35,7 +35,7 @@ WORDS = {
     "mae": "mean absolute error",
     "thousands": "thousands of vectors a second",
 }
-"""Of axes, in words and units."""
+"""Labels of axes, in words and units."""
 DOUBLING = ("tokens", "ratio", "pairs")
 """Axes whose values double from one to the next."""
 SPREAD = ("thousands",)

@@ -1,4 +1,4 @@
-"""What the papers print, for the column beside what is measured."""
+"""Figures that the papers print, for the column beside the measured ones."""
 
 QUANTIZE_US = {
     "dense": {1024: 69, 4096: 132, 8192: 285, 16384: 740},

@@ -1,4 +1,4 @@
-"""Values of points that are short texts: shapes, splits, how much is kept."""
+"""Values of points that are short texts: shapes, splits, numbers of exact tokens."""
 
 import re
 
