@@ -91,7 +91,7 @@ def _many() -> None:
             for event in engine.step():
                 made[event.id].append(event.token)
                 bar.update(event.done)
-    for name, (_, pages) in zip(DEGRADE.value, engine.degraded, strict=False):  # as far as it came
+    for name, (_, pages) in zip(DEGRADE.value, engine.degraded, strict=False):  # only those that were needed
         print(f"pages ran out: codes were made anew by {name}, {pages} pages", file=sys.stderr)
     texts = [json.dumps({"text": tokenizer.decode(made[id]), "tokens": len(made[id])}) + "\n" for id in ids]
     if OUT.value:

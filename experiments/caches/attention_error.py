@@ -92,7 +92,7 @@ def weights(cache: rqjax.KVCache, q: jax.Array, k: jax.Array, sliding_window: in
     batch, time, heads, dim = k.shape
     full = rqjax.Exact(dim, "float32")
     options = {"window": cache.window, "sinks": cache.sinks, "dtype": jnp.float32}
-    empty = rqjax.KVCache.init(batch, heads, time, cache.key_quantizer, full, **options)  # as many tokens in a tile
+    empty = rqjax.KVCache.init(batch, heads, time, cache.key_quantizer, full, **options)  # tiles of the same size
     cache = rqjax.append(dataclasses.replace(cache, values=empty.values, own_value_quantizer=full), k, k)
 
     def some(first: jax.Array) -> jax.Array:

@@ -94,7 +94,7 @@ def of_jax(settings: Settings) -> Clock:
     @jax.jit
     def occupy(x: jax.Array) -> jax.Array:
         for _ in range(STEPS):
-            x = lax.optimization_barrier(x * 0.99 + 1)  # or XLA would do all in one pass
+            x = lax.optimization_barrier(x * 0.99 + 1)  # else XLA would do all in one pass
         return x[:1]
 
     return Clock(lambda: occupy(numbers), jax.block_until_ready, settings.rounds)

@@ -113,7 +113,7 @@ def _grid(count: int, width: int, size: tuple[float, float] | None = None):
 def _save(figure: Any, axes: Sequence[Any], path: Path) -> Path:
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     legend = figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize="small", frameon=False)
-    missing = max(legend.get_window_extent().width / figure.dpi - 1, 0)  # an inch of the figure is meant for it
+    missing = max(legend.get_window_extent().width / figure.dpi - 1, 0)  # the figure has an inch for it
     figure.set_size_inches(figure.get_figwidth() + missing, figure.get_figheight())
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)

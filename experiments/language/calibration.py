@@ -41,7 +41,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measure(point: dict[str, Any]) -> dict[str, float]:
-    vocabulary = 512  # small, since no keys and values depend on its size
+    vocabulary = 512  # small, since keys and values do not depend on it
     fields = {**SHAPES[point["model"]], "num_hidden_layers": point["layers"], "vocab_size": vocabulary}
     decoder = Decoder(DecoderConfig.parse(fields), rngs=nnx.Rngs(0), dtype=jnp.bfloat16)
     windows = point["tokens"] // point["context"]

@@ -5,7 +5,7 @@ import resource
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or FAISS's idle threads spin into the next measurement
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else FAISS's idle threads spin into the next measurement
 
 import faiss
 import jax

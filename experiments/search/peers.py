@@ -13,7 +13,7 @@ import numpy as np
 
 from rqjax.core import extras
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or FAISS's idle threads spin into the next measurement
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else FAISS's idle threads spin into the next measurement
 
 CALIBRATION = 1024
 """Rows that turbovec is calibrated on, as its documentation recommends."""
@@ -51,7 +51,7 @@ def faiss_opq(x: np.ndarray, bits: int, seed: int) -> Peer:
     index = _product("faiss_opq", d, bits, seed)
     rotation, inner = faiss.OPQMatrix(d, index.pq.M), faiss.ProductQuantizer(d, index.pq.M, 8)
     # It has no seed, but starts from the matrix that it holds, and from a fixed one only if it holds none.
-    start = _rotation(d, seed)  # by name: its A does not keep it alive
+    start = _rotation(d, seed)  # named, since its A does not keep it alive
     faiss.copy_array_to_vector(faiss.vector_to_array(start.A), rotation.A)
     inner.cp.seed, rotation.pq = seed, inner
     rotation.train(x)
@@ -230,7 +230,7 @@ def _turbovec(name: str, d: int, bits: int) -> Any:
 def _turbovec_peer(index: Any, x: np.ndarray) -> Peer:
     shared = len(index.to_bytes())
     index.add(np.ascontiguousarray(x, np.float32))
-    index.prepare()  # or the first search lays out the codes
+    index.prepare()  # else the first search lays out the codes
     search = lambda queries, k: index.search(np.ascontiguousarray(queries, np.float32), k)  # noqa: E731
     return Peer(_turbovec_bytes(index), shared, search)
 
