@@ -1,7 +1,7 @@
 """A 3B-parameter checkpoint, made on the spot, loads and makes a token within 10 GB on two cores, in bfloat16.
 
-To see: while weights are loaded, what is resident grows by no more than 1.3 times their bytes; of a mixture of experts,
-too, whose experts are 768 tensors of the file and 6 arrays.
+To see: while weights are loaded, resident memory grows by no more than 1.3 times their bytes. So it does for a mixture
+of experts, whose experts are 768 tensors of the file and 6 arrays.
 
     python -m experiments.run --config=configs/language/model_memory.py
 

@@ -1,9 +1,9 @@
 """Queries a second for the ten nearest of 100,000 vectors, beside FAISS's IndexRaBitQ, IndexPQ and IndexPQFastScan.
 
 To see: a thousand queries together are answered five to ten times as fast as by IndexRaBitQ and six to twelve times as
-fast as by IndexPQ, half as fast as by FastScan at 2 bits and as fast at 4; by turbovec twice as fast. One alone takes,
-of level codes, half of IndexRaBitQ's time and four to six times that of FastScan; of trellis codes two to three times
-that of IndexRaBitQ.
+fast as by IndexPQ. They are answered half as fast as by FastScan at 2 bits and as fast at 4. Answers by turbovec are
+twice as fast. One query alone takes, through level codes, half of IndexRaBitQ's time and four to six times that of
+FastScan. Through trellis codes it takes two to three times that of IndexRaBitQ.
 
     python -m experiments.run --config=configs/search/search_throughput.py
 
