@@ -120,12 +120,12 @@ def _default_workdir(config: Mapping[str, Any], name: str) -> str:
 
 
 def configs() -> dict[str, Path]:
-    """The files of all configs by name, in whichever room they are."""
+    """Finds the files of all configs by name, in whichever room they are."""
     return {path.stem: path for path in sorted(sources.ROOT.glob("configs/*/*.py"), key=lambda path: path.stem)}
 
 
 def find(name: str) -> str:
-    """The path of a config, given by its name or path.
+    """Finds the path of a config, given by its name or path.
 
     Raises:
         LookupError: If there is none; the message names the nearest one.

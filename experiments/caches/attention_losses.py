@@ -112,7 +112,7 @@ def _trainer(loss: str, bits: int, steps: int) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _weights(q: jax.Array, k: jax.Array, context: int, scale: float) -> jax.Array:
-    """The sum over queries of the squared attention weight of each token (heads, time); queries every 16 tokens."""
+    """Sums each token's squared attention weight over queries (heads, time); queries are 16 tokens apart."""
 
     def window(q: jax.Array, k: jax.Array) -> jax.Array:
         at = jnp.arange(0, context, 16)

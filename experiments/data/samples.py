@@ -13,7 +13,7 @@ from rqjax.rotations import Dense
 
 Sampler = Callable[[jax.Array, int, int], jax.Array]
 HELD_OUT = 4
-"""One row in so many is held out from what is fitted."""
+"""Rows of which one is held out from fitting."""
 
 
 def gaussian(key, n, dim):

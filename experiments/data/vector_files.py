@@ -123,7 +123,7 @@ def _read_safetensors(path: Path, array: str) -> np.ndarray:
 
 
 def _read_vecs(path: Path) -> np.ndarray:
-    """Each row is its length as int32, then as many numbers."""
+    """Reads rows of a length as int32, then as many numbers."""
     dtype = np.dtype(VECS[path.suffix])
     raw = np.memmap(path, np.uint8, "r")
     length = int(raw[:4].view(np.int32)[0])

@@ -56,7 +56,7 @@ def curves(
     levels: dict[str, float] | None = None,
     width: int = 3,
 ) -> Path:
-    """One line for each value of `series` in a panel for each value of `panel`; named levels in gray."""
+    """Plots a line for each value of `series` in a panel for each value of `panel`; named levels are gray."""
     merged = [{**row["point"], **row["metrics"]} for row in rows]
     panels = list(dict.fromkeys(row[panel] for row in merged)) if panel else [None]
     names = list(dict.fromkeys(row[series] for row in merged))
@@ -86,7 +86,7 @@ def _line(axis: Any, rows: Sequence[dict[str, Any]], x: str, y: str, **style: An
 
 
 def bars(rows: Sequence[Row], path: Path, *, x: str, y: str, series: str) -> Path:
-    """Groups of bars on a logarithmic axis, one group for each value of `x`."""
+    """Plots groups of bars on a logarithmic axis, one group for each value of `x`."""
     merged = [{**row["point"], **row["metrics"]} for row in rows]
     groups = list(dict.fromkeys(row[x] for row in merged))
     names = list(dict.fromkeys(row[series] for row in merged))

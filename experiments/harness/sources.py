@@ -37,7 +37,7 @@ def code(experiment: str) -> str:
 
 
 def files(own: Path) -> list[Path]:
-    """The files that an experiment's `MADE_BY` names: paths in the repository, or patterns of such."""
+    """Returns the files that an experiment's `MADE_BY` names: paths in the repository, or patterns of paths."""
     assigned = [node for node in ast.parse(own.read_bytes()).body if isinstance(node, ast.Assign)]
     named = [ast.literal_eval(node.value) for node in assigned if ast.unparse(node.targets[0]) == "MADE_BY"]
     return [path for patterns in named for pattern in patterns for path in sorted(ROOT.glob(pattern))]

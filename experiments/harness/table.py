@@ -45,7 +45,7 @@ def show(rows: Sequence[Row], tables: Sequence[Table], is_current: Callable[[Row
 
 
 class _Part(NamedTuple):
-    """One table as text: each column after those of `Table.rows` has a place, which is its group's, and a name."""
+    """A table as text: each column after those of `Table.rows` has a name, and a place, which is its group's."""
 
     title: str
     heads: list[str]

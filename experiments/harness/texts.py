@@ -4,7 +4,7 @@ import re
 
 
 def numbers(text: str, example: str, what: str) -> tuple[int, ...]:
-    """The whole numbers in a text that is like an example but for them: of "128+4" for "3+1" they are (128, 4).
+    """Returns the whole numbers in a text that else is like an example: (128, 4) of "128+4" for "3+1".
 
     Raises:
       ValueError: it is not; the message says `what` was expected.

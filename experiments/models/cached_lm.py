@@ -75,7 +75,7 @@ class CachedLM(TemplateLM):
         return found
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of whole texts, in windows of `max_length` tokens, each of which is predicted once."""
+        """Returns the log-likelihood of whole texts, in windows of `max_length` tokens, each predicted once."""
         found = []
         for request in requests:
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
@@ -85,7 +85,7 @@ class CachedLM(TemplateLM):
         return found
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """The likeliest tokens after each context, up to one of the task's stops."""
+        """Makes the likeliest tokens after each context, up to one of the task's stops."""
         found, wanted = [""] * len(requests), [dict(request.args[1]) for request in requests]
         if any(one.get("do_sample") for one in wanted):
             raise ValueError("expected tasks that take the likeliest tokens, got do_sample: true")

@@ -51,7 +51,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One codec at so many probes."""
+    """Measures one codec at so many probes."""
     size, probes = (point["n"], point["dim"]), point["probes"]
     x, many, true = vectors(*size)
     queries = many[: point["batch"]]

@@ -33,7 +33,7 @@ def unit(n: int, dim: int, seed: int) -> np.ndarray:
 
 
 def neighbours(x: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
-    """The rows of the k largest inner products of each query, the largest first."""
+    """Finds the rows of the k largest inner products of each query, the largest first."""
     size = max(1, BLOCK // len(x))
     blocks = (queries[start : start + size] @ x.T for start in range(0, len(queries), size))
     return np.concatenate([np.argsort(-block, axis=1, kind="stable")[:, :k] for block in blocks])

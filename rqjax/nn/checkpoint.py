@@ -216,7 +216,7 @@ def _digest(decoder: Decoder) -> str:
 
 
 def _files(folder: Path, fields: Mapping[str, Any]) -> dict[str, Stored]:
-    """The tensors of a folder, in the file that the config names or else the first that is there."""
+    """Finds the tensors of a folder, in the file that the config names or else the first that is there."""
     usual = ["model.safetensors", "model.safetensors.index.json"]
     named = fields.get("transformers_weights")
     present = [name for name in usual if (folder / name).exists()] if named is None else [_beside(named, "config.json")]

@@ -148,7 +148,7 @@ class Router(Linear):
 
 
 class Mixture(nnx.Module):
-    """The experts that a router chooses, weighted, and those that all tokens share."""
+    """Weighted sum of the experts that a router chooses, and the experts that all tokens share."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         self.router = Router(config, rngs=rngs, dtype=dtype)
