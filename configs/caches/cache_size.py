@@ -4,8 +4,8 @@ Claim: 75.6, 57.6 and 39.5 MB at 4, 3 and 2 bits instead of 289.0 MB. That is b 
 norm and a residual norm, values with a norm. The last column is of the cache in use: 128 newest and 4 first tokens in
 full precision, quantizers included.
 
-To see: the bytes are the published ones within half a percent. Without the sketch of the residual (keys `rotorquant`)
-the codes take fewer bytes and have a higher cosine, at all bits.
+To see: the bytes are within half a percent of the published ones. Without the sketch of the residual (keys
+`rotorquant`), codes take fewer bytes and have a higher cosine at all bits.
 
     python -m experiments.run --config=configs/caches/cache_size.py
 """

@@ -6,7 +6,7 @@ bfloat16 included. V2 takes more than is published. Its groups of 64 pay half a 
 where one norm a token is an eighth of a bit.
 
 To see: every strategy takes less than a third of float16's bytes, v3_3 between a fourth and a fifth, v3_2 less than a
-sixth. The published sizes of V3 hold with a MB or more to spare, that of V2 does not.
+sixth. The published sizes of V3 hold with a MB or more to spare; the published size of V2 does not hold.
 
     python -m experiments.run --config=configs/caches/kv_memory.py
 """

@@ -2,8 +2,8 @@
 
 Claim: (32 * 3 + 96 * 2) / 128 is said to be 2.5 bits. It is 2.25; 64@3+64@2 is 2.5, and so is 32@4+96@2.
 
-To see: 32@3+96@2, said to be 2.5 bits, is 2.25. Of the two splits that are 2.5 bits, 64@3+64@2 has the smaller error
-on all data. Every error is what Lloyd-Max's theory expects, within 3 %.
+To see: 32@3+96@2, said to be 2.5 bits, is 2.25. Two splits are 2.5 bits; 64@3+64@2 has the smaller error on all data.
+Every error is within 3 % of Lloyd-Max's theory.
 
     python -m experiments.run --config=configs/codes/fractional.py
 """

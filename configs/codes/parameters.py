@@ -4,8 +4,8 @@ Claim: 44 times fewer at d = 128, 3063 times at 4096. The paper counts inconsist
 elsewhere; rotors: 8 ceil(d/3) + 28 at 128, 4 ceil(d/3) + 14 elsewhere). Ours are the numbers in the arrays: three for
 each rotor, since a bivector is enough.
 
-To see: at d = 128 a dense rotation has 62 to 225 times as many numbers as the others, at 4096 2,046 to 8,156 times.
-It grows with the square of d, the others with d.
+To see: a dense rotation has 62 to 225 times as many numbers as the others at d = 128, and 2,046 to 8,156 times as many
+at 4096. Its count grows with the square of d, the others' with d.
 
     python -m experiments.run --config=configs/codes/parameters.py
 """

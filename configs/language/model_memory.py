@@ -1,7 +1,7 @@
 """A 3B-parameter checkpoint, made on the spot, loads and makes a token within 10 GB on two cores, in bfloat16.
 
-To see: while weights are loaded, resident memory grows by no more than 1.3 times their bytes. So it does for a mixture
-of experts, whose experts are 768 tensors of the file and 6 arrays.
+To see: while weights are loaded, resident memory grows by no more than 1.3 times their bytes. This also holds for a
+mixture of experts, whose experts are 768 tensors in the file and 6 arrays in memory.
 
     python -m experiments.run --config=configs/language/model_memory.py
 

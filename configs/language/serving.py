@@ -3,9 +3,9 @@
 Claim (issues of serving engines): a quantized cache holds more texts at a time, and so makes more tokens a second, if
 its prefixes can still be shared. The cache has the bytes of four of the longest texts in bfloat16.
 
-To see: pages follow the bits. Tokens a second do not. On a CPU reading prompts takes nearly all of the time, a piece of
-one prompt a step, so that few texts are written at a time whatever the room. A prompt whose beginning is known has its
-first token three to five times sooner.
+To see: the number of pages follows the bits, but tokens a second do not. On a CPU, reading prompts takes nearly all of
+the time, one piece of one prompt a step. Few texts are therefore written at a time, however many pages there are. A
+prompt with a known beginning has its first token three to five times sooner.
 
     python -m experiments.run --config=configs/language/serving.py
 

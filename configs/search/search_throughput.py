@@ -1,9 +1,9 @@
 """Queries a second for the ten nearest of 100,000 vectors, beside FAISS's IndexRaBitQ, IndexPQ and IndexPQFastScan.
 
-To see: a thousand queries together are answered five to ten times as fast as by IndexRaBitQ and six to twelve times as
-fast as by IndexPQ. They are answered half as fast as by FastScan at 2 bits and as fast at 4. Answers by turbovec are
-twice as fast. One query alone takes, through level codes, half of IndexRaBitQ's time and four to six times that of
-FastScan. Through trellis codes it takes two to three times that of IndexRaBitQ.
+To see: a thousand queries together run five to ten times as fast as in IndexRaBitQ and six to twelve times as fast as
+in IndexPQ. They run half as fast as in FastScan at 2 bits and as fast at 4; turbovec is twice as fast. A single query
+of level codes takes half of IndexRaBitQ's time and four to six times FastScan's. A single query of trellis codes takes
+two to three times IndexRaBitQ's.
 
     python -m experiments.run --config=configs/search/search_throughput.py
 

@@ -51,7 +51,7 @@ class Place(NamedTuple):
         return {f"{self.names[0]}_blocks": (*scales, 16), f"{self.names[0]}_scales": scales}
 
     def rows(self, files: Mapping[str, Stored], rows: slice, expert: int) -> np.ndarray:
-        """Reads some rows of the parameter, or of an expert's; if they have an order, rows of whole heads."""
+        """Some of its rows, or of those of an expert; where they have an order, those of whole heads."""
         if self.experts == "mxfp4":
             return of_mxfp4(*(files[name].array()[expert, self.first :: self.step][rows] for name in self.tensors))
         if self.experts == "packed":
