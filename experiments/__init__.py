@@ -10,7 +10,7 @@ from rqjax.core import extras
 
 
 def _one_line_for_missing_extras(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Of a command, whichever of its imports fails."""
+    """Prints one line if a command lacks an extra, whichever of its imports fails."""
     try:
         with extras.explained():
             raise error
@@ -21,8 +21,8 @@ def _one_line_for_missing_extras(kind: type[BaseException], error: BaseException
 
 
 sys.excepthook = _one_line_for_missing_extras
-logging.getLogger("jax").setLevel(logging.WARNING)  # not a line for each kind of device that is not there
-logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # nor for its cache, the first time
+logging.getLogger("jax").setLevel(logging.WARNING)  # no line for each kind of device that is missing
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # no line about its cache, the first time
 
 
 def flags_parser(argv: list[str]) -> list[str]:

@@ -5,8 +5,8 @@
     python -m experiments.advise --model=llama-d128 --family=eden --budget=100000tokens/GB
     python -m experiments.generate --model=llama-d128 --strategy=klt_trellis+pre_rope@2.5
 
-What the keys, and the values, of each layer cost is measured once, on training text of the models of `results/models`
-or on what --corpus holds. The strategies go to a file beside the checkpoint, and the frontier to a plot.
+The losses from the keys, and from the values, of each layer are measured once. The text is training text of the models
+of `results/models`, or what --corpus holds. The strategies go to a file beside the checkpoint, the frontier to a plot.
 """
 
 import sys

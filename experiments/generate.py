@@ -91,7 +91,7 @@ def _many() -> None:
             for event in engine.step():
                 made[event.id].append(event.token)
                 bar.update(event.done)
-    for name, (_, pages) in zip(DEGRADE.value, engine.degraded, strict=False):  # as far as it came
+    for name, (_, pages) in zip(DEGRADE.value, engine.degraded, strict=False):  # only those that were needed
         print(f"pages ran out: codes were made anew by {name}, {pages} pages", file=sys.stderr)
     texts = [json.dumps({"text": tokenizer.decode(made[id]), "tokens": len(made[id])}) + "\n" for id in ids]
     if OUT.value:
@@ -101,7 +101,7 @@ def _many() -> None:
 
 
 def _request(number: int, line: str) -> dict[str, Any]:
-    """What is asked for in a line: the arguments of `Engine.submit`."""
+    """Parses a line into arguments of `Engine.submit`."""
     usual = {"max_tokens": TOKENS.value, "temperature": TEMPERATURE.value, "top_p": TOP_P.value, "seed": SEED.value}
     try:
         request = json.loads(line)

@@ -2,7 +2,7 @@
 
 python -m experiments.lm_eval --model=llama-d128 --strategy=eden_3 --tasks=TASK,TASK --include_path=FOLDER
 
-Tasks that are not in `include_path` lm_eval downloads. Needs the extra `eval`; torch is not needed.
+lm_eval downloads tasks that are not in `include_path`. Needs the extra `eval`; torch is not needed.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Writes the text that experiments share, from the standard library of the running Python: `python -m experiments.pin`.
 
 `corpus/text.tar.xz` has the files that are held out from training and as many training files, `corpus/words.xz` the
-words of every file, a line each. What is committed is of Python 3.11.7, because the models of `results/models` were
-trained on its library: of another one's, they have seen most of what would be held out. The license is Python's, in
-`corpus/LICENSE.txt`.
+words of every file, a line each. The committed files are of Python 3.11.7, because the models of `results/models` were
+trained on its library. They have seen most of the files that would be held out of another version's. The license is
+Python's, in `corpus/LICENSE.txt`.
 """
 
 import io

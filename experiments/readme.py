@@ -1,4 +1,4 @@
-"""Refreshes the documents, what is generated in them and of them: `python -m experiments.readme`.
+"""Refreshes what is generated in the documents: `python -m experiments.readme`.
 
 The index of the API, <!-- api --> ... <!-- end -->, and all of configs/README.md come from docstrings.
 """
@@ -36,14 +36,14 @@ def refresh(text: str) -> str:
 
 
 def api() -> str:
-    """A line for each public name: the first one of its docstring."""
+    """Returns a line for each public name: the first paragraph of its docstring."""
     names = dict.fromkeys(rqjax.__all__)
     first = {name: (inspect.getdoc(getattr(rqjax, name)) or "").partition("\n\n")[0].split() for name in names}
     return "\n".join(f"- `{name}`: {' '.join(words)}" for name, words in first.items())
 
 
 def configs() -> str:
-    """configs/README.md."""
+    """Returns the text of configs/README.md."""
     return ABOVE + "\n".join(map(_line, run.configs().values())) + "\n"
 
 
@@ -55,7 +55,7 @@ def _line(path: Path) -> str:
 
 
 def _minutes(name: str) -> str:
-    """That the committed rows of a config took."""
+    """Returns the minutes that the committed rows of a config took."""
     path = ROOT / "results" / name / "rows.csv"
     if not path.exists():
         return ""

@@ -38,11 +38,11 @@ SHARD = flags.DEFINE_string("shard", "0/1", "i/n: only the i-th of n parts of th
 FRESH = flags.DEFINE_bool("fresh", False, "Repeat the rows that were made by other code than today's.")
 TRACEBACK = flags.DEFINE_bool("traceback", False, "Show where an error comes from.")
 TO_SEE = "To see: "
-"""How the paragraph of a config's docstring begins that says what its table shows."""
+"""Beginning of the paragraph of a config's docstring that says what its table shows."""
 
 
 class Made(NamedTuple):
-    """What a run has made."""
+    """Tables and files that a run has made."""
 
     markdown: str
     shown: str
@@ -51,7 +51,7 @@ class Made(NamedTuple):
 
 
 def points(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The product of the grid's tuples, each point with the config's other values."""
+    """Yields the product of the grid's tuples, each point with the config's other values."""
     grid = {name: values if isinstance(values, tuple | list) else (values,) for name, values in config["grid"].items()}
     fixed = {name: value for name, value in config.items() if name not in ("grid", "workdir")}
     for values in itertools.product(*grid.values()):
@@ -69,7 +69,7 @@ def load(name: str) -> Any:
 def run(config: Mapping[str, Any], workdir: Path, fresh: bool = False, shard: tuple[int, int] = (0, 1)) -> Made:
     """Runs what is missing of the grid, and if `fresh` what other code made; writes table.md, rows.csv and plots.
 
-    Of a shard (i, n) every n-th row from the i-th on, into a file of its own; the table is of all rows that are there.
+    A shard (i, n) is every n-th row from the i-th on, in a file of its own; the table is of all rows that are there.
     """
     if platforms.platform() == "METAL":
         jax.random.key = jax.random.PRNGKey  # typed ones are lowered with a custom call (jax issue 16287)
@@ -106,7 +106,7 @@ def shown(made: Made, sentence: str) -> str:
 
 
 def _with_bar(todo: list[dict[str, Any]], name: str) -> Iterable[dict[str, Any]]:
-    """With a progress bar where there is a terminal and tqdm."""
+    """Adds a progress bar if there is a terminal and tqdm."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -115,17 +115,17 @@ def _with_bar(todo: list[dict[str, Any]], name: str) -> Iterable[dict[str, Any]]
 
 
 def _default_workdir(config: Mapping[str, Any], name: str) -> str:
-    """What the config says, unless it is only rehearsed; runs/<config name> if it says nothing."""
+    """Returns the config's folder, unless it is only rehearsed; runs/<config name> if it names none."""
     return f"runs/{name}" if config.get("rehearse") else config.get("workdir") or f"runs/{name}"
 
 
 def configs() -> dict[str, Path]:
-    """The files of all configs by name, in whichever room they are."""
+    """Finds the files of all configs by name, in whichever room they are."""
     return {path.stem: path for path in sorted(sources.ROOT.glob("configs/*/*.py"), key=lambda path: path.stem)}
 
 
 def find(name: str) -> str:
-    """The path of a config, given by its name or path.
+    """Finds the path of a config, given by its name or path.
 
     Raises:
         LookupError: If there is none; the message names the nearest one.
@@ -141,7 +141,7 @@ def find(name: str) -> str:
 
 
 def with_config(argv: list[str]) -> list[str]:
-    """Puts the path of a config in the place of its name; prints what there is to know for --help, and exits.
+    """Puts the path of a config in the place of its name; prints help for --help, and exits.
 
     The name is the first argument, or the value of --config.
     """
@@ -159,7 +159,7 @@ def with_config(argv: list[str]) -> list[str]:
 
 
 def about(path: Path) -> str:
-    """What a config is about, and its values."""
+    """Returns the docstring of a config, and its values."""
     config = runpy.run_path(str(path))["get_config"]()
     values = [f"  --config.{name}={value!r}" for name, value in config.items() if name not in ("grid", "experiment")]
     grid = [f"  --config.grid.{name}={value!r}" for name, value in config.grid.items()]

@@ -153,7 +153,7 @@ def _file(read: Callable[[str, str], np.ndarray], name: str) -> np.ndarray:
 
 
 def _filter(where: str | None) -> np.ndarray | range | None:
-    """What passes: ids from FIRST to LAST, or those of a file."""
+    """Returns the ids that pass: from FIRST to LAST, or those of a file."""
     ends = re.fullmatch(r"(\d+)-(\d+)", where or "")
     if ends:
         return range(int(ends[1]), int(ends[2]) + 1)
@@ -182,7 +182,7 @@ class _Watched(np.ndarray):
 
 
 def _output(name: str) -> Path:
-    """A file to write. Where there can be none, that is said before anything is computed."""
+    """Returns a file to write; raises before anything is computed if it cannot be written."""
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=path.parent).close()
@@ -199,7 +199,7 @@ def _quantizer(method: str, key: jax.Array, x: np.ndarray, bits: float, metric: 
 
 
 def _timed(stage: str, function: Callable[[], Any], count: int = 0, unit: str = "") -> Any:
-    """What the function returns; prints its seconds."""
+    """Returns what the function returns, and prints its seconds."""
     start = time.perf_counter()
     value = jax.block_until_ready(function())
     seconds = time.perf_counter() - start

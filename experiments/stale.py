@@ -13,7 +13,7 @@ RESULTS = sources.ROOT / "results"
 
 
 def stale(results: Path) -> Iterator[tuple[str, int, int, int]]:
-    """Of each folder with such rows: name, how many are of other code, how many do not know their code, and all."""
+    """Yields folders with such rows: name, counts of rows of other code and of rows that know none, and of all."""
     for path in sorted(results.glob("*/rows.csv")):
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))

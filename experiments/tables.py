@@ -26,7 +26,7 @@ TABLES: dict[str, dict[str, tuple]] = {
     "rotation_mixing": {"data": ("gaussian", "outlier_channels", "one_hot", "words")},
     "fractional": {},
 }
-"""What is made of each config's grid: all of it, or as much as takes a minute."""
+"""Parts of each config's grid that are made: all of it, or as much as takes a minute."""
 NEXT = """
 To try next:
   make test     the test suite

@@ -1,4 +1,4 @@
-"""Does it pay to train quantizers for what attention makes of their errors?
+"""Quantizers trained for what attention makes of their errors, beside those trained for the errors themselves.
 
 Each loss trains the rotors of `rotor_chain` and levels of each coordinate on 6,144 tokens of training text; attention
 is that of held-out text. "none" is not trained: random rotors, Lloyd's levels.
@@ -8,8 +8,8 @@ is that of held-out text. "none" is not trained: random rotors, Lloyd's levels.
         --config.grid.loss="('none','distortion','output')"
 
 The committed table is of the first two models; a row of the third takes minutes. It has three losses more, which rqjax
-no longer has, since none lowers the divergence below that of the plain squared error by more than the seeds vary: soft
-codes, the closed form of a Gaussian's error, and the divergence of the softmax. A row's `revision` has their code.
+no longer has: soft codes, the closed form of a Gaussian's error, and the divergence of the softmax. None lowers the
+divergence below that of the plain squared error by more than the seeds vary. A row's `revision` has their code.
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@
 
 Claim: 969 MB in float16 become 266 (V2, 4 bits), 236, 207 and 177 MB (V3 at 3.5, 3 and 2.5 bits). The 969 MB are 28
 layers of 8 heads with buffers of 8448 tokens. Expected: a few MB less for V3, window of 128 and 4 first tokens in
-bfloat16 included; V2 takes more than is published, because groups of 64 pay half a bit an element for scales and
-biases, where one norm a token is an eighth of a bit.
+bfloat16 included. V2 takes more than is published. Its groups of 64 pay half a bit an element for scales and biases,
+where one norm a token is an eighth of a bit.
 
 To see: every strategy takes less than a third of float16's bytes, v3_3 between a fourth and a fifth, v3_2 less than a
 sixth. The published sizes of V3 hold with a MB or more to spare; the published size of V2 does not hold.

@@ -1,6 +1,6 @@
 """RotorQuant, section 5.5: needles found by their codes at 2, 3 and 4 bits among 512, 2048 and 8192 keys.
 
-Claim: 9 of 9 for RotorQuant and TurboQuant. Expected: all found where the query is the needle's key; with a query at a
+Claim: 9 of 9 for RotorQuant and TurboQuant. Expected: all found where the query is the needle's key. With a query at a
 cosine of 0.5 some are missed at 2 bits, and the residual sketch misses more than the bit it costs finds.
 
     python -m experiments.run --config=configs/caches/needle.py

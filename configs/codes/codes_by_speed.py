@@ -1,6 +1,6 @@
-"""Which code for which time: error over Shannon's bound against the speed of encoding and decoding.
+"""Error of codes over Shannon's bound against the speed of encoding and decoding.
 
-Claim: levels behind any rotation are alike in error and differ in the speed of encoding; a trellis leaves 0.57 to 0.65
+Claim: levels behind any rotation are alike in error and differ in the speed of encoding. A trellis leaves 0.57 to 0.65
 of that error and encodes a hundred times as slowly as `rotorquant`; `nested_e8` lies between in both.
 
     python -m experiments.run --config=configs/codes/codes_by_speed.py

@@ -1,4 +1,4 @@
-"""What it costs to call operations outside `jax.jit`, on small arrays, where calling is most of it.
+"""Cost of calling operations outside `jax.jit`, on small arrays, where calling takes most of the time.
 
 Claim: a call outside jit takes at most 3 times as long as one inside, and a millisecond. It is compiled once for each
 shape; what is left is the checks of arguments, which need numbers that a jitted call does not know.

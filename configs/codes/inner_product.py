@@ -1,6 +1,6 @@
 """RotorQuant's Table 5, TurboQuant's Figures 1 and 2: bias, error and correlation of estimated inner products.
 
-Claim: mse-optimal quantizers shrink inner products by 1 - D, sketched residuals by nothing; an orthogonal sketch has
+Claim: mse-optimal quantizers shrink inner products by 1 - D, sketched residuals by nothing. An orthogonal sketch has
 two thirds of the Gaussian one's error, and EDEN's unbiased scale beats both with no sketch at all.
 
 To see: the slope, the factor on every inner product, is 1 within one percent for all `_prod` and `_unbiased`. The other

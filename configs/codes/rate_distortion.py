@@ -1,7 +1,7 @@
 """Trellis-coded quantization against scalar levels and Shannon's bound, bits of equal length, fractional ones too.
 
-Claim: with 2^8 states a ring of exactly d b bits has 1.1 to 1.4 times the least error there is at 1 to 4 bits, with
-2^12 states less than 1.2 times, where Lloyd-Max levels have 1.4 to 2.4 times.
+Claim: at 1 to 4 bits a ring of exactly d b bits with 2^8 states has 1.1 to 1.4 times the least error there is. With
+2^12 states it has less than 1.2 times, where Lloyd-Max levels have 1.4 to 2.4 times.
 
     python -m experiments.run --config=configs/codes/rate_distortion.py
 

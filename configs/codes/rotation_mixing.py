@@ -1,7 +1,7 @@
-"""What isotropic data cannot show: how well each rotation mixes structured channels, with no rotation as a row.
+"""Mixing of structured channels by each rotation, with no rotation as a row: isotropic data cannot show it.
 
 Claim: one layer of rotors in blocks of three is seven times worse than a uniform rotation on outlier channels at
-3 bits; with one randomized Hadamard round it is as good or better on every data set, but only if the rotors come first
+3 bits. With one randomized Hadamard round it is as good or better on every data set, but only if the rotors come first
 (`rotor_chain`; `hadamard_rotor` is the other order).
 
 To see: on Gaussian data all rotations are alike, and no rotation (`identity`) is as good. On outlier channels

@@ -1,7 +1,7 @@
 """Speed on a CPU, as ratios in one run: encoding against FAISS's SQ4, a memcpy of the input and dense turboquant.
 
 Claim (RotorQuant, Tables 2 and 3, on GPUs): 10 to 31 times faster than the dense rotation at d = 128. On two CPU cores
-the dense product is near its peak and the rotor near the memory's, so the ratio is 3 to 4 at d = 128 and grows with d.
+the dense product is near its peak and the rotor near the memory's. The ratio is 3 to 4 at d = 128 and grows with d.
 
     python -m experiments.run --config=configs/codes/throughput.py
 

@@ -6,10 +6,10 @@ at 0.16 to 0.47 of it.
 
     python -m experiments.run --config=configs/devices/apple_suite.py
 
-On a Mac with the extras `experiments`, `flax` and `mps` or `metal`; 12 GB of memory. Nobody
-has run it there yet: `--config.rehearse=True` tries it in small anywhere. The decoder has the published one's shape, 28
-layers, with random weights in float16 and a vocabulary of bytes; the published weights have 4 bits, so that tokens per
-second compare with each other only as shares of those with a float16 cache.
+On a Mac with the extras `experiments`, `flax` and `mps` or `metal`; 12 GB of memory. Nobody has run it there yet:
+`--config.rehearse=True` tries it in small anywhere. The decoder has the published one's shape, 28 layers, with random
+weights in float16 and a vocabulary of bytes. The published weights have 4 bits, so that tokens per second compare with
+each other only as shares of those with a float16 cache.
 """
 
 from ml_collections import ConfigDict

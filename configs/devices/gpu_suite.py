@@ -1,9 +1,9 @@
 """The GPU kernels: their tests on the device, then their speed against dense torch, XLA, bfloat16 attention and a copy.
 
 Claim (RotorQuant, Table 2, 3 bits, d = 128, an NVIDIA RTX PRO 4000 Blackwell): the fused rotor kernel quantizes 1k to
-16k vectors in 6 to 39 us, 11 to 19 times as fast as the dense pipeline (69 to 740 us). Claim of this project: from 64k
-vectors on the kernels run at the speed of memory, and attention to codes beats attention to bfloat16 by the bytes that
-it does not read, 3 to 3.5 times in large caches.
+16k vectors in 6 to 39 us. It is 11 to 19 times as fast as the dense pipeline (69 to 740 us). Claim of this project:
+from 64k vectors on the kernels run at the speed of memory. Attention to codes beats attention to bfloat16 by the bytes
+that it does not read, 3 to 3.5 times in large caches.
 
     python -m experiments.run --config=configs/devices/gpu_suite.py
 
@@ -12,7 +12,7 @@ absl-py, ml_collections, and pytest with hypothesis for the tests; uses torch, t
 What cannot be measured says so in its row. `--config.rehearse=True` tries the same in small, on a CPU too.
 
 A number is device time with cold caches (`devices/gpu_clock.py`), the share that its least bytes are of the copy
-bandwidth of the same run, and the ratio to the yardstick; a star marks functions that wait for the host. Rows of a run
+bandwidth of the same run, and the ratio to the yardstick. A star marks functions that wait for the host. Rows of a run
 before are kept: remove the folder to measure anew. Expected on an H200: a copy of about 4300 GB/s.
 """
 
@@ -51,7 +51,7 @@ CASES = (
     *(f"attend bfloat16 {by} {shape}" for shape in SHAPES for by in ("cudnn", "torch")),
     *(f"{operation} {method} xla {n}" for operation, method in KERNELS for n in VECTORS),
 )
-"""In the order of their worth, since what comes after `budget_s` is left out."""
+"""Cases in the order of their worth, since those after `budget_s` are left out."""
 
 
 def get_config() -> ConfigDict:

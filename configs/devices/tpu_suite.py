@@ -2,7 +2,7 @@
 
 Claim of this project: attention to codes reads a quarter of what attention to bfloat16 reads. The compiler's
 instructions predict (pallas_kernels/README.md) on a v5e 3 times the speed with affine codes of 4 bits in one group, 1.4
-times with Lloyd-Max levels of 4 bits; on a v6e 1.8 and 0.8 times. **It has not run on a TPU yet.**
+times with Lloyd-Max levels of 4 bits. On a v6e they predict 1.8 and 0.8 times. **It has not run on a TPU yet.**
 
     python -m experiments.run --config=configs/devices/tpu_suite.py
 

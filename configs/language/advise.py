@@ -5,9 +5,9 @@ others it is 0.71 to 0.89.
 
     python -m experiments.run --config=configs/language/advise.py
 
-What each layer's keys, and values, cost alone is measured on 2,048 tokens of training text; the divergence on four
-windows of held-out text, with all keys and values in codes, those of a window at once. `windows` of the calibration are
-read together. Another family: --config.grid.family="('klt_trellis+pre_rope',)".
+The losses from each layer's keys, and from its values, alone are measured on 2,048 tokens of training text. The
+divergence is measured on four windows of held-out text, with all keys and values in codes, those of a window at once.
+`windows` of the calibration are read together. Another family: --config.grid.family="('klt_trellis+pre_rope',)".
 """
 
 from ml_collections import ConfigDict

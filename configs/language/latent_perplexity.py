@@ -1,8 +1,8 @@
-"""Which codes suit the latents of multi-head latent attention: a decoder of DeepSeek V2's form through caches in codes.
+"""Codes of the latents of multi-head latent attention: what a decoder of DeepSeek V2's form loses through them.
 
 The decoder was trained by `configs/language/train_lm.py`: latents of 128 coordinates and 32 that turn. A strategy "a/b"
-has what turns in codes of a and the latent in codes of b. As in `configs/language/perplexity.py` all tokens but the
-newest and the sinks are in codes.
+has the coordinates that turn in codes of a and the latent in codes of b. As in `configs/language/perplexity.py` all
+tokens but the newest and the sinks are in codes.
 
     python -m experiments.run --config=configs/language/latent_perplexity.py --workdir=results/latent_perplexity
 """

@@ -1,15 +1,15 @@
 """All methods beside each other at equal stored bits: what language models lose through a cache that is all codes.
 
-Claims: from 1.5 bits on the least divergence, mean and 99.9 %, is that of a transform code of keys before rotary
-positions (`klt_trellis` and "+pre_rope", learned from text), up to 8 bits; of codes that learn nothing it is that of
-trellis and nested lattice codes. Tiles whose newest tokens are exact (`kvarn`) have a lower median.
+Claims: from 1.5 to 8 bits the least divergence, mean and 99.9 %, is that of a transform code of keys before rotary
+positions. This code, `klt_trellis` with "+pre_rope", is learned from text. Of codes that learn nothing, trellis and
+nested lattice codes have the least. Tiles whose newest tokens are exact (`kvarn`) have a lower median.
 
     python -m experiments.run --config=configs/language/leaderboard.py
     python -m experiments.run --config=configs/language/leaderboard.py --config.grid.model="('FOLDER_OF_A_CHECKPOINT',)"
 
 Stored bits are of real arrays, scales included, means of keys and values. No token is in full precision but the newest
-15 at most (`keep` 0+0), 31 of KIVI and 127 of KVarN, whose scales are shared by 32 and 128 tokens: on average half of
-that, which is not in their bits. The windows are those of `configs/language/perplexity.py`. Hours of one core.
+15 at most (`keep` 0+0), 31 of KIVI and 127 of KVarN, whose scales are shared by 32 and 128 tokens. On average it is
+half of that, which is not in their bits. The windows are those of `configs/language/perplexity.py`. Hours of one core.
 """
 
 from ml_collections import ConfigDict

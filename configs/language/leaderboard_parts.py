@@ -1,7 +1,7 @@
 """The leaderboard with the newest and first tokens in full precision: whole, keys alone in codes, values alone.
 
 Claim (KIVI, KVarN, llama.cpp): keys need more bits than values. Expected: with the same 128 newest and 4 first tokens
-in bfloat16 for all, tiles lose the advantage that their own exact tokens give them, and the order is that of
+in bfloat16 for all, tiles lose the advantage that their own exact tokens give them. The order is that of
 `configs/language/leaderboard.py`.
 
     python -m experiments.run --config=configs/language/leaderboard_parts.py
@@ -31,7 +31,7 @@ MIXED = ("eden_2/eden_unbiased_2", "turboquant_trellis_2/turboquant_trellis_unbi
 
 
 def parts(name: str) -> tuple[str, str, str]:
-    """A strategy, with exact values, and with exact keys, to which its options do nothing."""
+    """Names a strategy, the same with exact values, and with exact keys, to which its options do nothing."""
     base, *options = name.split("+")
     return name, "+".join([f"{base}/bfloat16", *options]), f"bfloat16/{base}"
 

@@ -7,9 +7,9 @@ affine_rotated_3) and hurts in the place of a bit (turboquant_prod_3 against v3_
     python -m experiments.run perplexity --config.grid.model="('meta-llama/Llama-3.2-3B',)" \\
       --config.windows=8
 
-`keep` is how many newest and first tokens are in full precision; with 0+0 the newest 15 at most are. 64 KB of held-out
-text in chunks of 16 tokens; each seed's rotations serve a quarter of the windows. What the model says of all windows in
-full precision stays in memory: of a large vocabulary, whose tokens are longer, take fewer. Fifty minutes of one core.
+`keep` is how many newest and first tokens are in full precision; with 0+0 the newest 15 at most are. The text is 64 KB
+of held-out text in chunks of 16 tokens; each seed's rotations serve a quarter of the windows. The exact probabilities
+of all windows stay in memory: with a large vocabulary, whose tokens are longer, take fewer. Fifty minutes of one core.
 """
 
 from ml_collections import ConfigDict

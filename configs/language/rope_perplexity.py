@@ -1,7 +1,7 @@
 """Keys before rotary positions, or less a mean that turns with them: what language models lose.
 
 Claims: a mean that turns with the positions takes more than half off what keys in EDEN codes lose on two of the models,
-and next to nothing on gemma3-d256; codes of keys before rotary positions (KVQuant, Hooper et al. 2024,
+and next to nothing on gemma3-d256. Codes of keys before rotary positions (KVQuant, Hooper et al. 2024,
 arXiv:2401.18079), in a transform code, take off nearly all of it on all three.
 
     python -m experiments.run --config=configs/language/rope_perplexity.py

@@ -6,11 +6,12 @@ Claim (TurboQuant, RotorQuant): needles are found as well as in full precision, 
     python -m experiments.run --config=configs/language/ruler.py --config.grid.model="('FOLDER',)" \\
       --config.grid.tokens='(4096, 32768)' --config.examples=4
 
-`recall` is the decoder that `configs/language/needle_model.py` trains. It knows two of the tasks, over its own words:
-of T tokens T / 6 pairs of a key and a value are told, and all asked for one after the other (`niah_multiquery`); or T /
-3 - 1, at most 128, and one is asked for (`niah_multikey`). Other checkpoints get all eight tasks, or those of `tasks`,
-in their own tokens, with hay from `corpus`. What learns is fitted to other pairs, or to training text. With `keep` 0+0
-nothing is kept in full precision but the newest 15 tokens at most; 128+4 is the default of caches.
+`recall` is the decoder that `configs/language/needle_model.py` trains. It knows two of the tasks, over its own words.
+In `niah_multiquery` T tokens tell T / 6 pairs of a key and a value, and all are asked for one after the other. In
+`niah_multikey` they tell T / 3 - 1 pairs, at most 128, and one is asked for. Other checkpoints get all eight tasks, or
+those of `tasks`, in their own tokens, with hay from `corpus`. Learned quantizers are fitted to other pairs, or to
+training text. With `keep` 0+0 nothing is kept in full precision but the newest 15 tokens at most; 128+4 is the default
+of caches.
 
 To see: a decoder makes a token at a time, and its newest tokens are exact. Codes of least error shrink keys, so that a
 sharp head no longer finds them beside exact ones. `eden_2` loses nearly all answers, most with a window;

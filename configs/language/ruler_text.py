@@ -2,8 +2,8 @@
 
     python -m experiments.run --config=configs/language/ruler_text.py
 
-Trained on six million bytes of Python's library, `llama-d128` answers none of them in float32: to see whether a small
-model reads at all before its caches are compared. No table of it is committed.
+Trained on six million bytes of Python's library, `llama-d128` answers none of them in float32. The grid shows whether a
+small model reads at all before its caches are compared. No table of it is committed.
 """
 
 from ml_collections import ConfigDict

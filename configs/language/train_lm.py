@@ -1,10 +1,10 @@
 """Trains the decoders of `results/models` on the text of Python's standard library, byte by byte.
 
-Four families of four layers each, with head dimensions 128 (Llama), 64 (Qwen 2, with biases on the keys) and 256
-(Gemma 3, with local layers), and latents of 128 dimensions (DeepSeek V2, without experts). The last tenth of the tokens
-is seen in the long context, that of the validation windows; without local layers the curve falls there. One file in
-fifty of Python 3.11.7's library is held out, whichever Python runs (experiments/corpus); `trained_on.txt` in `folder`
-has the digests of the files trained on.
+There are four families of four layers each. Head dimensions are 128 (Llama), 64 (Qwen 2, with biases on the keys) and
+256 (Gemma 3, with local layers); latents have 128 dimensions (DeepSeek V2, without experts). The last tenth of the
+tokens is seen in the long context, that of the validation windows; without local layers the curve falls there. One file
+in fifty of Python 3.11.7's library is held out, whichever Python runs (experiments/corpus); `trained_on.txt` in
+`folder` has the digests of the files trained on.
 
     python -m experiments.run --config=configs/language/train_lm.py
     python -m experiments.run --config=configs/language/train_lm.py --config.corpus=my/texts --config.vocabulary=2048

@@ -1,15 +1,15 @@
 """Recall of nearest neighbors by inner product at 2 and 4 bits (TurboQuant, Figure 5): this library and its peers.
 
-Claim: with the bytes of any other codec here, or fewer, trellis codes find the nearest vector at least as often and as
-many of the ten nearest, on all data sets; `turboquant` finds what FAISS's TurboQuant, `faiss_tqmse`, does. FAISS's
-residual quantizer finds more: `configs/search/recall_prq.py`.
+Claim: with the bytes of any other codec, or fewer, trellis codes find the nearest vector at least as often, on all data
+sets. They find at least as many of the ten nearest. `turboquant` finds what FAISS's TurboQuant, `faiss_tqmse`, does.
+FAISS's residual quantizer finds more: `configs/search/recall_prq.py`.
 
     python -m experiments.run --config=configs/search/recall.py
 
 All vectors are unit vectors; `bytes` are those of codes, factors and norms of a vector, without ids, `shared_bytes`
-those of all centroids, rotations and tables. ":tight" gives as many bits
-less as the scale takes, ":unit" stores no scale. Needs the extra `bench`. Half of its hour is FAISS's PQ; OPQ, which
-takes ten times as long, is in `configs/search/recall_opq.py`.
+those of all centroids, rotations and tables. ":tight" gives as many bits less as the scale takes, ":unit" stores no
+scale. Needs the extra `bench`. Half of its hour is FAISS's PQ; OPQ, which takes ten times as long, is in
+`configs/search/recall_opq.py`.
 """
 
 from ml_collections import ConfigDict

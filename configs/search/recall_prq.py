@@ -1,9 +1,9 @@
 """FAISS's residual quantizers beside product quantization and this library's codes of the same bytes.
 
-Claim: `faiss_rq`, of whole vectors, finds more on all three data sets, because its centroids, trained on these very
-vectors, take 1.6 to 5 times the bytes of these in float32 (`shared_bytes`): so it is where there is nothing to learn
-about other vectors (`sphere`). In clusters `klt_trellis:tight` finds more at 2 bits than `faiss_prq`, of parts of the
-coordinates, and as many at 4.
+Claim: `faiss_rq`, of whole vectors, finds more on all three data sets. The reason is its centroids: trained on these
+very vectors, they take 1.6 to 5 times the bytes of these in float32 (`shared_bytes`). So it finds more even where there
+is nothing to learn about other vectors (`sphere`). In clusters `klt_trellis:tight` finds more at 2 bits than
+`faiss_prq`, of parts of the coordinates, and as many at 4.
 
     python -m experiments.run --config=configs/search/recall_prq.py
 

@@ -16,7 +16,7 @@ from experiments.harness.texts import numbers
 from rqjax.core import unknown_name
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
-"""The least weight, that of what gets none; smaller ones are 0 to XLA."""
+"""The least weight, for tokens that get none; smaller numbers are 0 to XLA."""
 DATA = ("gaussian", "outlier_channels", "key_bias", "outlier_channels_and_key_bias")
 
 MADE_BY = ("rqjax/recipes/strategies.py", "rqjax/recipes/methods.py")
@@ -39,7 +39,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """The newest `queries` tokens of `context`, on `heads` heads, for each of the seeds."""
+    """Measures the newest `queries` tokens of `context`, on `heads` heads, for each of the seeds."""
     rows = [_run(point, seed) for seed in range(point["seeds"])]
     columns = {name: jnp.asarray([row[name] for row in rows]) for name in rows[0]}
     return mean_and_deviation(columns)
@@ -58,7 +58,7 @@ def _run(point: dict[str, Any], seed: int) -> dict[str, Any]:
 def errors(
     cache: rqjax.KVCache, q: jax.Array, k: jax.Array, v: jax.Array, sliding_window: int | None = None
 ) -> dict[str, jax.Array]:
-    """Of the newest tokens' queries: attention from the cache against attention.
+    """Compares attention from the cache with exact attention, for the newest tokens' queries.
 
     Queries and keys are as the cache takes them: before they turn, if it has a rope.
     """
@@ -84,12 +84,15 @@ def errors(
 
 
 def weights(cache: rqjax.KVCache, q: jax.Array, k: jax.Array, sliding_window: int | None) -> jax.Array:
-    """The weights (batch, heads, queries, tokens) of `rqjax.attend` to keys that are appended to an empty cache: the
-    values of as many tokens as a head has dimensions are its axes, in full precision, those of all others are 0."""
+    """Returns the weights (batch, heads, queries, tokens) of `rqjax.attend` to keys appended to an empty cache.
+
+    They are read from its outputs. The values of as many tokens as a head has dimensions are its axes, in full
+    precision, and the values of all other tokens are 0.
+    """
     batch, time, heads, dim = k.shape
     full = rqjax.Exact(dim, "float32")
     options = {"window": cache.window, "sinks": cache.sinks, "dtype": jnp.float32}
-    empty = rqjax.KVCache.init(batch, heads, time, cache.key_quantizer, full, **options)  # as many tokens in a tile
+    empty = rqjax.KVCache.init(batch, heads, time, cache.key_quantizer, full, **options)  # tiles of the same size
     cache = rqjax.append(dataclasses.replace(cache, values=empty.values, own_value_quantizer=full), k, k)
 
     def some(first: jax.Array) -> jax.Array:
@@ -104,7 +107,7 @@ def weights(cache: rqjax.KVCache, q: jax.Array, k: jax.Array, sliding_window: in
 
 
 def _sample(point: dict[str, Any], key: jax.Array) -> list[jax.Array]:
-    """Queries with scores of deviation 2; keys with four channels times ten, or ten deviations off their center."""
+    """Draws queries with scores of deviation 2, and keys with four channels times ten or ten deviations off center."""
     keys, (heads, dim) = jax.random.split(key, 5), (point["heads"], point["dim"])
     q = jax.random.normal(keys[0], (1, point["queries"], heads, dim))
     k, v = (jax.random.normal(key, (1, point["context"], heads, dim)) for key in keys[1:3])
@@ -117,13 +120,13 @@ def _sample(point: dict[str, Any], key: jax.Array) -> list[jax.Array]:
 
 
 def loudness(key: jax.Array, heads: int, dim: int, loud: float | int) -> jax.Array:
-    """Of the channels (heads, dim): that of four of each head, and 1."""
+    """Returns factors of channels (heads, dim): `loud` for four channels of each head, 1 for the others."""
     chosen = jax.vmap(lambda key: jax.random.choice(key, dim, (4,), replace=False))(jax.random.split(key, heads))
     return jax.vmap(lambda channels: jnp.ones(dim).at[channels].set(loud))(chosen)
 
 
 def keep(text: str) -> tuple[int, int]:
-    """Newest and first tokens in full precision: '128+4'."""
+    """Parses the numbers of newest and first tokens in full precision: '128+4'."""
     window, sinks = numbers(text, "128+4", "newest and first tokens")
     return window, sinks
 

@@ -1,6 +1,6 @@
-"""What a quantizer of keys or values is trained for: its own error, or what attention makes of it.
+"""Training quantizers of keys or values for their own error, or for the error of attention.
 
-`rotor_chain` with levels of each coordinate is fitted to each layer and head on training text, by each loss; attention
+`rotor_chain` with levels of each coordinate is fitted to each layer and head on training text, by each loss. Attention
 is then measured on held-out text, from a cache that has only the keys, or only the values, in codes.
 """
 
@@ -44,7 +44,7 @@ LOSSES: Registry = Registry(
         "output": lambda q: losses.OutputError(),
     },
 )
-"""Of the queries (m, d) that meet a head of keys."""
+"""Functions from the queries (m, d) that meet a head of keys to a loss."""
 
 
 def check(point: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One loss on all layers and heads of a model, for each of the seeds."""
+    """Measures one loss on all layers and heads of a model, for each of the seeds."""
     train = calibration(point["model"], point["corpus"], point["context"], point["windows"])
     decoder, held = captured(point["model"], point["corpus"], point["context"])
     names = ("kl", "top1", "cosine", "mse")
@@ -76,7 +76,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fit(point: dict[str, Any], layer: int, qkv: list[jax.Array], scale: float) -> Any:
-    """Quantizers (seeds, heads) of the keys or values of a layer."""
+    """Fits quantizers (seeds, heads) to the keys or values of a layer."""
     q, k, v = qkv
     x = jnp.swapaxes(k if point["side"] == "keys" else v, 0, 1)
     heads, time, dim = x.shape
@@ -112,7 +112,7 @@ def _trainer(loss: str, bits: int, steps: int) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _weights(q: jax.Array, k: jax.Array, context: int, scale: float) -> jax.Array:
-    """The sum over queries of the squared attention weight of each token (heads, time); queries every 16 tokens."""
+    """Sums each token's squared attention weight over queries (heads, time); queries are 16 tokens apart."""
 
     def window(q: jax.Array, k: jax.Array) -> jax.Array:
         at = jnp.arange(0, context, 16)
@@ -125,7 +125,7 @@ def _weights(q: jax.Array, k: jax.Array, context: int, scale: float) -> jax.Arra
 
 
 def _measure(point: dict[str, Any], quantizer: Any, qkv: list[jax.Array], options: dict[str, Any]) -> dict[str, Any]:
-    """Attention of the newest queries on all heads."""
+    """Measures attention of the newest queries on all heads."""
     q, k, v = qkv
     q, k, v = q[None] * options["scale"] * q.shape[-1] ** 0.5, k[None], v[None]
     coded = rqjax.PerHead(quantizer)

@@ -47,7 +47,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(method: str, bits: int, seed: int, shape: tuple[int, ...]) -> tuple[int, float]:
-    """Bytes of the codes of Gaussian vectors, and the cosine with what they decode to."""
+    """Returns the bytes of the codes of Gaussian vectors, and the cosine with the decoded vectors."""
     x = jax.random.normal(jax.random.key(seed), shape)
     codes, cosine = _encode(method, shape[-1], bits)(jax.random.key(seed + 2), x)
     return rqjax.nbytes(codes), float(cosine)
@@ -55,7 +55,7 @@ def _encoded(method: str, bits: int, seed: int, shape: tuple[int, ...]) -> tuple
 
 @functools.cache
 def _encode(method: str, dim: int, bits: int) -> Callable[..., Any]:
-    """Compiled once for keys and values."""
+    """Compiles once for keys and values."""
 
     def encode(key, x):
         quantizer = rqjax.METHODS[method](key, dim, bits)

@@ -1,9 +1,9 @@
 """Speed of appending to a compressed cache and of attention from it, as ratios in one run against plain caches.
 
 A strategy takes turns with float32 and bfloat16 caches of the same tokens: arrays with a slot for each token and none
-to spare, attended to by two products and a softmax, with the keys of a head as (tokens, dim) and as (dim, tokens), and
-by `jax.nn.dot_product_attention`; the fastest of the three counts. The strategy's own cache has room for more tokens.
-The least over the rounds of the second of two calls, which other processes disturb the least.
+to spare. They are attended to by two products and a softmax, with the keys of a head as (tokens, dim) and as (dim,
+tokens), and by `jax.nn.dot_product_attention`. The fastest of the three counts. The strategy's own cache has room for
+more tokens. A time is the least over the rounds of the second of two calls, which other processes disturb the least.
 """
 
 import functools
@@ -43,9 +43,9 @@ TABLES = (
     ),
 )
 LAYOUTS = ("bhtd", "bhdt")
-"""Of the keys in a plain cache: b sequences, h heads, t tokens, d dimensions."""
+"""Layouts of the keys in a plain cache: b sequences, h heads, t tokens, d dimensions."""
 ROPE = rqjax.Rope(5e5)
-"""Of strategies that turn keys; a plain cache's have turned."""
+"""Rotary embedding of strategies that turn keys; a plain cache holds keys that have turned."""
 FITTED_TO = 4096
 """Vectors that quantizers learn from."""
 
@@ -61,7 +61,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One strategy at one shape, "<query heads a KV head>x<tokens>"."""
+    """Measures one strategy at one shape, "<query heads a KV head>x<tokens>"."""
     groups, tokens = _shape(point)
     heads, dim = point["kv_heads"], point["dim"]
     keys = jax.random.split(jax.random.key(0), 3)
@@ -102,7 +102,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 def plain_attend(
     cache: tuple[jax.Array, jax.Array, jax.Array | None], q: jax.Array, layout: str = LAYOUTS[0]
 ) -> jax.Array:
-    """Keys in `layout`, values (batch, heads, slots, dim), and how many slots are taken: None for all of them."""
+    """Attends to keys in `layout`, values (batch, heads, slots, dim), and so many taken slots, None for all."""
     k, v, length = cache
     y = q.reshape(q.shape[0], v.shape[1], -1, q.shape[3]).astype(k.dtype)
     rows = y.shape[2]
@@ -136,7 +136,7 @@ def _strategy(name: str, heads: int, dim: int) -> rqjax.Strategy:
 
 
 def _keys_before_they_turn(heads: int, dim: int) -> jax.Array:
-    """Of all layers of a trained model, (heads, n, dim): few of their principal axes have variance."""
+    """Returns keys of all layers of a trained model, (heads, n, dim): few of their principal axes have variance."""
     with extras.explained():
         from experiments.models import models
 
@@ -149,7 +149,7 @@ def _keys_before_they_turn(heads: int, dim: int) -> jax.Array:
 
 
 def _times(calls: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, float], float]:
-    """Least milliseconds of each call; and the mean of mine of appending, one call in 16 of which makes codes."""
+    """Measures least milliseconds of each call, and the mean of appending to codes: one call in 16 encodes."""
     times = {name: 1e3 * seconds[2:] for name, seconds in turns(calls, rounds + 2, calls=2).items()}
     least = {name: float(ms[:, 1].min()) for name, ms in times.items()}
     return least, float(np.mean(times["append"].ravel()[: 2 * rounds // 16 * 16]))

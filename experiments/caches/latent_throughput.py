@@ -1,8 +1,9 @@
 """Caches of latent attention in codes: bytes, and speed as ratios in one run against plain latents in bfloat16.
 
-A strategy takes turns with plain caches of the same tokens, which have no slot to spare: one array of what turns and
-the latent, or an array for each; the faster one counts. Bytes are of everything that a cache of one layer and sequence
-holds. The least over the rounds of the second of two calls, which other processes disturb the least.
+A strategy takes turns with plain caches of the same tokens, which have no slot to spare. They are one array of the
+coordinates that turn and the latent, or an array for each; the faster one counts. Bytes are of everything that a cache
+of one layer and sequence holds. A time is the least over the rounds of the second of two calls, which other processes
+disturb the least.
 
 Codes that learn are fitted to vectors whose variance falls as 1 / n along random axes.
 """
@@ -52,7 +53,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One strategy at one shape, "<query heads>x<tokens>"."""
+    """Measures one strategy at one shape, "<query heads>x<tokens>"."""
     heads, tokens = _shape(point)
     turning, latent = point["turning"], point["latent"]
     dim = turning + latent
@@ -91,7 +92,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vectors(seed: int, count: int, turning: int, latent: int) -> jax.Array:
-    """What turns, then latents."""
+    """Draws coordinates that turn, then latents."""
     axes = np.linalg.qr(np.random.default_rng(0).normal(size=(latent, latent)))[0]
     z = jax.random.normal(jax.random.key(seed), (count, turning + latent))
     spread = z[:, turning:] * jnp.arange(1, latent + 1) ** -0.5

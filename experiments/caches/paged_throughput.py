@@ -1,4 +1,4 @@
-"""Speed of a cache in pages, which lie in random order, against the same cache without."""
+"""Speed of a cache in pages, which lie in random order, against the same cache without pages."""
 
 import dataclasses
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One strategy; medians of calls that take turns."""
+    """Measures one strategy: medians of calls that take turns."""
     heads, dim, tokens, rounds = point["kv_heads"], point["dim"], point["tokens"], point["rounds"]
     keys = jax.random.split(jax.random.key(0), 3)
     k, v = (jax.random.normal(key, (1, tokens, heads, dim), "bfloat16") for key in keys[:2])

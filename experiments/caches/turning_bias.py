@@ -1,8 +1,9 @@
 """Attention from compressed caches to keys with a bias that turns with the position, as those of Qwen 2.5 do.
 
-The bias is added before rotary positions, in the slower half of the planes that turn. Queries have so little there that
-scores differ by as much for the bias as for what keys say; else a large bias would leave nothing but itself. Channels
-may be loud besides. What learns is fitted to other keys of as many tokens, with the same bias and loud channels.
+The bias is added before rotary positions, in the slower half of the planes that turn. Queries are so small there that
+scores vary as much by the bias as by the rest of the keys. Otherwise weights would depend on a large bias alone.
+Channels may be loud, too. Learned quantizers are fitted to other keys of as many tokens, with the same bias and loud
+channels.
 """
 
 import inspect
@@ -32,7 +33,7 @@ TABLES = (
     ),
 )
 LEARNED_QUERIES = 1024
-"""Of the newest tokens, for what learns from queries, too."""
+"""Queries of the newest tokens, for quantizers that learn from queries, too."""
 
 
 def check(point: dict[str, Any]) -> None:
@@ -45,7 +46,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """The newest `queries` tokens, on `heads` heads, for each of the seeds; keys in codes, all of them."""
+    """Measures the newest `queries` tokens, on `heads` heads, for each of the seeds; all keys are in codes."""
     rows = [_run(point, seed) for seed in range(point["seeds"])]
     jax.clear_caches()  # or many rows have more executables than Linux has mappings of memory for a process
     bits, kl, unbiased = (jnp.asarray(column) for column in zip(*rows, strict=True))
@@ -54,7 +55,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(point: dict[str, Any], seed: int) -> tuple[float, jax.Array, jax.Array]:
-    """Bits, and the divergence of keys with the bias and of those without."""
+    """Returns the bits, and the divergence of keys with the bias and of keys without."""
     rope, tokens, heads = rqjax.Rope(point["theta"]), point["tokens"], point["heads"]
     of_model, drawn, learned = jax.random.split(jax.random.key(1000 + seed), 3)
     q, k, v, bias = _sample(drawn, of_model, rope, point)
@@ -75,7 +76,7 @@ def _run(point: dict[str, Any], seed: int) -> tuple[float, jax.Array, jax.Array]
 
 
 def _strategy(point: dict[str, Any], key: jax.Array, learned: jax.Array, of_model: jax.Array, bias: Any) -> Any:
-    """With exact values, of which the weights know nothing."""
+    """Makes a strategy with exact values, since weights do not depend on them."""
     (name, *_), form = parsed(point["strategy"])
     (recipe, bits), dim = with_bits(name), point["dim"]
     if recipe in rqjax.FITTED:
@@ -96,7 +97,7 @@ def _strategy(point: dict[str, Any], key: jax.Array, learned: jax.Array, of_mode
 
 
 def _sample(key: jax.Array, of_model: jax.Array, rope: rqjax.Rope, point: dict[str, Any]) -> list[jax.Array]:
-    """Queries of the newest tokens, keys and values before they turn, and the bias (heads, dim) of the keys.
+    """Draws queries of the newest tokens, keys and values before they turn, and the bias (heads, dim) of the keys.
 
     Scores have a deviation of 2 for the keys, and for the bias, whose planes are the slower half. The bias and the loud
     channels, which are `loud` times as loud as others, are the same for the same `of_model`.
@@ -111,7 +112,7 @@ def _sample(key: jax.Array, of_model: jax.Array, rope: rqjax.Rope, point: dict[s
     bias *= point["norm"] / jnp.linalg.norm(bias, axis=-1, keepdims=True)
 
     def scaled(q: jax.Array, k: jax.Array) -> jax.Array:
-        """Queries whose scores have a deviation of 2."""
+        """Scales queries so that scores have a deviation of 2."""
         positions = jnp.arange(tokens)[:, None]
         turned = rope(q, positions[-queries:]), rope(jnp.broadcast_to(k, (1, tokens, heads, dim)), positions)
         return q * 2 / (jnp.einsum("bthd,bshd->bhts", *turned) / dim**0.5).std()

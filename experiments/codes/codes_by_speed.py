@@ -1,4 +1,4 @@
-"""Which code for which time: error over Shannon's bound against the speed of encoding and of decoding."""
+"""Error of codes over Shannon's bound against the speed of encoding and of decoding."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ TABLES = (
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """The error of `n` vectors for each seed; the speed of `timed` vectors, a copy of them in turns with both."""
+    """Measures the error of `n` vectors for each seed, and the speed of `timed` vectors in turns with their copy."""
     method, n = point["method"], point["timed"]
     found = distortion(method, rqjax.METHODS[method], point)
     quantizer = rqjax.METHODS[method](jax.random.key(0), point["dim"], point["bits"])
@@ -60,7 +60,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """A line for each method, whose points are numbers of bits; the best are at the lower right."""
+    """Plots a line for each method, with a point for each number of bits; the best are at the lower right."""
     shown = [row for row in rows if row["point"]["data"] == rows[0]["point"]["data"]]
     names = {"encode": "encoding", "decode": "decoding"}
     points = [

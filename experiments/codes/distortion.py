@@ -46,7 +46,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def distortion(name: str, recipe: Callable[..., rqjax.Quantizer], point: dict[str, Any]) -> dict[str, Any]:
-    """Relative squared error (mean, deviation over the seeds), cosine, and the bits that a vector takes."""
+    """Measures relative squared error (mean, deviation over the seeds), cosine, and the bits of a coordinate."""
     x = samples.sample(point["data"], point["seeds"], point["n"], point["dim"])
     keys = jax.random.split(jax.random.key(0), point["seeds"])
     mse, cosine = _measure(name, recipe, point["dim"], point["bits"])(keys, x)
@@ -61,7 +61,7 @@ def distortion(name: str, recipe: Callable[..., rqjax.Quantizer], point: dict[st
 
 @functools.cache
 def _measure(name: str, recipe: Callable[..., rqjax.Quantizer], dim: int, bits: int):
-    """Compiled once for a method: the data sets share it."""
+    """Compiles once for a method: the data sets share it."""
 
     def one(key, x):
         quantizer = recipe(key, dim, bits)
@@ -77,7 +77,7 @@ PANELS = ("sphere", "outlier_channels", "words")
 
 
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Error against stored bits, one panel for each data set."""
+    """Plots error against stored bits, one panel for each data set."""
     shown = [row for row in rows if row["point"]["method"] in SHOWN and row["point"]["data"] in PANELS] or rows
     style = {"series": "method", "panel": "data", "log": True}
     return [plots.curves(shown, folder / "mse.png", x="stored_bits", y="mse", **style)]

@@ -31,7 +31,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """Medians over the rounds, after two that compile."""
+    """Measures medians over the rounds, after two that compile."""
     function, arguments = _call(point)
     jitted = jax.jit(function)
     times = turns({"eager": lambda: function(*arguments), "jitted": lambda: jitted(*arguments)}, point["rounds"] + 2)
@@ -45,7 +45,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(point: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A function, and arguments for it: `n` vectors, a cache of as many tokens, an index of as many rows."""
+    """Returns a function, and arguments for it: `n` vectors, a cache of as many tokens, an index of as many rows."""
     n, dim, key = point["n"], point["dim"], jax.random.key(0)
     quantizer = rqjax.METHODS[point["method"]](key, dim, point["bits"])
     x = jax.random.normal(jax.random.key(1), (n, dim))

@@ -1,4 +1,4 @@
-"""Fractional bits by splitting channels, true bits printed."""
+"""Fractional bits by splitting channels, beside their true number."""
 
 import functools
 from collections.abc import Callable
@@ -25,7 +25,7 @@ TABLES = (
 
 
 def parse(split: str) -> list[tuple[int, ...]]:
-    """'32@3+96@2' as [(32, 3), (96, 2)]."""
+    """Parses '32@3+96@2' as [(32, 3), (96, 2)]."""
     return [numbers(part, "64@3", f"channels and bits in the split {split!r}") for part in split.split("+")]
 
 
@@ -49,7 +49,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _recipe(split: str) -> Callable[..., rqjax.Quantizer]:
-    """One for a split, so that the data sets share what is compiled."""
+    """Makes one recipe for a split, so that the data sets share what is compiled."""
 
     def recipe(key, dim, bits):
         parts = tuple(lloyd_max(channels, bits, sphere_dim=dim) for channels, bits in parse(split))

@@ -40,7 +40,7 @@ TABLES = (
 )
 
 EDGES = np.linspace(-0.15, 0.15, 61)
-"""Of the histogram of errors."""
+"""Edges of the histogram of errors."""
 MEANS = np.linspace(0, 0.9, 10)
 """Inner products around which the bias is measured, as cosines."""
 
@@ -92,7 +92,7 @@ def _measure(method: str, dim: int, bits: int):
 
 
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Histograms of the error, and the bias against the mean inner product."""
+    """Plots histograms of the error, and the bias against the mean inner product."""
     return [
         plots.curves(
             _series(rows, "histogram", (EDGES[1:] + EDGES[:-1]) / 2, "error of the inner product", "pairs"),
@@ -116,7 +116,7 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def _series(rows: Sequence[Row], name: str, xs: np.ndarray, x: str, y: str) -> list[Row]:
-    """One row for each value of a list-valued metric."""
+    """Makes one row for each value of a list-valued metric."""
     return [
         {
             "point": {**row["point"], "panel": f"{row['point']['data']}, {row['point']['bits']} bits"},

@@ -22,6 +22,6 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(method: str, dim: int, bits: int) -> int:
-    """Numbers in the quantizer's arrays, counted from their shapes."""
+    """Counts the numbers in a quantizer's arrays, from their shapes."""
     quantizer = jax.eval_shape(lambda key: rqjax.METHODS[method](key, dim, bits), jax.random.key(0))
     return sum(leaf.size for leaf in jax.tree.leaves(quantizer))

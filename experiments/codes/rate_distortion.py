@@ -1,4 +1,4 @@
-"""How far codes of equal length are from Shannon's bound: error times 4^b, which is 1 there."""
+"""Distance of codes of equal length from Shannon's bound: error times 4^b, which is 1 there."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ TABLES = (
 
 
 def scaled(make: Callable[..., Quantizer], key: Array, dim: int, bits: float) -> Quantizer:
-    """The best scale, a uniform rotation, and what `make` makes for as many bits."""
+    """Makes a quantizer of the best scale, a uniform rotation, and what `make` returns for as many bits."""
     return Scaled(Rotated(Dense.haar(key, dim), make(dim, bits)))
 
 
@@ -56,7 +56,7 @@ CODES: Registry = Registry(
         },
     },
 )
-"""By what makes the quantizer; None for a curve from theory."""
+"""Functions that make quantizers; None for a curve from theory."""
 
 
 def check(point: dict[str, Any]) -> None:
@@ -77,11 +77,11 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 SHOWN = ("lloyd_max", "entropy_coded", "trellis_6", "trellis_8", "trellis_12")
-"""In the plot, for the first of the data sets, which differ little."""
+"""Codes in the plot, for the first of the data sets, which differ little."""
 
 
 def _as_good_as_any(point: dict[str, Any]) -> bool:
-    """Not levels of fractional bits, which are two codes side by side, each better alone."""
+    """Returns False for levels of fractional bits: they are two codes side by side, each better alone."""
     return float(point["bits"]).is_integer() or point["code"].startswith(("trellis", "entropy"))
 
 

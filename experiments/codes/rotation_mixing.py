@@ -1,4 +1,4 @@
-"""How well rotations mix structured data: the table that isotropic data cannot make."""
+"""Errors of structured data after rotations, which differ in how well they mix: isotropic data does not show it."""
 
 import functools
 import math
@@ -44,7 +44,7 @@ TABLES = (
 
 
 def _rounds(rotation: Any, count: int | None, permute: bool = False):
-    """Layers, as many as there are digits of d in base 2 or 4 if `count` is None."""
+    """Chains layers, as many as there are digits of d in base 2 or 4 if `count` is None."""
 
     def make(key, dim):
         parts, base = [], 4 if rotation is Quaternion else 2
@@ -114,7 +114,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _dense(data: str, seeds: int, n: int, dim: int, bits: int) -> float:
-    """The error after a uniform rotation, with which every row of a data set is compared."""
+    """Measures the error after a uniform rotation, with which every row of a data set is compared."""
     point = {"data": data, "seeds": seeds, "n": n, "dim": dim, "bits": bits}
     return distortion("dense", RECIPES["dense"], point)["mse"]
 

@@ -1,4 +1,4 @@
-"""What a scale of eight bits is worth in the place of sixteen: its bits go to the coordinates."""
+"""Scales of eight bits in the place of sixteen: the other bits go to the coordinates."""
 
 import dataclasses
 from typing import Any
@@ -35,7 +35,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """`bits` are the indices' beside a scale of 16 bits."""
+    """Measures both scales; `bits` are those of the indices beside a scale of 16 bits."""
     found = [distortion(point["method"], recipe, point) for recipe in _recipes(point)]
     values = {}
     for name, result in zip(("sixteen", "eight"), found, strict=True):
@@ -44,7 +44,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recipes(point: dict[str, Any]) -> list[Any]:
-    """With a scale of 16 bits, and with one of 8 bits."""
+    """Returns recipes with a scale of 16 bits, and with one of 8 bits."""
     recipe = rqjax.METHODS[point["method"]]
 
     def of_eight(key: Array, dim: int, bits: float | int) -> Any:

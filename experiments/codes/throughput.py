@@ -1,14 +1,14 @@
 """Speed of encoding and of reconstruction, as ratios in one run over the same vectors.
 
-Everything that is compared takes turns in one process; each turn runs a function twice: the first finds the caches as
-the others left them (cold), the second as it left them itself (warm). Medians over the rounds.
+Functions that are compared take turns in one process, and each turn runs a function twice. The first call finds the
+caches as the others left them (cold), the second as it left them itself (warm). Times are medians over the rounds.
 """
 
 import os
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or FAISS's idle threads spin into the next measurement
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else FAISS's idle threads spin into the next measurement
 
 import faiss
 import jax
@@ -49,7 +49,7 @@ TABLES = (
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One method against its three yardsticks; `method` may end in ":bfloat16" for input in that dtype."""
+    """Measures one method against its three yardsticks; `method` may end in ":bfloat16" for input in that dtype."""
     dim, bits, n = point["dim"], point["bits"], point["coordinates"] // point["dim"]
     method, _, dtype = point["method"].partition(":")
     x = np.random.default_rng(0).standard_normal((n, dim), np.float32)
@@ -85,7 +85,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _medians(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, tuple[float, float]]:
-    """Milliseconds of each function (warm, cold)."""
+    """Measures the milliseconds of each function (warm, cold)."""
     times = turns(functions, rounds + 2, calls=2)
     medians = {name: np.median(seconds[2:], axis=0) * 1e3 for name, seconds in times.items()}
     return {name: (float(warm), float(cold)) for name, (cold, warm) in medians.items()}

@@ -1,4 +1,4 @@
-"""What learning does for rotations: held-out error of random and of trained parametrizations.
+"""Learned rotations: held-out error of random and of trained parametrizations.
 
 A name of `ROTATIONS` is that rotation before Lloyd-Max levels, random; with ":learned" behind it its rotors, angles,
 quaternions or matrix are trained. A name of `rqjax.FITTED` is that recipe, at the same bits of codes.
@@ -55,7 +55,7 @@ TABLES = (
 )
 
 Make = Any
-"""(key, vectors (n, d)) -> rotation."""
+"""Function from (key, vectors (n, d)) to a rotation."""
 
 
 def _oblivious(name: str) -> Make:
@@ -68,7 +68,7 @@ def _permuted(key: jax.Array, x: jax.Array) -> Chain:
 
 
 def _procrustes(key: jax.Array, x: jax.Array, bits: int, rounds: int = 20) -> Dense:
-    """OPQ's alternation: codes for the rotation, then the best rotation for the codes (Ge et al., 2013)."""
+    """Alternates as OPQ: codes for the rotation, then the best rotation for the codes (Ge et al., 2013)."""
     unit, levels = norms.direction(x), rqjax.lloyd_max(x.shape[1], bits)
 
     def step(_, rotation):
@@ -116,7 +116,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make(name: str, x: jax.Array, bits: int) -> tuple[Any, list[Any]]:
-    """Quantizers for each seed (the first axis of x), and the learning curve, mean over the seeds."""
+    """Makes quantizers for each seed (the first axis of x), and the learning curve, mean over the seeds."""
     keys = jax.random.split(jax.random.key(0), len(x))
     if name in rqjax.FITTED:
         return rqjax.FITTED[name](keys[0], x, bits).inner, []
@@ -128,7 +128,7 @@ def _make(name: str, x: jax.Array, bits: int) -> tuple[Any, list[Any]]:
 
 @functools.cache
 def _maker(name: str, bits: int) -> Any:
-    """Compiled once for a parametrization: the data sets share it."""
+    """Compiles once for a parametrization: the data sets share it."""
     rotation, _, learned = name.partition(":")
 
     def one(key: jax.Array, x: jax.Array) -> Any:
@@ -153,6 +153,6 @@ def _errors(quantizer: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @functools.cache
 def _reference(name: str, source: str, seeds: int, n: int, dim: int, bits: int) -> tuple[jax.Array, jax.Array]:
-    """Errors of a random rotation, for each seed."""
+    """Measures the errors of a random rotation, for each seed."""
     train, test = samples.split(samples.sample(source, seeds, n, dim))
     return _errors(_make(name, train, bits)[0], test)

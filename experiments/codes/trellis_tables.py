@@ -48,11 +48,11 @@ FINE_BENDS: Bends = (
     (126, 2236),
 )
 STEP, FINE_STEP = 0.028, 0.00016
-"""Where searching begins: about the quantiles of the Gaussian, in halves of int8 and in int16."""
+"""Steps that the search begins with: about the quantiles of the Gaussian, in halves of int8 and in int16."""
 KEPT = 4
 """Multipliers whose bends are searched."""
 NUMBERS = ("multiplier", "bends", "offset", "fold")
-"""What is stored of `Companded` besides its step."""
+"""Fields of `Companded` that are stored besides its step."""
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
@@ -76,14 +76,13 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _code(bits: float | int, dim: int, tables: Sequence[Any]) -> TrellisPerCoordinate:
-    """Of coordinates of unit variance; a table for each number of bits that takes turns, the larger first."""
+    """Makes a code for coordinates of unit variance; a table for each number of bits in turns, the larger first."""
     table = tables[0] if len(tables) == 1 else Turns(tables[0], tables[1], float(bits))
     return TrellisPerCoordinate(jnp.zeros(dim), jnp.ones(dim), (table,), bits=(bits,) * dim)
 
 
 def improved(code: TrellisPerCoordinate, x: Float[Array, "n d"], rate: float | Float[Array, ""] = 1.0) -> list[Array]:
-    """The levels of each part, moved to the mean of the coordinates that take them, `rate` times the way (Lloyd's
-    algorithm).
+    """Moves the levels of each part to the mean of the coordinates that take them, `rate` times the way (Lloyd).
 
     One coordinate more stands for the level as it was, so that no level is lost. A rate between 1 and 2 gets there in
     half the steps.
@@ -99,14 +98,14 @@ def improved(code: TrellisPerCoordinate, x: Float[Array, "n d"], rate: float | F
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _train(bits: float | int, state_bits: int, dim: int, n: int, steps: int) -> list[jax.Array]:
-    """From the quantiles of the Gaussian in random order; far levels of fine codes are too rarely met to move there, so
-    that those are from the quantiles of its cube root (Panter-Dite)."""
+    """Trains levels from the quantiles of the Gaussian in random order. Far levels of fine codes are too rarely met to
+    move there, so that fine codes begin with the quantiles of its cube root (Panter-Dite)."""
     start = special.ndtri((np.arange(2**state_bits) + 0.5) / 2**state_bits) * (3**0.5 if bits > 6 else 1)
     start = jax.random.permutation(jax.random.key(0), jnp.asarray(start, jnp.float32))
 
     def step(i: jax.Array, levels: list[jax.Array]) -> list[jax.Array]:
         x = jax.random.normal(jax.random.key(i), (n, dim))
-        rate = jnp.where(i < 0.8 * steps, 1.7, 1.0)  # the end without what the longer steps stir up
+        rate = jnp.where(i < 0.8 * steps, 1.7, 1.0)  # longer steps stir up the levels, so that the last ones are plain
         tables = [trellis_tables.Table(part, jnp.float32(1)) for part in levels]
         return improved(_code(bits, dim, tables), x, rate)
 
@@ -131,7 +130,7 @@ def _search(bits: float | int, dim: int, n: int, hops: int) -> Tables:
 
     @jax.jit
     def fitted(levels: list[jax.Array], steps: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-        """The error, and the steps that are best for the states that vectors take."""
+        """Returns the error, and the best steps for the states that vectors take."""
         pairs = zip(levels, steps, strict=True)
         code = _code(bits, dim, [trellis_tables.Table(part.astype(jnp.float32), step) for part, step in pairs])
         found = code.decode(code.encode(x))
@@ -139,7 +138,7 @@ def _search(bits: float | int, dim: int, n: int, hops: int) -> Tables:
         return jnp.mean((x - found) ** 2), [step * scale for step, scale in zip(steps, scales, strict=True)]
 
     def scored(tables: Tables, rounds: int) -> tuple[float, Tables]:
-        """The least error, and the tables with the steps that have it."""
+        """Returns the least error, and the tables with the steps that have it."""
         if max(t.offset + sum(slope * (127 - place) for place, slope in t.bends) for t in tables) > most:
             return np.inf, tables
         levels, steps, found = [table(states) for table in tables], [table.step for table in tables], []
@@ -172,7 +171,7 @@ def _replaced(tables: Tables, which: int, **changes: int) -> Tables:
 
 
 def _moved(table: Companded, rng: np.random.Generator) -> Companded:
-    """Some of its bends elsewhere and some steeper; slopes in int8 are powers of two, which are cheap."""
+    """Moves some bends of a table and makes some steeper; slopes in int8 are powers of two, which are cheap."""
     places, slopes = (np.array(column) for column in zip(*table.bends, strict=True))
     places[1:] += rng.integers(-5, 6, len(places) - 1) * (rng.random(len(places) - 1) < 0.4)
     changes = rng.integers(-1, 2, len(places)) * (rng.random(len(places)) < 0.1)
@@ -189,7 +188,7 @@ def _moved(table: Companded, rng: np.random.Generator) -> Companded:
 
 
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """No plot: the file of the tables that are in the rows."""
+    """Writes the file of the tables in the rows; there is no plot."""
     tables = {}
     for row in rows:
         bits, state_bits = row["point"]["table"]

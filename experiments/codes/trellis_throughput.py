@@ -1,5 +1,7 @@
-"""Speed and memory of trellis codes: encoding beside the Viterbi algorithm as one would write it, decoding beside a
-copy of what it returns, both beside `rotorquant`, in one run."""
+"""Speed and memory of trellis codes in one run, beside `rotorquant`.
+
+Encoding takes turns with the Viterbi algorithm as one would write it, decoding with a copy of what it returns.
+"""
 
 import resource
 from typing import Any
@@ -68,7 +70,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 @jax.jit
 def plain_encode(trellis: Trellis, x: jax.Array) -> jax.Array:
-    """The same two passes, vector by vector side by side, with argmin; 256 vectors at a time."""
+    """Encodes with the same two passes, by argmin, 256 vectors side by side."""
     size, branches = 2**trellis.table.state_bits, 2**trellis.bits
     levels = trellis.values.reshape(branches, size // branches)
 

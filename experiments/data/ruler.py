@@ -1,8 +1,8 @@
 """Tasks over long texts, for any tokenizer, in the manner of RULER (Hsieh et al., 2024, arXiv:2404.06654).
 
-What is asked for is made up; what it is hidden in is text of a corpus, or more of the same kind, as much as fits. The
-wording is not RULER's: a text ends with the words that an answer begins with, so that a model which was never taught to
-answer can go on. Scores are therefore not to be compared with published ones.
+The needles, what is asked for, are made up. They are hidden in text of a corpus, or among more of the same kind, as
+much as fits. The wording is not RULER's: a text ends with the words that an answer begins with. So a model that was
+never taught to answer can go on. Scores are therefore not to be compared with published ones.
 """
 
 import bisect
@@ -30,9 +30,9 @@ FREQUENT = 3
 
 class Turn(NamedTuple):
     text: str
-    """What is read, after what has been read and replied before."""
+    """Text that is read after all that was read and replied before."""
     answers: tuple[str, ...]
-    """What the reply is to contain."""
+    """Answers that the reply is to contain."""
 
 
 class Example(NamedTuple):
@@ -42,15 +42,15 @@ class Example(NamedTuple):
 
 
 Lines = Callable[[int], list[str]]
-"""So many lines to hide something in."""
+"""Function that returns so many lines to hide something in."""
 Build = Callable[[int], tuple[Turn, ...]]
-"""The turns with so much around what is asked for."""
+"""Function that returns the turns with so much around what is asked for."""
 
 
 def make(
     task: str, encode: Callable[[str], Sequence[int]], tokens: int, rng: np.random.Generator, corpus: str = ""
 ) -> Example:
-    """An example that is as long as fits.
+    """Makes an example that is as long as fits.
 
     Args:
       task: a name of `TASKS`.
@@ -82,8 +82,8 @@ def make(
 def _niah(
     rng: np.random.Generator, lines: Lines, names: int = 1, numbers: int = 1, alone: bool = True
 ) -> tuple[Build, int]:
-    """So many numbers of each of so many names, which are asked for one after the other; if the needles are not alone,
-    all that is around them are others."""
+    """Hides so many numbers of each of so many names, which are asked for one after the other. If the needles are not
+    alone, only other needles are around them."""
     words, seed = rng.permutation(WORDS), int(rng.integers(2**32))
     of = {_word(word): _numbers(rng, numbers) for word in words[:names]}
     needles = rng.permutation([_needle(name, number) for name in of for number in of[name]]).tolist()
@@ -104,7 +104,7 @@ def _niah(
 
 
 def _variables(rng: np.random.Generator, lines: Lines) -> tuple[Build, int]:
-    """Each variable of a chain takes the value of the one before; asked for are all that have one value."""
+    """Hides chains of variables, each with the value of the one before; asks for all that have one value."""
     names = [_word(word).upper() for word in rng.permutation(WORDS)[: CHAINS * LINKS]]
     numbers, needles, depths = _numbers(rng, CHAINS), [], []
     for chain, number in enumerate(numbers):
@@ -123,7 +123,7 @@ def _variables(rng: np.random.Generator, lines: Lines) -> tuple[Build, int]:
 def _counted(
     rng: np.random.Generator, lines: Lines, counts: Callable[[int], list[int]], asked: int, least: int
 ) -> tuple[Build, int]:
-    """Words, each so many times, in any order; asked for are the first ones."""
+    """Writes each word so many times, in any order; asks for the first words, which are the most frequent."""
     words, seed = rng.permutation(WORDS), int(rng.integers(2**32))
 
     def build(n: int) -> tuple[Turn, ...]:
@@ -137,18 +137,18 @@ def _counted(
 
 
 def _common(n: int) -> list[int]:
-    """How often each word is there: some more often than all others."""
+    """Returns how often each word is there: some more often than all others."""
     return [OFTEN] * COMMON + [SELDOM] * n
 
 
 def _frequent(n: int) -> list[int]:
-    """As many as a zeta distribution gives to each word."""
+    """Returns how often each word is there by a zeta distribution."""
     first = n * 6 / math.pi**2  # over zeta(2)
     return [int(first / k**2) for k in range(1, 1 + int(first**0.5))]
 
 
 def _questions(rng: np.random.Generator, lines: Lines) -> tuple[Build, int]:
-    """Where somebody, or somebody's friend, lives or works, among others of whom the same is said."""
+    """Asks where somebody, or somebody's friend, lives or works, among others of whom the same is said."""
     (verb, place), of_friend = [("live", 0), ("work", 1)][rng.integers(2)], bool(rng.integers(2))
     drawn, depths = rng.permutation(WORDS), rng.random(2)
 
@@ -180,7 +180,7 @@ TASKS: Registry = Registry(
         "questions": _questions,
     },
 )
-"""Each takes a generator and lines to hide something in, and returns how to build an example, and from how much on."""
+"""Tasks: each takes a generator and lines to hide something in, and returns a `Build` and the least that it takes."""
 
 
 def _needle(name: str, number: str) -> str:
@@ -188,18 +188,18 @@ def _needle(name: str, number: str) -> str:
 
 
 def _word(number: int) -> str:
-    """The word of so many that have three syllables."""
+    """Returns the word of three syllables with this number."""
     base = len(SYLLABLES)
     return SYLLABLES[number // base**2] + SYLLABLES[number // base % base] + SYLLABLES[number % base]
 
 
 def _numbers(rng: np.random.Generator, count: int) -> list[str]:
-    """Of seven digits, all different."""
+    """Draws numbers of seven digits, all different."""
     return [str(number) for number in 10**6 + rng.choice(9 * 10**6, count, replace=False)]
 
 
 def _hidden(needles: Sequence[str], depths: Any, lines: Sequence[str]) -> list[str]:
-    """The lines, with each needle at its depth, 0 before the first line and 1 after the last one."""
+    """Returns the lines with each needle at its depth, 0 before the first line and 1 after the last one."""
     made = list(lines)
     for depth, needle in sorted(zip(depths, needles, strict=True), reverse=True):
         made.insert(int(depth * (len(lines) + 1)), needle)
@@ -207,7 +207,7 @@ def _hidden(needles: Sequence[str], depths: Any, lines: Sequence[str]) -> list[s
 
 
 def _lines(rng: np.random.Generator, corpus: str) -> Lines:
-    """The lines of held-out text from one of them on, and again from the first one."""
+    """Returns the lines of held-out text from a random one on, and again from the first one."""
     lines = _corpus(corpus)
     first = int(rng.integers(len(lines)))
     return lambda n: [lines[(first + i) % len(lines)] for i in range(n)]

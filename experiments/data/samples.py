@@ -13,7 +13,7 @@ from rqjax.rotations import Dense
 
 Sampler = Callable[[jax.Array, int, int], jax.Array]
 HELD_OUT = 4
-"""One row in so many is held out from what is fitted."""
+"""Rows of which one is held out from fitting."""
 
 
 def gaussian(key, n, dim):
@@ -117,7 +117,7 @@ DATA: Registry = Registry(
 
 
 def check(name: str) -> None:
-    """Raises for a data set that there is not, or for which a package is missing."""
+    """Raises for a data set that does not exist, or that needs a missing package."""
     if not name.startswith("file:") and DATA[name] is kv:
         with extras.explained():
             from experiments.models import models as models

@@ -29,7 +29,7 @@ class Text(NamedTuple):
 
 
 def corpus(folder: str) -> dict[str, str]:
-    """The texts of a folder's files (or of one file); of Python's standard library, if `folder` is empty."""
+    """Reads the texts of a folder's files (or of one file); of Python's standard library, if `folder` is empty."""
     if not folder:
         return words.corpus()
     root = Path(folder)
@@ -41,9 +41,9 @@ def corpus(folder: str) -> dict[str, str]:
 
 
 def documents(folder: str, part: str) -> dict[str, str]:
-    """The files of a corpus that are held out, or as many training files: `part` is "held_out" or "seen".
+    """Returns the files of a corpus that are held out, or as many training files: `part` is "held_out" or "seen".
 
-    Those of Python's standard library are of Python 3.11.7, whichever is running: the models of `results/models` were
+    Files of Python's standard library are of Python 3.11.7, whichever is running. The models of `results/models` were
     trained on its other files.
     """
     if not folder:
@@ -64,7 +64,7 @@ def digest(text: str) -> str:
 
 
 def training(folder: str) -> list[str]:
-    """The files that share neither name nor content with one that is held out; of a single file, itself."""
+    """Returns the files that share neither name nor content with one that is held out; a single file is kept."""
     held, texts = documents(folder, "held_out"), corpus(folder)
     contents = set(map(digest, held.values()))
     kept = [text for name, text in texts.items() if name not in held and digest(text) not in contents]
@@ -112,6 +112,6 @@ def make_tokenizer(texts: Sequence[str], vocabulary: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
-    """All texts one after the other, each with `END` behind it."""
+    """Encodes all texts one after the other, each with `END` behind it."""
     end = [tokenizer.token_to_id(END)]
     return np.concatenate([np.asarray(part.ids + end, np.uint16) for part in tokenizer.encode_batch_fast(list(texts))])

@@ -21,8 +21,8 @@ def read(name: str, array: str = "") -> np.ndarray:
 
 
 def mapped(name: str, array: str = "") -> np.ndarray:
-    """The vectors (n, d) of a .npy, .npz, .safetensors, .fvecs, .bvecs or .hdf5 file; of several arrays the first
-    ("train" of a .hdf5 file) or the one of that name. Files .npy and .fvecs are mapped into memory: what is used is
+    """The vectors (n, d) of a .npy, .npz, .safetensors, .fvecs, .bvecs or .hdf5 file: its first array ("train" of a
+    .hdf5 file), or the one of that name. Files .npy and .fvecs are mapped into memory, so that only what is used is
     read. Bytes of .bvecs become float32."""
     vectors = _array(name, array)
     vectors = vectors.astype(np.float32) if Path(name).suffix == ".bvecs" else vectors
@@ -123,7 +123,7 @@ def _read_safetensors(path: Path, array: str) -> np.ndarray:
 
 
 def _read_vecs(path: Path) -> np.ndarray:
-    """Each row is its length as int32, then as many numbers."""
+    """Reads rows of a length as int32, then as many numbers."""
     dtype = np.dtype(VECS[path.suffix])
     raw = np.memmap(path, np.uint8, "r")
     length = int(raw[:4].view(np.int32)[0])
@@ -134,7 +134,7 @@ def _read_vecs(path: Path) -> np.ndarray:
 
 
 def _read_hdf5(path: Path, array: str) -> np.ndarray:
-    """In the layout of ann-benchmarks: "train", "test", "neighbors", "distances"."""
+    """Reads one of the arrays of ann-benchmarks' layout: "train", "test", "neighbors", "distances"."""
     with extras.explained():
         import h5py
 

@@ -1,1 +1,1 @@
-"""Experiments on GPUs."""
+"""Experiments on GPUs, TPUs and Apple's devices."""

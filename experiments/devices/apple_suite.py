@@ -1,7 +1,7 @@
-"""RotorQuant's table of Metal shaders and TurboQuant MLX's table of tokens per second, on Apple's devices:
-`configs/devices/apple_suite.py` has the command and what it shows.
+"""RotorQuant's table of Metal shaders and TurboQuant MLX's table of tokens per second, on Apple's devices.
 
-A case is one row: "quantize <vectors>" or "generate <strategy> <tokens>". What cannot be measured says so in its row.
+`configs/devices/apple_suite.py` has the command and what it shows. A case is one row: "quantize <vectors>" or
+"generate <strategy> <tokens>". A case that cannot be measured says so in its row.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ TABLES = (
     Table("What is missing", ("case",), (), ("note",), having="note"),
 )
 SMALL = {"vectors": 64, "tokens": 64, "model": "qwen2-d64", "rounds": 1}
-"""Of a rehearsal."""
+"""Sizes of a rehearsal."""
 
 
 def check(point: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One case. If it fails its row says why, and the others still run."""
+    """Measures one case. If it fails, its row says why, and the others still run."""
     values = _parse(point["case"])
     point = {**point, **values, **(SMALL if point["rehearse"] else {})}
     try:
@@ -93,7 +93,7 @@ def _generate(point: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse(case: str) -> dict[str, Any]:
-    """The values of a case."""
+    """Parses the values of a case."""
     match case.split():
         case ["quantize", n] if n.isdigit() and int(n) in published.QUANTIZE_MS_M4["rotor"]:
             return {"vectors": int(n)}

@@ -31,7 +31,7 @@ class Shape(NamedTuple):
     groups: int
     """Query heads that share a head of keys and values."""
     heads: int
-    """Of keys and values."""
+    """Heads of keys and values."""
     dim: int
 
     @property
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 
 
 def measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
-    """Attention to a `cache` of `batch` sequences of `tokens`, `groups` query heads a head of keys."""
+    """Measures attention to a `cache` of `batch` sequences of `tokens`, `groups` query heads a head of keys."""
     shape = Shape(values["batch"], values["tokens"], values["groups"], point["kv_heads"], point["dim"])
     clock = Settings.of(point)
     yardsticks = {way: _plain(way, shape, clock) for way in PLAIN}
@@ -61,7 +61,7 @@ def measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
 
 
 def filled(name: str, shape: Shape) -> rqjax.KVCache:
-    """A cache of a multiple of `SAMPLE` tokens in codes."""
+    """Makes a cache of a multiple of `SAMPLE` tokens in codes."""
     batch, tokens, _, heads, dim = shape
     strategy, rest = rqjax.strategy(name, jax.random.key(1), dim), WINDOW + SINKS
     empty = strategy.cache(1, heads, SAMPLE + rest, window=WINDOW, sinks=SINKS)
@@ -82,7 +82,7 @@ def filled(name: str, shape: Shape) -> rqjax.KVCache:
 
 @functools.cache
 def _plain(way: str, shape: Shape, clock: Settings) -> Time | str:
-    """Time of bfloat16 attention, or why there is none."""
+    """Measures bfloat16 attention, or returns why it cannot."""
     calls, sets = gpu_clock.counts(clock, shape.bfloat16_bytes, shape.bfloat16_bytes)
     limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
     if 1.2 * sets * shape.bfloat16_bytes > limit:

@@ -2,13 +2,13 @@
 
 A long piece of work is queued on the device, behind it `count` calls of the function, each on inputs of its own, and
 the host waits for all results. The calls are launched while the long piece runs, so what the host takes for them is
-hidden; the same without the calls is subtracted, and the rest divided by their number. The long piece streams gigabytes
-through the L2 cache, so every call finds its inputs in memory. The median over the rounds is reported.
+hidden. The same without the calls is subtracted, and the rest is divided by their number. The long piece streams
+gigabytes through the L2 cache, so every call finds its inputs in memory. The median over the rounds is reported.
 
-What the time contains: the kernels and the gaps between them on the device, about a microsecond each. Its error: the
-host's clock and its waking up, about 10 us a round, are divided by the calls of a round (up to 24), so 0.5 us, and less
-in the median of 25. A function that waits for the device by itself, as XLA does at a branch or a loop that depends on
-data, cannot be queued: `queued` is then False, and the time is what a caller sees, host included.
+The time contains the kernels and the gaps between them on the device, about a microsecond each. Its error is that of
+the host's clock and its waking up, about 10 us a round. Divided by the calls of a round (up to 24) it is 0.5 us, and
+less in the median of 25. A function that waits for the device by itself, as XLA does at a branch or a loop that depends
+on data, cannot be queued. `queued` is then False, and the time is what a caller sees, host included.
 """
 
 import functools
@@ -28,13 +28,13 @@ STEPS = 6
 
 
 class Settings(NamedTuple):
-    """Of a clock; `of` takes them from a config."""
+    """Settings of a clock; `of` takes them from a config."""
 
     rounds: int
     calls: int
-    """Of a round, at most; jax's own limit of programs in flight is 32."""
+    """Calls of a round, at most; jax's own limit of programs in flight is 32."""
     occupy_mib: int
-    """What the long piece reads and writes `STEPS` times."""
+    """Memory, in MiB, that the long piece reads and writes `STEPS` times."""
 
     @classmethod
     def of(cls, point: dict[str, Any]) -> "Settings":
@@ -49,14 +49,14 @@ class Time(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """How a library makes the device busy, and waits for it."""
+    """A library's ways to keep the device busy and to wait for it."""
 
     occupy: Callable[[], Any]
     wait: Callable[[Any], Any]
     rounds: int
 
     def time(self, calls: Sequence[Callable[[], Any]]) -> Time:
-        """Device time of one of the calls, which do the same on inputs of their own."""
+        """Measures the device time of one of the calls, which do the same on inputs of their own."""
         for call in (*calls, self.occupy):
             self.wait(call())
         times, launched, idle = [], [], []
@@ -77,13 +77,13 @@ class Clock(NamedTuple):
 
 
 def counts(settings: Settings, bytes_read: int, bytes_moved: int) -> tuple[int, int]:
-    """Calls of a round, and how many sets of inputs they need to find none of them in the L2 cache."""
+    """Returns the calls of a round, and the number of sets of inputs that keeps all of them out of the L2 cache."""
     calls = min(settings.calls, max(3, MEMORY // max(bytes_moved, 1)))
     return calls, min(calls, -(-4 * L2 // max(bytes_read, 1)))
 
 
 def over(function: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], calls: int) -> list[Callable[[], Any]]:
-    """`calls` calls that take turns among the inputs."""
+    """Makes `calls` calls that take turns among the inputs."""
     return [functools.partial(function, *inputs[i % len(inputs)]) for i in range(calls)]
 
 
@@ -94,7 +94,7 @@ def of_jax(settings: Settings) -> Clock:
     @jax.jit
     def occupy(x: jax.Array) -> jax.Array:
         for _ in range(STEPS):
-            x = lax.optimization_barrier(x * 0.99 + 1)  # or XLA would do all in one pass
+            x = lax.optimization_barrier(x * 0.99 + 1)  # else XLA would do all in one pass
         return x[:1]
 
     return Clock(lambda: occupy(numbers), jax.block_until_ready, settings.rounds)
@@ -102,7 +102,7 @@ def of_jax(settings: Settings) -> Clock:
 
 @functools.cache
 def of_torch(settings: Settings) -> Clock:
-    """The same through torch, on its GPU or, for a rehearsal, on the CPU."""
+    """Makes a clock of torch, on its GPU or, for a rehearsal, on the CPU."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -24,15 +24,15 @@ RECIPES = {
 }
 OPERATIONS = ("encode", "decode", "roundtrip")
 COMPARED = 2**16
-"""Up to so many vectors a kernel's result is compared with XLA's."""
+"""Most vectors for which a kernel's result is compared with XLA's."""
 
 
 class Missing(RuntimeError):
-    """What is to be measured is not there."""
+    """Raised if a case's device, library or file is not there."""
 
 
 def moved(operation: str, method: str, n: int, point: dict[str, Any]) -> tuple[int, int]:
-    """Least bytes that an operation on n vectors reads, and reads and writes."""
+    """Returns the least bytes that an operation on n vectors reads, and reads and writes."""
     vectors = n * point["dim"] * jnp.dtype(point["dtype"]).itemsize
     norms = 32 if method == "prod" else 16  # bits; of the vector, and of the residual
     codes = n * (point["bits"] * point["dim"] + norms) // 8
@@ -41,13 +41,13 @@ def moved(operation: str, method: str, n: int, point: dict[str, Any]) -> tuple[i
 
 
 def public(operation: str, implementation: str, dtype: str) -> Callable[..., Any]:
-    """The library's function of this name."""
+    """Returns the library's function of this name."""
     options = {"dtype": dtype} if operation == "decode" else {}
     return functools.partial(getattr(rqjax, operation), implementation=implementation, **options)
 
 
 def measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
-    """One `operation` of a `method` on so many `vectors`, `by` an implementation or a yardstick."""
+    """Measures one `operation` of a `method` on so many `vectors`, `by` an implementation or a yardstick."""
     operation, by, n = values["operation"], values["by"], values["vectors"]
     clock = gpu_clock.Settings.of(point)
     read, total = moved(operation, values["method"], n, point)
@@ -71,7 +71,7 @@ def measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
 
 
 def row(time: Time, total: int) -> dict[str, Any]:
-    """Of a time and the bytes moved in it."""
+    """Returns the values of a row for a time and the bytes moved in it."""
     values = {"us": time.us, "spread_us": time.spread, "queued": time.queued}
     return {**values, "bytes": total, "gb_per_second": total / time.us / 1e3}
 
@@ -82,7 +82,7 @@ def _vectors(seed: int, n: int, dim: int, dtype: str) -> jax.Array:
 
 
 def _input(operation: str, quantizer: Any, i: int, n: int, point: dict[str, Any]) -> Any:
-    """Fresh random vectors, or their codes."""
+    """Draws fresh random vectors, or makes their codes."""
     x = _vectors(i, n, point["dim"], point["dtype"])
     return _encode(quantizer, x) if operation == "decode" else x
 
@@ -93,7 +93,7 @@ def _encode(quantizer: Any, x: jax.Array) -> Any:
 
 
 def _difference(operation: str, function: Callable[..., Any], quantizer: Any, data: Any, dtype: str) -> float:
-    """Relative distance of what a kernel and XLA make of the same input, decoded by XLA."""
+    """Measures the relative distance between results of a kernel and XLA for the same input, decoded by XLA."""
     mine, other = function(quantizer, data), jax.jit(public(operation, "xla", dtype))(quantizer, data)
     if operation == "encode":
         mine, other = quantizer.decode(mine), quantizer.decode(other)

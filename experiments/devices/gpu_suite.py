@@ -1,7 +1,7 @@
 """Tests and benchmarks of the GPU kernels in one run: `configs/devices/gpu_suite.py` has the command and what it shows.
 
 A case is one row: "tests", "copy", "<operation> <method> <by> <vectors>" or
-"attend <cache> <by> <batch>x<tokens>x<query heads a KV head>". What cannot be measured says so in its row.
+"attend <cache> <by> <batch>x<tokens>x<query heads a KV head>". A case that cannot be measured says so in its row.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ TABLES = (
     Table("What is missing, the last case of each kind", ("note",), (), ("case",), having="note"),
 )
 SMALL = {"vectors": 32, "tokens": 256, "batch": 1, "rounds": 1, "calls": 2, "occupy_mib": 1, "copy_mib": 1}
-"""Of a rehearsal."""
+"""Sizes of a rehearsal."""
 
 
 def check(point: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One case. If it fails its row says why, and the others still run."""
+    """Measures one case. If it fails, its row says why, and the others still run."""
     values = _parse(point["case"])
     if values.get("by") == "published":
         return {**values, "result": f"{published.QUANTIZE_US[values['method']][values['vectors']]} us"}
@@ -83,7 +83,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse(case: str) -> dict[str, Any]:
-    """The values of a case."""
+    """Parses the values of a case."""
     match case.split():
         case ["tests" | "copy"]:
             return {"alone": case}
@@ -100,7 +100,7 @@ def _parse(case: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _interpreted(wanted: bool) -> Iterator[None]:
-    """In a rehearsal on a CPU kernels are interpreted."""
+    """Interprets kernels in a rehearsal on a CPU."""
     if not wanted or jax.default_backend() == "gpu":
         yield
         return
@@ -127,7 +127,7 @@ def _measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def copy_gb_per_second(mib: int, settings: gpu_clock.Settings) -> float:
-    """Bytes read and written by a copy in the memory of the device."""
+    """Measures the bandwidth, read and written, of a copy in the memory of the device."""
     x = jax.random.normal(jax.random.key(1), (mib * 2**18,))
     calls = gpu_clock.over(jax.jit(jnp.copy), [(x,)], 3)
     return 2 * x.nbytes / gpu_clock.of_jax(settings).time(calls).us / 1e3
@@ -159,7 +159,7 @@ def tests(files: tuple[str, ...], timeout: float, rehearse: bool, devices: str) 
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """The share of the copy bandwidth, and attention against bfloat16; nothing where matplotlib is not installed."""
+    """Plots the share of the copy bandwidth, and attention against bfloat16; nothing if matplotlib is missing."""
     try:
         from experiments.harness import plot as plots
     except ImportError:

@@ -24,7 +24,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no forks of a pro
 
 @functools.cache
 def available() -> bool:
-    """Whether torch is there, with a GPU if jax has one."""
+    """Returns whether torch is there, with a GPU if jax has one."""
     if importlib.util.find_spec("torch") is None:
         return False
     import jax
@@ -66,7 +66,7 @@ def time(
     sets: int,
     clock: Settings,
 ) -> Time:
-    """Of the dense pipeline on n vectors."""
+    """Measures the dense pipeline on n vectors."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -87,7 +87,7 @@ def time(
 
 @functools.cache
 def attention(shape: tuple[int, int, int, int, int], calls: int, sets: int, clock: Settings) -> Time:
-    """Of scaled dot-product attention of one token to bfloat16 keys and values."""
+    """Measures scaled dot-product attention of one token to bfloat16 keys and values."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 

@@ -1,7 +1,7 @@
 """Tests and benchmarks of the TPU kernels in one run: `configs/devices/tpu_suite.py` has the command and what it shows.
 
 A case is one row: "tests", "<operation> <method> <by> <vectors>" or
-"attend <cache> <by> <batch>x<tokens>x<query heads a KV head>". What cannot be measured says so in its row.
+"attend <cache> <by> <batch>x<tokens>x<query heads a KV head>". A case that cannot be measured says so in its row.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ TABLES = (
     Table("What is missing", ("case",), (), ("note",), having="note"),
 )
 SMALL = {"vectors": 32, "tokens": 256, "batch": 1, "groups": 2, "rounds": 1, "calls": 1, "kv_heads": 2}
-"""Of a rehearsal."""
+"""Sizes of a rehearsal."""
 OPERATIONS = ("encode", "decode", "roundtrip")
 
 
@@ -58,7 +58,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One case. If it fails its row says why, and the others still run."""
+    """Measures one case. If it fails, its row says why, and the others still run."""
     values = _parse(point["case"])
     if point["rehearse"]:
         point = {**point, **SMALL}
@@ -74,7 +74,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse(case: str) -> dict[str, Any]:
-    """The values of a case."""
+    """Parses the values of a case."""
     match case.split():
         case ["tests"]:
             return {"alone": case}
@@ -91,7 +91,7 @@ def _parse(case: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _interpreted(wanted: bool) -> Iterator[None]:
-    """In a rehearsal without a TPU kernels are interpreted."""
+    """Interprets kernels in a rehearsal without a TPU."""
     token = tpu.INTERPRET.set(wanted)
     try:
         yield
@@ -100,7 +100,7 @@ def _interpreted(wanted: bool) -> Iterator[None]:
 
 
 def _timed(functions: dict[str, Callable[[], Any]], point: dict[str, Any]) -> dict[str, float]:
-    """Microseconds of each, called many times behind one another, taking turns."""
+    """Measures the microseconds of each function, called many times in a row, taking turns."""
     many = {name: lambda f=f: [f() for _ in range(point["calls"])] for name, f in functions.items()}
     return {name: 1e6 * seconds / point["calls"] for name, seconds in medians(many, point["rounds"]).items()}
 
@@ -119,7 +119,7 @@ def _codes(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attend(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
-    """Attention, taking turns with that to bfloat16."""
+    """Measures attention, taking turns with attention to bfloat16."""
     batch, tokens, heads, dim = values["batch"], values["tokens"], point["kv_heads"], point["dim"]
     keys = jax.random.split(jax.random.key(1), 3)
     k, v = (jax.random.normal(key, (batch, tokens, heads, dim), jnp.bfloat16) for key in keys[:2])
@@ -143,7 +143,7 @@ def _attend(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _empty(name: str, shape: tuple[int, ...], paged: bool) -> rqjax.KVCache:
-    """A cache with room for keys of a shape; if paged, in pages in random order."""
+    """Makes a cache with room for keys of a shape; if paged, in pages in random order."""
     batch, tokens, heads, dim = shape
     strategy = rqjax.strategy(name, jax.random.key(1), dim)
     if not paged:
@@ -156,7 +156,7 @@ def _empty(name: str, shape: tuple[int, ...], paged: bool) -> rqjax.KVCache:
 
 
 def _paged(q: jax.Array, k: jax.Array, v: jax.Array, int8: bool) -> tuple[Callable[[], jax.Array], int]:
-    """jax's own attention to pages of 128 tokens in random order, and bytes of these."""
+    """Returns jax's own attention to pages of 128 tokens in random order, and their bytes."""
     from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention, quantization_utils
 
     batch, tokens, heads, dim = k.shape

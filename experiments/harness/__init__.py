@@ -1,1 +1,1 @@
-"""What every experiment uses: rows, tables, plots, published figures, and which code made a row."""
+"""Parts that all experiments use: rows, tables, plots, published figures, and marks of the code that made a row."""

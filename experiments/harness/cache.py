@@ -9,7 +9,7 @@ import numpy as np
 
 
 def cached(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """The array kept as `name` in $RQJAX_CACHE (~/.cache/rqjax), made by `make` if it is missing or unreadable."""
+    """Returns the array `name` of $RQJAX_CACHE (~/.cache/rqjax), made by `make` if it is missing or unreadable."""
     folder = Path(os.environ.get("RQJAX_CACHE", Path.home() / ".cache" / "rqjax"))
     path = folder / name
     try:

@@ -1,4 +1,4 @@
-"""What a row was measured with."""
+"""The environment that a row was measured in."""
 
 import functools
 import subprocess

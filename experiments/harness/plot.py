@@ -35,7 +35,7 @@ WORDS = {
     "mae": "mean absolute error",
     "thousands": "thousands of vectors a second",
 }
-"""Of axes, in words and units."""
+"""Labels of axes, in words and units."""
 DOUBLING = ("tokens", "ratio", "pairs")
 """Axes whose values double from one to the next."""
 SPREAD = ("thousands",)
@@ -56,7 +56,7 @@ def curves(
     levels: dict[str, float] | None = None,
     width: int = 3,
 ) -> Path:
-    """One line for each value of `series` in a panel for each value of `panel`; named levels in gray."""
+    """Plots a line for each value of `series` in a panel for each value of `panel`; named levels are gray."""
     merged = [{**row["point"], **row["metrics"]} for row in rows]
     panels = list(dict.fromkeys(row[panel] for row in merged)) if panel else [None]
     names = list(dict.fromkeys(row[series] for row in merged))
@@ -86,7 +86,7 @@ def _line(axis: Any, rows: Sequence[dict[str, Any]], x: str, y: str, **style: An
 
 
 def bars(rows: Sequence[Row], path: Path, *, x: str, y: str, series: str) -> Path:
-    """Groups of bars on a logarithmic axis, one group for each value of `x`."""
+    """Plots groups of bars on a logarithmic axis, one group for each value of `x`."""
     merged = [{**row["point"], **row["metrics"]} for row in rows]
     groups = list(dict.fromkeys(row[x] for row in merged))
     names = list(dict.fromkeys(row[series] for row in merged))
@@ -113,7 +113,7 @@ def _grid(count: int, width: int, size: tuple[float, float] | None = None):
 def _save(figure: Any, axes: Sequence[Any], path: Path) -> Path:
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     legend = figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize="small", frameon=False)
-    missing = max(legend.get_window_extent().width / figure.dpi - 1, 0)  # an inch of the figure is meant for it
+    missing = max(legend.get_window_extent().width / figure.dpi - 1, 0)  # the figure has an inch for it
     figure.set_size_inches(figure.get_figwidth() + missing, figure.get_figheight())
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)

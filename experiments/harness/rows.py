@@ -48,7 +48,7 @@ class Rows:
 
 
 def mean_and_deviation(columns: Mapping[str, Any]) -> dict[str, float]:
-    """Of each column, an array over the seeds: <name> and <name>_sd, as `table.Table` shows them."""
+    """Returns <name> and <name>_sd of each column, an array over the seeds, as `table.Table` shows them."""
     means = {name: float(values.mean()) for name, values in columns.items()}
     return means | {f"{name}_sd": float(values.std(ddof=1)) for name, values in columns.items() if len(values) > 1}
 

@@ -1,6 +1,6 @@
-"""Which code makes a row: rqjax's version, and a hash of the experiment and of the files it names in `MADE_BY`.
+"""Marks of the code that makes a row: rqjax's version, a hash of the experiment and of files it names in `MADE_BY`.
 
-Comments, docstrings, imports and what only presents rows do not count: neither prose nor a move ages a row.
+Comments, docstrings, imports and code that only presents rows do not count: neither prose nor a move ages a row.
 """
 
 import ast
@@ -14,20 +14,20 @@ import rqjax
 
 ROOT = Path(__file__).parents[2]
 RUNS = re.compile(r"^def run\(point", re.MULTILINE)
-"""What an experiment's module has and no other."""
+"""Pattern of a line that an experiment's module has and no other."""
 PRESENTING = ("TABLES", "check", "plot")
 
 
 @functools.cache
 def experiments() -> dict[str, str]:
-    """The modules of experiments by name, in whichever room they are: those that run a point."""
+    """Returns the modules of experiments, those that run a point, by name, in whichever room they are."""
     paths = [path for path in sorted((ROOT / "experiments").rglob("*.py")) if RUNS.search(path.read_text())]
     return {path.stem: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths}
 
 
 @functools.cache
 def code(experiment: str) -> str:
-    """The mark of what makes this experiment's rows today: "0.1.0+9f86d081884c"."""
+    """Returns the mark of the code that makes this experiment's rows today: "0.1.0+9f86d081884c"."""
     own = (ROOT / experiments()[experiment].replace(".", "/")).with_suffix(".py")
     hashed = hashlib.sha256()
     for path in [own, *files(own)]:
@@ -37,14 +37,14 @@ def code(experiment: str) -> str:
 
 
 def files(own: Path) -> list[Path]:
-    """The files that an experiment's `MADE_BY` names: paths in the repository, or patterns of such."""
+    """Returns the files that an experiment's `MADE_BY` names: paths in the repository, or patterns of paths."""
     assigned = [node for node in ast.parse(own.read_bytes()).body if isinstance(node, ast.Assign)]
     named = [ast.literal_eval(node.value) for node in assigned if ast.unparse(node.targets[0]) == "MADE_BY"]
     return [path for patterns in named for pattern in patterns for path in sorted(ROOT.glob(pattern))]
 
 
 def is_current(row: dict[str, Any]) -> bool:
-    """Whether today's code would make this flat row; False for one that does not know its code."""
+    """Returns whether today's code would make this flat row; False for a row that does not know its code."""
     name = row.get("experiment")
     return name in experiments() and row.get("made_by") == code(name)
 
@@ -59,7 +59,7 @@ def _counts(node: Any) -> bool:
 
 
 def _text(node: Any) -> str:
-    """A syntax tree without what does not count; the same in every version of Python, as `ast.dump` is not."""
+    """Writes a syntax tree without what does not count; unlike `ast.dump`, alike in every version of Python."""
     if isinstance(node, list):
         return f"[{','.join(_text(n) for n in node if _counts(n))}]"
     if not isinstance(node, ast.AST):

@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 
 class Table(NamedTuple):
-    """What a table shows: one line for each value of `rows`, a group of columns for each value of `columns`.
+    """Layout of a table: one line for each value of `rows`, a group of columns for each value of `columns`.
 
     Every name is a key of a point or of its metrics. A value with a companion `<name>_sd` is shown with its deviation;
     `footers` are metrics that depend on the column only, and each becomes a line at the end.
@@ -23,9 +23,9 @@ class Table(NamedTuple):
     values: tuple[str, ...]
     footers: tuple[str, ...] = ()
     each: tuple[str, ...] = ()
-    """One table for each value of these."""
+    """Names for each of whose values there is a table."""
     having: str | None = None
-    """Only rows that have this."""
+    """Name that a row needs to be shown; None: all are."""
 
 
 def flat(row: Row) -> Row:
@@ -35,17 +35,17 @@ def flat(row: Row) -> Row:
 
 
 def render(rows: Sequence[Row], tables: Sequence[Table], is_current: Callable[[Row], bool] = lambda row: True) -> str:
-    """The tables in markdown; below each is said how many rows are not of today's code."""
+    """Renders the tables in markdown; below each stands how many rows are not of today's code."""
     return "\n".join(_markdown(part) + _stale(part, is_current) for part in _parts(rows, tables))
 
 
 def show(rows: Sequence[Row], tables: Sequence[Table], is_current: Callable[[Row], bool] = lambda row: True) -> str:
-    """The same for a terminal: groups of columns that do not fit beside each other stand below each other."""
+    """Renders the tables for a terminal: groups of columns that do not fit side by side stand below each other."""
     return "\n".join(_plain(part, width()) + _stale(part, is_current) for part in _parts(rows, tables))
 
 
 class _Part(NamedTuple):
-    """One table as text: each column after those of `Table.rows` has a place, which is its group's, and a name."""
+    """A table as text: each column after those of `Table.rows` has a name, and a place, which is its group's."""
 
     title: str
     heads: list[str]
@@ -147,7 +147,7 @@ def _groups(part: _Part, columns: Iterable[int]) -> list[tuple[str, list[int]]]:
 
 
 def _width(widths: list[int], columns: Sequence[int]) -> int:
-    """Of columns with two spaces between them."""
+    """Returns the width of columns with two spaces between them."""
     return sum(widths[i] + 2 for i in columns) - 2
 
 
@@ -178,7 +178,7 @@ def _text(value: Any, digits: int = 4) -> str:
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """All scalars of all rows."""
+    """Writes all scalars of all rows."""
     records = [flat(row) for row in rows]
     names = list(dict.fromkeys(name for record in records for name in record))
     with path.open("w", newline="") as file:

@@ -1,10 +1,10 @@
-"""Values of points that are short texts: shapes, splits, how much is kept."""
+"""Values of points that are short texts: shapes, splits, numbers of exact tokens."""
 
 import re
 
 
 def numbers(text: str, example: str, what: str) -> tuple[int, ...]:
-    """The whole numbers in a text that is like an example but for them: of "128+4" for "3+1" they are (128, 4).
+    """Returns the whole numbers in a text that else is like an example: (128, 4) of "128+4" for "3+1".
 
     Raises:
       ValueError: it is not; the message says `what` was expected.

@@ -9,8 +9,8 @@ import numpy as np
 
 
 def turns(functions: Mapping[str, Callable[[], Any]], rounds: int, calls: int = 1) -> dict[str, np.ndarray]:
-    """Seconds of each function's calls (rounds, calls), one behind the other in its turn: the first finds the caches
-    as the others left them, the second as it left them itself."""
+    """Measures seconds of each function's calls (rounds, calls), one behind the other in its turn. The first call finds
+    the caches as the others left them, the second as it left them itself."""
     times = {name: np.zeros((rounds, calls)) for name in functions}
     for turn in range(rounds):
         for name, function in functions.items():
@@ -22,5 +22,5 @@ def turns(functions: Mapping[str, Callable[[], Any]], rounds: int, calls: int = 
 
 
 def medians(functions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each function's calls in so many rounds, after one in which it may be compiled."""
+    """Measures median seconds of each function's calls in so many rounds, after one in which it may be compiled."""
     return {name: float(np.median(times[1:])) for name, times in turns(functions, rounds + 1).items()}

@@ -44,7 +44,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One budget: that of the family's strategy with these bits everywhere."""
+    """Measures one budget: that of the family's strategy with these bits everywhere."""
     tokens = text.held_out(point["corpus"], models.load(point["model"]).tokenizer)
     held_out = jnp.asarray(text.windows(tokens, point["context"], point["held_out"])[:, :-1])
 
@@ -76,7 +76,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 def _measured(
     name: str, family: str, corpus: str, context: int, count: int, draw: int
 ) -> tuple[Decoder, jax.Array, Sensitivities, float]:
-    """The model, training text, what was measured there, and in how many seconds."""
+    """Returns the model, training text, the losses that were measured there, and the seconds it took."""
     if draw == 0:
         jax.clear_caches()  # of the model before, or there are more executables than Linux has mappings of memory
     decoder, tokenizer = models.load(name)
@@ -89,13 +89,13 @@ def _measured(
 
 
 def _mean(decoder: Decoder, tokens: jax.Array, strategies: list[Strategy], at_a_time: int) -> float:
-    """Shapes are those of the calibration, so that no code is compiled again."""
+    """Averages the divergence; shapes are those of the calibration, so that nothing is compiled again."""
     parts = jnp.split(tokens, len(tokens) // at_a_time)
     return float(np.mean([divergence(decoder, part, strategies) for part in parts]))
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """The divergence by stored bits: of each family, uniform and advised."""
+    """Plots the divergence by stored bits, of each family, uniform and advised."""
     shown = [
         {
             "point": {**row["point"], "who": f"{row['point']['family']}, {who}"},

@@ -46,7 +46,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """The newest `queries` tokens of `context`, on all heads of each layer, for each of the seeds."""
+    """Measures the newest `queries` tokens of `context`, on all heads of each layer, for each of the seeds."""
     decoder, arrays = captured(point["model"], point["corpus"], point["context"])
     layers, window = decoder.config.num_hidden_layers, attention_error.keep(point["keep"])
     names = ("kl", "top1", "top5", "cosine")

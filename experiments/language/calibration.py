@@ -35,13 +35,13 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """So many layers of a model's shape with random weights, in a process of its own."""
+    """Measures so many layers of a model's shape with random weights, in a process of its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_measure, (point,))
 
 
 def _measure(point: dict[str, Any]) -> dict[str, float]:
-    vocabulary = 512  # whose embedding keys and values take no time from
+    vocabulary = 512  # small, since keys and values do not depend on it
     fields = {**SHAPES[point["model"]], "num_hidden_layers": point["layers"], "vocab_size": vocabulary}
     decoder = Decoder(DecoderConfig.parse(fields), rngs=nnx.Rngs(0), dtype=jnp.bfloat16)
     windows = point["tokens"] // point["context"]
@@ -59,5 +59,5 @@ def _measure(point: dict[str, Any]) -> dict[str, float]:
 
 
 def _resident() -> float:
-    """GB of 10^9 bytes that are resident now."""
+    """Reads the GB of 10^9 bytes that are resident now."""
     return 4096 * int(Path("/proc/self/statm").read_text().split()[1]) / 1e9

@@ -54,7 +54,7 @@ WIDE_FIELDS = {
     "rope_theta": 5e5,
     "tie_word_embeddings": True,
 }
-"""With a vocabulary of bytes and random weights."""
+"""Fields of a decoder with a vocabulary of bytes and random weights."""
 
 
 def check(point: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One strategy on one model, after `tokens` tokens."""
+    """Measures one strategy on one model, after `tokens` tokens."""
     decoder, tokens, baseline = decoder_of(point["model"], point["weights"]), point["tokens"], point["baseline"]
     max_len = -(-(tokens + UNIT * (point["rounds"] + 2)) // GROWTH) * GROWTH
     config = decoder.config
@@ -92,7 +92,7 @@ def decoder_of(name: str, dtype: str) -> Decoder:
 
 
 def _layers(name: str) -> int:
-    """Of a decoder with random weights; 0 if the name is that of a trained one."""
+    """Returns the layers of a decoder with random weights; 0 if the name is that of a trained one."""
     count = name.partition(" ")[0]
     return int(count) if count.isdigit() and name == WIDE.format(count) else 0
 
@@ -119,7 +119,7 @@ def _plain(decoder: Decoder, token: jax.Array, caches: Any) -> Any:
 
 
 def _seconds(decoder: Decoder, states: Any, steps: dict[str, Callable[..., Any]], rounds: int) -> dict[str, float]:
-    """Of one token, each way."""
+    """Measures the seconds of one token, each way."""
     token = {name: jnp.zeros((1, 1), jnp.int32) for name in states}
 
     def generate(name: str) -> jax.Array:

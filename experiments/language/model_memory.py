@@ -100,7 +100,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(fields: dict[str, Any], folder: Path) -> int:
-    """A sharded checkpoint of random weights; returns how many."""
+    """Writes a sharded checkpoint of random weights, and returns their number."""
     from safetensors.flax import save_file
 
     config = DecoderConfig.parse(fields)
@@ -152,6 +152,6 @@ def _measure(folder: str, strategy: str) -> dict[str, float]:
 
 
 def peak() -> float:
-    """Most memory ever resident, GB of 10^9 bytes. Not `ru_maxrss`: a process begins with its parent's."""
+    """Reads the most memory ever resident, GB of 10^9 bytes. Not `ru_maxrss`: a process begins with its parent's."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["VmHWM"].split()[0]) * 1024 / 1e9

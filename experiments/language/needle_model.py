@@ -1,8 +1,9 @@
 """Recall of a trained decoder through compressed caches: values of keys that it has read, among many pairs.
 
-The task is multi-query associative recall (Arora et al., 2023): pairs of a key and a value, all keys different, then
-keys in another order, each of which is to be followed by its value. A pair is written value, key, value, so that a
-decoder of two layers learns it in minutes: the first one brings the value to the key, the second one finds the key.
+The task is multi-query associative recall (Arora et al., 2023). A text has pairs of a key and a value, all keys
+different. Then it has keys in another order, each of which is to be followed by its value. A pair is written value,
+key, value, so that a decoder of two layers learns it in minutes. The first layer brings the value to the key, and the
+second one finds the key.
 """
 
 import functools
@@ -60,8 +61,8 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """Exact matches of `sequences` sequences, for each of the seeds; a seed draws the rotations, the pairs, and
-    others that quantizers learn from."""
+    """Counts exact matches in `sequences` sequences, for each of the seeds. A seed draws the rotations, the pairs, and
+    other pairs that quantizers learn from."""
     decoder = _decoder(point["folder"], tuple(point["stages"]), point["steps"], point["batch_tokens"])
     window, sinks = keep(point["keep"])
 
@@ -82,7 +83,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def sequences(rng: np.random.Generator, count: int, pairs: int) -> np.ndarray:
-    """(count, 6 pairs) tokens: each pair as value, key, value; then in another order as `ASK`, key, value."""
+    """Draws tokens (count, 6 pairs): each pair as value, key, value; then in another order as `ASK`, key, value."""
     keys = rng.permuted(np.tile(np.arange(KEYS), (count, 1)), axis=1)[:, :pairs]
     values = KEYS + rng.integers(0, VALUES, keys.shape)
     order = rng.permuted(np.tile(np.arange(pairs), (count, 1)), axis=1)
@@ -93,13 +94,13 @@ def sequences(rng: np.random.Generator, count: int, pairs: int) -> np.ndarray:
 
 
 def words(tokens: np.ndarray) -> list[str]:
-    """As the tokenizer reads and writes them: "k007" is a key, "v07" a value, "?" `ASK`."""
+    """Writes tokens as the tokenizer reads and writes them: "k007" is a key, "v07" a value, "?" `ASK`."""
     names = [*(f"k{i:03}" for i in range(KEYS)), *(f"v{i:02}" for i in range(VALUES)), "?"]
     return [names[token] for token in tokens]
 
 
 def tokenizer() -> Tokenizer:
-    """Of the words, with spaces between."""
+    """Makes a tokenizer of the words, with spaces between."""
     made = Tokenizer(word_models.WordLevel({word: i for i, word in enumerate(words(np.arange(ASK + 1)))}, "?"))
     made.pre_tokenizer = WhitespaceSplit()
     return made
@@ -115,8 +116,8 @@ def _recalled(decoder: Decoder, caches: Any, tokens: jax.Array) -> jax.Array:
 
 @functools.lru_cache(maxsize=1)
 def _decoder(folder: str, stages: tuple[int, ...], steps: int, batch_tokens: int) -> Decoder:
-    """The decoder, trained on so many pairs a sequence in one stage after the other; `folder`, if not empty, keeps it,
-    as a checkpoint, too."""
+    """Trains the decoder on so many pairs a sequence in one stage after the other; `folder`, if not empty, keeps it, as
+    a checkpoint, too."""
     model = Decoder(DecoderConfig.parse(FIELDS), rngs=nnx.Rngs(0))
 
     def batches(step: int) -> tuple[np.ndarray, np.ndarray]:

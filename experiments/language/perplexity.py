@@ -1,6 +1,6 @@
 """Perplexity of language models whose keys and values go through a compressed cache.
 
-Each window of held-out text is fed in chunks: the keys and values of a chunk are appended to the cache, then its tokens
+Each window of held-out text is fed in chunks. The keys and values of a chunk are appended to the cache, then its tokens
 attend from the cache and are scored. Nothing is scored that a decoder would not see. Deviations are over the windows,
 whose rotations differ too: each seed draws those of its share of the windows.
 
@@ -63,14 +63,14 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One strategy on one model: of all windows together, and the deviation of each window's own."""
+    """Measures one strategy on one model: all windows together, and deviations over single windows."""
     decoder, windows, exact = _reference(point["model"], point["corpus"], point["context"], point["windows"])
     seeds, (window, sinks) = point["seeds"], keep(point["keep"])
     tokens = functools.partial(training_text, point["model"], point["corpus"], point["context"])
     seconds = 0.0
 
     def one(seed: int) -> tuple[dict[str, Any], float]:
-        """What is found of a seed's windows, and its stored bits."""
+        """Returns the scores of a seed's windows, and the stored bits."""
         nonlocal seconds
         key, start = jax.random.key(seed), time.perf_counter()
         strategy = jax.block_until_ready(fitted.strategies(decoder, point["strategy"], key, tokens))
@@ -100,14 +100,14 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def training_text(name: str, corpus: str, context: int) -> jax.Array:
-    """Tokens (n, context) that the model was trained on, to fit quantizers to."""
+    """Returns tokens (n, context) that the model was trained on, to fit quantizers to."""
     tokens = text.seen(corpus, models.load(name).tokenizer)
     return jnp.asarray(text.windows(tokens, context, CALIBRATION)[:, :-1])
 
 
 @functools.lru_cache(maxsize=1)
 def _reference(name: str, corpus: str, context: int, count: int) -> tuple[Decoder, jax.Array, jax.Array]:
-    """The model, windows (n, context + 1) of held-out text, log-probabilities (n, context, vocab) without a cache."""
+    """Returns a model, windows (n, context + 1) of held-out text, exact log-probabilities (n, context, vocab)."""
     decoder, tokenizer = models.load(name)
     windows = jnp.asarray(text.windows(text.held_out(corpus, tokenizer), context, count))
     exact = jax.lax.map(lambda tokens: jax.nn.log_softmax(decoder(tokens[None, :-1])[0])[0], windows)
@@ -118,7 +118,7 @@ def _reference(name: str, corpus: str, context: int, count: int) -> tuple[Decode
 def _scores(
     decoder: Decoder, caches: tuple[KVCache, ...], windows: jax.Array, exact: jax.Array, chunk: int
 ) -> dict[str, Any]:
-    """Means over the tokens of each window, and the divergence of each token."""
+    """Computes means over the tokens of each window, and the divergence of each token."""
 
     def split(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
@@ -147,11 +147,11 @@ NOT_SHOWN = (
     *("/", "+centered", "+turned", "calibrated", "orthogonal"),
     *("affine", "v2_rotated", "rotor_chain", "float8", "q8_0", "mxfp4"),
 )
-"""Parts of the names of strategies that the table has and a plot would be too full with."""
+"""Parts of names of strategies that are left out of the plot; the table has them."""
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """The divergence by stored bits, a line for each family of strategies."""
+    """Plots the divergence by stored bits, a line for each family of strategies."""
     kept = [row for row in rows if row["point"]["keep"] == rows[0]["point"]["keep"]]
     named = [
         {
@@ -168,7 +168,7 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def _family(name: str) -> str:
-    """A strategy's name without its bits; "" if it is not shown: `v3` of fractional bits is two codes side by side."""
+    """Returns a strategy's name without bits; "" if it is not shown, as `v3` of fractional bits: two codes in one."""
     if any(mark in name for mark in NOT_SHOWN) or (name.startswith("v3") and "." in name):
         return ""
     return name if name in FORMATS else re.sub(r"_[\d.]+", "", name)

@@ -56,7 +56,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """The score of each task and their mean, for each of the seeds; a seed draws rotations and `examples` examples."""
+    """Scores each task, and their mean, for each of the seeds; a seed draws rotations and `examples` examples."""
     decoder, tokenizer = _model(point["model"])
     tasks, (window, sinks) = _tasks(point), keep(point["keep"])
 
@@ -66,7 +66,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
         def score(task: str) -> float:
             examples = _examples(point["model"], task, point["tokens"], point["corpus"], point["examples"], seed)
-            rooms = [example.room for example in examples]  # of all as much as of one
+            rooms = [example.room for example in examples]  # all get the largest
             longest = point["tokens"] + len(examples[0].turns) * (max(rooms) - min(rooms))
             caches = decoder.caches(strategy, key, len(examples), longest, window=window, sinks=sinks)
             return float(np.mean(_scores(decoder, tokenizer, caches, examples, point["chunk"])))
@@ -84,12 +84,12 @@ def _model(name: str) -> models.Model:
 
 
 def _of_pairs(model: str) -> bool:
-    """Whether the model has the words of `needle_model`."""
+    """Returns whether the model has the words of `needle_model`."""
     return _model(model).tokenizer.get_vocab() == needle_model.tokenizer().get_vocab()
 
 
 def _tasks(point: dict[str, Any]) -> list[str]:
-    """The tasks that are named; if none is, all that the model has words for."""
+    """Returns the tasks that are named; if none is, all that the model has words for."""
     known = list(_ASKED if _of_pairs(point["model"]) else ruler.TASKS)
     for name in point["tasks"]:
         if name not in known:
@@ -98,11 +98,12 @@ def _tasks(point: dict[str, Any]) -> list[str]:
 
 
 _ASKED = {"niah_multikey": lambda tokens: ((tokens - 3) // 3, 1), "niah_multiquery": lambda tokens: (tokens // 6,) * 2}
-"""Of so many tokens: pairs that are told, three tokens each, and keys whose value is asked for, three tokens again."""
+"""Functions from a number of tokens to numbers of pairs that are told, and of keys whose value is asked for. Both take
+three tokens each."""
 
 
 def _pairs(task: str, tokens: int, rng: np.random.Generator) -> Example:
-    """An example of `needle_model`'s pairs, of which there are no more than keys."""
+    """Makes an example of `needle_model`'s pairs, of which there are no more than keys."""
     told, asked = (min(count, needle_model.KEYS) for count in _ASKED[task](tokens))
     if asked < 1 or told < 1:
         raise ValueError(f"expected at least 6 tokens for {task}, got {tokens}")
@@ -123,7 +124,7 @@ def _examples(model: str, task: str, tokens: int, corpus: str, count: int, seed:
 
 
 def _learned_from(point: dict[str, Any], seed: int) -> jax.Array:
-    """Tokens (n, time) that quantizers are fitted to: training text, or other pairs."""
+    """Returns tokens (n, time) that quantizers are fitted to: training text, or other pairs."""
     if _of_pairs(point["model"]):
         pairs = min(point["tokens"] // 6, needle_model.KEYS)
         return jnp.asarray(needle_model.sequences(np.random.default_rng((3, seed)), 16, pairs))
@@ -133,13 +134,14 @@ def _learned_from(point: dict[str, Any], seed: int) -> jax.Array:
 def _scores(
     decoder: Decoder, tokenizer: Tokenizer, caches: tuple[KVCache, ...], examples: list[Example], chunk: int
 ) -> list[float]:
-    """The share of each example's answers that its replies contain; upper and lower case are the same."""
+    """Computes the share of each example's answers that its replies contain; upper and lower case are the same."""
     room = max(example.room for example in examples)
     found: list[list[bool]] = [[] for _ in examples]
     made = np.zeros((len(examples), 0), int)
     for i in range(len(examples[0].turns)):
         texts = [tokenizer.encode(example.turns[i].text, add_special_tokens=i == 0).ids for example in examples]
-        texts = [[*new[-1:], *text] for new, text in zip(made.tolist(), texts, strict=True)]  # the last of a reply
+        # The last token of a reply is not in the cache yet.
+        texts = [[*new[-1:], *text] for new, text in zip(made.tolist(), texts, strict=True)]
         counts = np.array([len(text) for text in texts])
         token, caches = reading.read(decoder, caches, reading.padded(texts, chunk), counts, chunk)
         tokens = [token]

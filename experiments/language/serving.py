@@ -43,7 +43,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """A trace of requests that are all there from the beginning."""
+    """Measures a trace of requests that are all there from the beginning."""
     decoder, rng = decoder_of(point["model"], "float32"), np.random.default_rng(0)
     longest = point["shared"] + point["own"] + point["answer"]
     budget = point["held"] * longest * 2 * decoder.config.cached  # in bfloat16
@@ -85,7 +85,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pages(decoder: Decoder, point: dict[str, Any], longest: int, budget: int, options: dict[str, Any]) -> int:
-    """As many as the bytes hold beside what is held for each slot."""
+    """Returns as many pages as the bytes hold beside what is held for each slot."""
 
     def size(pages: int) -> int:
         make = lambda key: decoder.caches(point["strategy"], key, point["slots"], longest, pages=pages, **options)  # noqa: E731

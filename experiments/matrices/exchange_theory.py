@@ -1,4 +1,4 @@
-"""The spread within leaves after levels of exchange, beside what QET's Theorem 2 says of the first."""
+"""Variance within leaves after levels of exchange, beside what QET's Theorem 2 says of the first level."""
 
 import functools
 from typing import Any

@@ -10,7 +10,7 @@ from experiments.data import samples, vector_files
 from rqjax.core import Registry, check_int, extras
 
 OUTLIERS = 1e-4
-"""Elements of the synthetic matrices that are uniform on [-100, 100]."""
+"""Share of the synthetic matrices' elements that are uniform on [-100, 100]."""
 
 
 def _synthetic(columns: int) -> Callable[[jax.Array, int], jax.Array]:
@@ -24,7 +24,7 @@ def _synthetic(columns: int) -> Callable[[jax.Array, int], jax.Array]:
 
 
 def _gaussian_weights(key: jax.Array, scale: int) -> jax.Array:
-    """What Llama-2's 4096 x 11008 matrices are in size, 0.02 in deviation."""
+    """Gaussian numbers of the size of Llama-2's 4096 x 11008 matrices, with a deviation of 0.02."""
     return 0.02 * jax.random.normal(key, (4096 // scale, 11008 // scale // 64 * 64))
 
 
@@ -58,7 +58,7 @@ MATRICES: Registry = Registry(
         "values": _cache("v"),
     },
 )
-"""(key, scale) -> matrix with n / scale rows."""
+"""Functions from (key, scale) to a matrix with n / scale rows."""
 
 
 def matrix(name: str, seed: int, scale: int) -> jax.Array:
@@ -72,5 +72,5 @@ def matrix(name: str, seed: int, scale: int) -> jax.Array:
 
 
 def word_bits(name: str) -> int:
-    """Of an element as the paper counts them."""
+    """Returns the bits of an element as the paper counts them."""
     return 16 if name in ("keys", "values") else 32

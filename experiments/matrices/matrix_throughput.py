@@ -5,7 +5,7 @@ import resource
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or FAISS's idle threads spin into the next measurement
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else FAISS's idle threads spin into the next measurement
 
 import faiss
 import jax
@@ -20,7 +20,7 @@ from rqjax.recipes.budget import method
 from rqjax.recipes.opq import fit_opq
 
 WIDTH, CENTROIDS = 8, 256
-"""Of OPQ here, which FAISS has for powers of two only."""
+"""Width of groups and number of centroids of OPQ here; FAISS takes powers of two only."""
 
 MADE_BY = ("rqjax/recipes/budget.py", "rqjax/arrays/kmeans.py", "rqjax/quantizers/product.py")
 TABLES = (
@@ -79,7 +79,7 @@ def _faiss(name: str, x: np.ndarray, k: int) -> Callable[[], float]:
     groups = [np.ascontiguousarray(group) for group in np.split(x, x.shape[1] // WIDTH, axis=1)]
 
     def fit() -> float:
-        """FAISS's product quantizer trains one of these for each group, but only for powers of two."""
+        """Trains k-means for each group, as FAISS's product quantizer does, which takes powers of two only."""
         errors = []
         for group in groups:
             clusters = faiss.Kmeans(WIDTH, k, niter=20, min_points_per_centroid=1, max_points_per_centroid=10**9)

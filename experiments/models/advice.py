@@ -1,4 +1,4 @@
-"""What `experiments.advise` makes of budgets and shows of advice."""
+"""Budgets that `experiments.advise` takes, and tables and plots of its advice."""
 
 import re
 from collections.abc import Callable
@@ -17,7 +17,7 @@ BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
 def parse(budget: str, context: int) -> tuple[float, int | None]:
-    """Bits and None, or bytes and the tokens that they are for."""
+    """Parses a budget: bits and None, or bytes and the tokens that they are for."""
     match = re.fullmatch(r"(\d+\.?\d*)(bits|KB|MB|GB|tokens/GB)?", budget)
     if match is None or not float(match[1]):
         raise ValueError(f"expected a budget like 2.5, 20MB or 40000tokens/GB, got {budget!r}")
@@ -33,7 +33,7 @@ def under(
     budget: tuple[float, int | None],
     make: Callable[[list[str]], list[Strategy]],
 ) -> tuple[Advice, list[Strategy]]:
-    """What keeps to a budget; one in bytes counts all that a cache of so many tokens holds."""
+    """Returns advice and strategies within a budget; bytes count all that a cache of so many tokens holds."""
     amount, tokens = budget
     if tokens is None:
         advice = found.under(amount)
@@ -57,7 +57,7 @@ def under(
 
 
 def table(advice: Advice) -> str:
-    """A line for each layer."""
+    """Returns the advice as a line for each layer."""
     lines = ["layer  bits of keys  of values   share of the loss"]
     shares = 100 * advice.kl / advice.kl.sum()
     for layer, ((keys, values), (of_keys, of_values)) in enumerate(zip(advice.rates, shares, strict=True)):
@@ -66,7 +66,7 @@ def table(advice: Advice) -> str:
 
 
 def frontier(found: Sensitivities, advice: Advice, path: Path) -> Path:
-    """The expected loss by bits: advised, and of equal bits in all layers."""
+    """Plots the expected loss by bits, as advised and with equal bits in all layers."""
     bits = found.bits.mean(axis=(0, 1))
     rows: list[dict[str, Any]] = [
         {"point": {"bits": "the same in all layers"}, "metrics": {"stored_bits": b, "divergence": kl}}

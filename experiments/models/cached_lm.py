@@ -1,7 +1,7 @@
 """A decoder whose keys and values go through a compressed cache, as lm_eval (lm-evaluation-harness) asks for it.
 
-Log-likelihoods are of tokens that are fed to the cache in chunks, as a decoder would see them; texts are made from it
-token by token.
+Log-likelihoods are of tokens that are fed to the cache in chunks, as a decoder would see them. Texts are made token by
+token.
 """
 
 import functools
@@ -58,8 +58,8 @@ class CachedLM(TemplateLM):
         return self.tokens.encode(string, add_special_tokens=add_special_tokens is not False).ids
 
     def _loglikelihood_tokens(self, requests: list[Any], **kwargs: Any) -> list[tuple[float, bool]]:
-        """Of each (texts, context, continuation): the log-likelihood of the continuation, and whether its tokens are
-        the likeliest."""
+        """Returns the log-likelihood of the continuation of each (texts, context, continuation), and whether its tokens
+        are the likeliest."""
         found: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         texts = [[*context, *rest][-self.max_length - 1 :] for _, context, rest in requests]
         for some in self._batches(texts):
@@ -75,7 +75,7 @@ class CachedLM(TemplateLM):
         return found
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of whole texts, in windows of `max_length` tokens, each of which is predicted once."""
+        """Returns the log-likelihood of whole texts, in windows of `max_length` tokens, each predicted once."""
         found = []
         for request in requests:
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
@@ -85,7 +85,7 @@ class CachedLM(TemplateLM):
         return found
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """The likeliest tokens after each context, up to one of the task's stops."""
+        """Makes the likeliest tokens after each context, up to one of the task's stops."""
         found, wanted = [""] * len(requests), [dict(request.args[1]) for request in requests]
         if any(one.get("do_sample") for one in wanted):
             raise ValueError("expected tasks that take the likeliest tokens, got do_sample: true")
@@ -124,7 +124,7 @@ class CachedLM(TemplateLM):
             token, caches = reading.follow(self.decoder, caches, token)
 
     def _batches(self, texts: list[list[int]]) -> list[list[int]]:
-        """The texts, by their places, so many at a time, of about one length."""
+        """Groups texts of about one length, so many at a time, as indices."""
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         return [order[i : i + self.batch] for i in range(0, len(order), self.batch)]
 
@@ -141,7 +141,7 @@ def _scored(
     counts: Int[Array | np.ndarray, "batch"],
     chunk: int,
 ) -> tuple[Float[Array, "batch time"], Bool[Array, "batch time"]]:
-    """The log-probability of each target, and whether it is the likeliest token."""
+    """Returns the log-probability of each target, and whether it is the likeliest token."""
 
     def step(caches: Any, inputs: Any) -> Any:
         tokens, valid, targets = inputs

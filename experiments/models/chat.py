@@ -1,7 +1,7 @@
 """Chat templates: messages as the text that a checkpoint's makers meant, in Jinja, as in `tokenizer_config.json`.
 
-A template is a program of others. It is rendered by a process of its own, in Jinja's sandbox, with little time and
-memory: this file as a script, which therefore imports nothing of ours.
+A template is a program that others wrote. It is rendered by a process of its own, in Jinja's sandbox, with little time
+and memory. The process runs this file as a script, which therefore imports nothing of this project.
 """
 
 import json
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 SECONDS, BYTES = 10, 2**30
-"""What a template may take."""
+"""Limits of a template's time and memory."""
 Message = Mapping[str, Any]
-"""{"role": "user", "content": "..."}, and what else a template knows."""
+"""A message: {"role": "user", "content": "..."}, and other fields that a template knows."""
 
 
 def rendered(folder: Path, messages: Sequence[Message]) -> str:
-    """The text of messages that an answer goes on from, with all special tokens.
+    """Renders messages as the text that an answer goes on from, with all special tokens.
 
     Args:
       folder: of the checkpoint; `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`.
@@ -110,7 +110,7 @@ def main() -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     except (ImportError, ValueError, OSError):
-        pass  # not everywhere; there is the time
+        pass  # not on all systems; the limit of time remains
     job = json.loads(sys.stdin.read())
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]

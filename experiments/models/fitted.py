@@ -1,4 +1,4 @@
-"""Strategies of caches by name, those whose quantizers learn from data among them: "klt_trellis_3"."""
+"""Strategies of caches by name, also with quantizers that learn from data, as "klt_trellis_3"."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,19 +12,19 @@ CALIBRATED = ":calibrated"
 
 
 def check(name: str) -> None:
-    """Raises `UnknownName` with the nearest names for what is no strategy and no recipe that learns."""
+    """Raises `UnknownName` with the nearest names if a name is no strategy and no recipe that learns."""
     checked(name.removesuffix(CALIBRATED))
 
 
 def learns(name: str) -> bool:
-    """Whether the quantizer of keys or of values learns from data."""
+    """Returns whether the quantizer of keys or of values learns from data."""
     return any(with_bits(part)[0] in rqjax.FITTED for part in parsed(name)[0])
 
 
 def strategies(decoder: Any, name: str, key: jax.Array, tokens: Callable[[], jax.Array]) -> str | list[rqjax.Strategy]:
-    """As `Decoder.caches` takes them: one a layer, fitted to tokens (n, time), if there is something to fit.
+    """Returns what `Decoder.caches` takes: strategies fitted to tokens (n, time), or the name if nothing is fitted.
 
-    With ":calibrated" behind the name the mean that is subtracted is that of the tokens, too.
+    With ":calibrated" behind the name, the mean that is subtracted is that of the tokens, too.
     """
     name, calibrated, _ = name.partition(CALIBRATED)
     return decoder.calibrate(tokens(), name, key) if calibrated or learns(name) else name

@@ -115,13 +115,13 @@ def load(name: str, dtype: Any = "float32") -> Model:
 
 
 def folder(name: str) -> Path:
-    """Where a decoder is."""
+    """Returns the folder of a decoder."""
     return find_checkpoint(TRAINED / name if (TRAINED / name).is_dir() else name)
 
 
 def strategies(decoder: Decoder, model: str, name: str) -> str | list[Strategy]:
-    """As `Decoder.caches` takes them: what learns is in the file beside a model that `experiments.calibrate` made, and
-    "family@budget" in the one of `experiments.advise`."""
+    """Returns what `Decoder.caches` takes. Strategies that learn come from the file beside a model that
+    `experiments.calibrate` made, and "family@budget" from that of `experiments.advise`."""
     family, _, budget = name.partition("@")
     if budget:
         rates(family)
@@ -139,7 +139,7 @@ def strategies(decoder: Decoder, model: str, name: str) -> str | list[Strategy]:
 
 @functools.lru_cache(maxsize=1)
 def captured(name: str, corpus: str, tokens: int) -> tuple[Decoder, dict[str, jax.Array]]:
-    """A decoder, and `capture` of the first tokens of held-out text."""
+    """Returns a decoder, and `capture` of the first tokens of held-out text."""
     decoder, tokenizer = load(name)
     return decoder, capture(decoder, jnp.asarray(text.windows(text.held_out(corpus, tokenizer), tokens, 1)[0, :-1]))
 
@@ -148,7 +148,7 @@ def captured(name: str, corpus: str, tokens: int) -> tuple[Decoder, dict[str, ja
 def calibration(
     name: str, corpus: str, context: int, count: int, part: Callable[[str, Tokenizer], np.ndarray] = text.seen
 ) -> dict[str, jax.Array]:
-    """`capture` of windows of text, one after the other along time; of training text, if `part` is not another."""
+    """Returns `capture` of windows of text, one after the other along time; of training text by default."""
     decoder, tokenizer = load(name)
     windows = jnp.asarray(text.windows(part(corpus, tokenizer), context, count)[:, :-1])
     arrays = jax.lax.map(lambda tokens: capture(decoder, tokens), windows)

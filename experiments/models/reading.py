@@ -14,7 +14,7 @@ from rqjax.nn import Decoder
 
 
 def padded(texts: Sequence[Sequence[int]], chunk: int) -> Int[np.ndarray, "batch time"]:
-    """Padded on the left, to a power of two of chunks: shapes that few programs serve."""
+    """Pads texts on the left, to a power of two of chunks, so that few shapes are compiled."""
     chunks = -(-max(map(len, texts)) // chunk)
     tokens = np.zeros((len(texts), chunk << (chunks - 1).bit_length()), np.int32)
     for row, text in zip(tokens, texts, strict=True):
@@ -23,7 +23,7 @@ def padded(texts: Sequence[Sequence[int]], chunk: int) -> Int[np.ndarray, "batch
 
 
 def chunked(tokens: Array, counts: Array | np.ndarray, chunk: int) -> tuple[Array, Array]:
-    """Tokens (chunks, batch, chunk), and how many of them count: the last `counts` of each sequence."""
+    """Returns tokens (chunks, batch, chunk), and how many of them count: the last `counts` of each sequence."""
     batch, time = tokens.shape
     before = time - counts - jnp.arange(0, time, chunk)[:, None]  # padding from the beginning of each chunk on
     return jnp.moveaxis(tokens.reshape(batch, -1, chunk), 1, 0), jnp.clip(chunk - before, 0, chunk)
@@ -37,7 +37,7 @@ def read(
     counts: Int[Array | np.ndarray, "batch"],
     chunk: int,
 ) -> tuple[Int[Array, "batch 1"], tuple[KVCache, ...]]:
-    """The likeliest token after each text, and the caches that have read it."""
+    """Returns the likeliest token after each text, and the caches that have read it."""
 
     def step(caches: Any, inputs: Any) -> Any:
         logits, caches = decoder(inputs[0], caches, valid=inputs[1], newest=1)

@@ -17,7 +17,7 @@ from rqjax.core.treefile import replacing
 from rqjax.nn import Decoder
 
 Batches = Callable[[int], tuple[np.ndarray, np.ndarray]]
-"""Of a step: tokens (batch, time + 1), and which of the last `time` are to be predicted."""
+"""Function from a step to tokens (batch, time + 1), and which of the last `time` are to be predicted."""
 
 
 class Plan(NamedTuple):
@@ -85,7 +85,7 @@ def _save(path: Path, state: Any, curve: list[dict[str, float]]) -> None:
 
 
 def _resume(path: Path, state: Any) -> tuple[Any, list[dict[str, float]]]:
-    """What was saved, or the beginning."""
+    """Loads the state that was saved, or returns the initial one."""
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():

@@ -36,7 +36,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One codec; what takes long is built only once."""
+    """Measures one codec; an index that takes long is built only once."""
     x = search.unit(point["n"], point["dim"], 0)
     seconds: list[float] = []
     while not seconds or (len(seconds) < 2 and sum(seconds) < point["enough"]):

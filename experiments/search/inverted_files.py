@@ -1,4 +1,4 @@
-"""What inverted files find, and how fast, beside FAISS's: in turns with a scan of all codes, in one process."""
+"""Recall and speed of inverted files beside FAISS's, in turns with a scan of all codes, in one process."""
 
 import functools
 import time
@@ -19,7 +19,7 @@ from rqjax import metrics
 from rqjax.core import unknown_name
 
 QUERIES = 1000
-"""That recall is taken of."""
+"""Queries that recall is measured on."""
 SCANNED = "eden_unbiased_4"
 """The codes of the scan that takes turns with each codec."""
 MADE_BY = ("experiments/search/search.py", "experiments/search/peers.py", "rqjax/search/*.py")
@@ -41,7 +41,7 @@ class Inverted(NamedTuple):
     nbytes: int
     seconds: float
     search: Callable[[np.ndarray, int], np.ndarray]
-    """Of queries and probes: (queries, 10)."""
+    """Function from queries and probes to ids (queries, 10)."""
 
 
 def check(point: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One codec at so many probes."""
+    """Measures one codec at so many probes."""
     size, probes = (point["n"], point["dim"]), point["probes"]
     x, many, true = vectors(*size)
     queries = many[: point["batch"]]
@@ -128,7 +128,7 @@ def faiss_ivf_rabitq(x: np.ndarray, bits: int, lists: int) -> Any:
 
 
 def faiss_hnsw_sq(x: np.ndarray, bits: int, lists: int) -> Any:
-    """A graph of 16 neighbors a vector over uniform levels; of `probes`, 16 times as many vectors are looked at."""
+    """A graph of 16 neighbors a vector over uniform levels; 16 times as many vectors as `probes` are looked at."""
     faiss, d = library("faiss"), x.shape[1]
     kind = getattr(faiss.ScalarQuantizer, f"QT_{bits}bit")
     index = faiss.IndexHNSWSQ(d, kind, 16, faiss.METRIC_INNER_PRODUCT)
@@ -145,7 +145,7 @@ PEERS: dict[str, Callable[[np.ndarray, int, int], Any]] = {
     "faiss_ivf_rabitq": faiss_ivf_rabitq,
     "faiss_hnsw_sq": faiss_hnsw_sq,
 }
-"""Functions of (x, bits, lists): an index that is not trained, and the search in it."""
+"""Functions from (x, bits, lists) to an index that is not trained, and the search in it."""
 
 
 def _probed(index: Any, inner: Any) -> Any:
@@ -157,7 +157,7 @@ def _probed(index: Any, inner: Any) -> Any:
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Queries a second by recall: a line for each codec from few probes to many."""
+    """Plots queries a second by recall: a line for each codec from few probes to many."""
 
     shown = [{**row, "metrics": {**row["metrics"], "queries": f"{row['point']['batch']:,} together"}} for row in rows]
     path = folder / "by_recall.png"

@@ -1,4 +1,4 @@
-"""FAISS's and turbovec's codecs as someone would use them instead of rqjax, behind one interface.
+"""FAISS's and turbovec's codecs, as one would use them in the place of rqjax, behind one interface.
 
 Each builds an index over all of x (n, d), training included, and searches it by inner product. FAISS scores queries as
 they are, turbovec rounds them. Ids are rows of x; where k exceeds n, FAISS fills up with -1 and turbovec returns n ids.
@@ -13,7 +13,7 @@ import numpy as np
 
 from rqjax.core import extras
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or FAISS's idle threads spin into the next measurement
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else FAISS's idle threads spin into the next measurement
 
 CALIBRATION = 1024
 """Rows that turbovec is calibrated on, as its documentation recommends."""
@@ -23,8 +23,8 @@ PART = 100
 
 
 class Peer(NamedTuple):
-    """What one more vector adds to the index, its factors included; what it holds before the first one, centroids and
-    rotations; and the search: (queries, k) to (scores, ids)."""
+    """An index. One more vector adds `bytes_per_vector`, its factors included. Centroids and rotations, which it holds
+    before the first one, take `shared_bytes`. `search` takes (queries, k) to (scores, ids)."""
 
     bytes_per_vector: float
     shared_bytes: int
@@ -46,12 +46,12 @@ def faiss_fastscan(x: np.ndarray, bits: int, seed: int) -> Peer:
 
 
 def faiss_opq(x: np.ndarray, bits: int, seed: int) -> Peer:
-    """The same after a rotation that is learned with it, on at most 65,536 vectors."""
+    """Codes of `faiss_pq` after a rotation that is learned with them, on at most 65,536 vectors."""
     faiss, d = library("faiss"), x.shape[1]
     index = _product("faiss_opq", d, bits, seed)
     rotation, inner = faiss.OPQMatrix(d, index.pq.M), faiss.ProductQuantizer(d, index.pq.M, 8)
     # It has no seed, but starts from the matrix that it holds, and from a fixed one only if it holds none.
-    start = _rotation(d, seed)  # by name: its A does not keep it alive
+    start = _rotation(d, seed)  # named, since its A does not keep it alive
     faiss.copy_array_to_vector(faiss.vector_to_array(start.A), rotation.A)
     inner.cp.seed, rotation.pq = seed, inner
     rotation.train(x)
@@ -65,8 +65,8 @@ def faiss_rq(x: np.ndarray, bits: int, seed: int) -> Peer:
 
 
 def faiss_prq(x: np.ndarray, bits: int, seed: int) -> Peer:
-    """A residual quantizer for each part of the coordinates, of at most `PART` of them: it finds less than one of whole
-    vectors, and trains in less time."""
+    """A residual quantizer for each part of the coordinates, at most `PART` of them. It finds less than a quantizer of
+    whole vectors, and trains in less time."""
     d = x.shape[1]
     parts = next((n for n in range(-(-d // PART), d + 1) if d % n == 0 and d * bits % (8 * n) == 0), d)
     return _residual("faiss_prq", x, bits, seed, parts)
@@ -95,7 +95,7 @@ def faiss_tqmse(x: np.ndarray, bits: int, seed: int) -> Peer:
 
 
 def faiss_tq(x: np.ndarray, bits: int, seed: int) -> Peer:
-    """TurboQuant of bits - 1 and a sign sketch of what it leaves, with both norms; the sketch's seed is FAISS's own."""
+    """TurboQuant of bits - 1 and a sign sketch of its residual, with both norms; the sketch's seed is FAISS's own."""
     _check_bits("faiss_tq", bits, (2, 3, 4, 5))
     return _rotated(_scalar(x.shape[1], f"QT_{bits}bit_tq"), x, seed)
 
@@ -129,7 +129,7 @@ def turbovec(x: np.ndarray, bits: int, seed: int) -> Peer:
 
 
 def turbovec_calibrated(x: np.ndarray, bits: int, seed: int) -> Peer:
-    """The same with a shift and a scale for each coordinate, fitted to a sample that the seed draws."""
+    """Codes of `turbovec` with a shift and a scale for each coordinate, fitted to a sample that the seed draws."""
     index = _turbovec("turbovec_calibrated", x.shape[1], bits)
     rows = np.random.default_rng(seed).choice(len(x), min(CALIBRATION, len(x)), replace=False)
     index.calibrate(np.ascontiguousarray(x[rows], np.float32))
@@ -230,13 +230,13 @@ def _turbovec(name: str, d: int, bits: int) -> Any:
 def _turbovec_peer(index: Any, x: np.ndarray) -> Peer:
     shared = len(index.to_bytes())
     index.add(np.ascontiguousarray(x, np.float32))
-    index.prepare()  # or the first search lays out the codes
+    index.prepare()  # else the first search lays out the codes
     search = lambda queries, k: index.search(np.ascontiguousarray(queries, np.float32), k)  # noqa: E731
     return Peer(_turbovec_bytes(index), shared, search)
 
 
 def _turbovec_bytes(index: Any) -> float:
-    """It has no code_size, and serializes whole blocks of 32 vectors: what a second block adds, by vector."""
+    """Measures what a second block adds, by vector: turbovec has no code_size, and serializes blocks of 32 vectors."""
     block, sizes = np.eye(32, index.dim, dtype=np.float32), []
     small = type(index)(dim=index.dim, bit_width=index.bit_width)
     for _ in range(2):

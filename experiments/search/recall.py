@@ -40,7 +40,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One codec on one data set; each seed draws vectors, queries, rotation and centroids."""
+    """Measures one codec on one data set; each seed draws vectors, queries, rotation and centroids."""
     (name, dim), found, sizes = _set(point["vectors"]), [], {}
     for seed, (x, queries) in enumerate(search.sets(name, point["seeds"], point["n"], point["queries"], dim)):
         true = search.neighbours(x, queries, 10)
@@ -70,7 +70,7 @@ SHOWN = (
     "faiss_lsq",
     "faiss_rabitq",
 )
-"""Codecs in plots, of those that there are; the table has all."""
+"""Codecs in plots, if the rows have them; the table has all."""
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:

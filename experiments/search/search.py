@@ -1,7 +1,7 @@
-"""What the search experiments share: vectors and queries, true neighbors, indexes of this library and of others.
+"""Parts that the search experiments share: vectors and queries, true neighbors, indexes of this library and of others.
 
-A codec is a name of `METHODS`, `FITTED` or `peers.PEERS`. So that a vector takes d b / 8 bytes, as with product
-quantization, ":tight" behind a name of ours gives as many bits less as a scale takes, and ":unit" stores no scale.
+A codec is a name of `METHODS`, `FITTED` or `peers.PEERS`. With a suffix, a vector of this library takes d b / 8 bytes,
+as with product quantization: ":tight" gives as many bits less as a scale takes, ":unit" stores no scale.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ BLOCK = 2**24
 
 
 def sets(name: str, seeds: int, n: int, queries: int, dim: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each seed unit vectors (n, dim), or as many as there are, and others (queries, dim) of the same data set."""
+    """Draws for each seed unit vectors (n, dim), or as many as there are, and others (queries, dim) of the same set."""
     x = np.asarray(samples.sample(name, seeds, n + queries, dim))
     x = x / np.linalg.norm(x, axis=-1, keepdims=True)
     return [(np.ascontiguousarray(one[queries:]), np.ascontiguousarray(one[:queries])) for one in x]
@@ -33,7 +33,7 @@ def unit(n: int, dim: int, seed: int) -> np.ndarray:
 
 
 def neighbours(x: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
-    """The rows of the k largest inner products of each query, the largest first."""
+    """Finds the rows of the k largest inner products of each query, the largest first."""
     size = max(1, BLOCK // len(x))
     blocks = (queries[start : start + size] @ x.T for start in range(0, len(queries), size))
     return np.concatenate([np.argsort(-block, axis=1, kind="stable")[:, :k] for block in blocks])
@@ -67,7 +67,7 @@ def build(codec: str, x: np.ndarray, bits: int, seed: int) -> Peer:
 
 
 def check(codec: str) -> None:
-    """Raises for a codec that there is not."""
+    """Raises for a codec that does not exist."""
     name, _, suffix = codec.partition(":")
     names = [*rqjax.METHODS, *rqjax.FITTED, *PEERS]
     if name not in names or suffix not in ("", "tight", "unit"):

@@ -1,4 +1,4 @@
-"""Queries a second through codes, beside FAISS scanning its own: in turns, in one process; and what they find."""
+"""Queries a second through codes, and recall, beside FAISS's scans of its own codes, in turns in one process."""
 
 import functools
 from pathlib import Path
@@ -14,9 +14,9 @@ from experiments.search.peers import Peer
 from rqjax import metrics
 
 MANY = 1000
-"""Queries that recall is taken of."""
+"""Queries that recall is measured on."""
 ALONE = 20
-"""Calls with one query each behind one another."""
+"""Calls with one query each, one after another."""
 YARDSTICKS = ("rabitq", "pq", "fastscan")
 """FAISS's IndexRaBitQ, IndexPQ and IndexPQFastScan, which take turns with each codec."""
 MADE_BY = ("experiments/search/search.py", "experiments/search/peers.py", "rqjax/search/*.py", "rqjax/scoring/*.py")
@@ -36,7 +36,7 @@ def check(point: dict[str, Any]) -> None:
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """One codec against its yardsticks."""
+    """Measures one codec against its yardsticks."""
     n, dim, bits, batch = point["n"], point["dim"], point["bits"], point["batch"]
     queries, many = search.unit(batch, dim, 1), search.unit(MANY, dim, 1)
     codecs = {"mine": built(point["codec"], n, dim, bits)}
@@ -61,7 +61,7 @@ def nearest(n: int, dim: int) -> np.ndarray:
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Queries a second by recall: a line for each codec from few bits to many."""
+    """Plots queries a second by recall: a line for each codec from few bits to many."""
     shown = [{**row, "metrics": {**row["metrics"], "queries": f"{row['point']['batch']} together"}} for row in rows]
     path = folder / "by_recall.png"
     return [plots.curves(shown, path, x="10@10", y="queries_per_second", series="codec", panel="queries", log=True)]

@@ -19,13 +19,13 @@ from rqjax.recipes.strategies import parsed
 
 SIDES = ("keys", "values")
 WHOLE, HALVES = (1, 2, 3, 4, 5, 6), (1, 1.5, 2, 2.5, 3, 3.5, 4, 5)
-"""Bits that are measured, of recipes that take whole numbers of them, and of those that take fractions."""
+"""Bits to measure: for recipes that take whole numbers, and for recipes that take fractions."""
 TOKENS_AT_A_TIME = 256
-"""Whose logits are in memory."""
+"""Tokens whose logits are in memory at once."""
 
 
 class Advice(NamedTuple):
-    """What each layer is to take."""
+    """Strategies and bits advised for each layer."""
 
     names: list[str]
     """The strategy of each layer, as `Decoder.calibrate` takes them."""
@@ -34,11 +34,11 @@ class Advice(NamedTuple):
     bits: float
     """Stored bits a number, scales included, the mean over keys and values of all layers."""
     kl: Float[np.ndarray, "layers 2"]
-    """What they are expected to cost, nats a token; the sum is that of all together."""
+    """Expected loss from each, nats a token; the loss from all together is the sum."""
 
 
 class Sensitivities(NamedTuple):
-    """What a decoder loses if the keys, or the values, of one layer alone go through codes."""
+    """Losses of a decoder if the keys, or the values, of one layer alone go through codes."""
 
     family: str
     bits: Float[np.ndarray, "layers 2 rates"]
@@ -47,10 +47,12 @@ class Sensitivities(NamedTuple):
     """Divergence of the next token's distribution from the exact one, nats."""
 
     def under(self, bits: float | int) -> Advice:
-        """The least loss at so many stored bits a number: each step goes where it takes off most for a bit.
+        """Returns the advice with the least loss in a budget of stored bits a number.
+
+        Each step of bits goes where it takes off most for a bit.
 
         Raises:
-          ValueError: the least that the family stores is more.
+          ValueError: the family stores more than this at its fewest bits.
         """
         count, least = self.bits[..., 0].size, self.bits[..., 0].mean()
         if least > bits:
@@ -71,10 +73,10 @@ def advise(
     bits: float | int,
     family: str = "klt_trellis+pre_rope",
 ) -> list[Strategy]:
-    """The strategy of each layer, keys and values apart, that loses least at so many bits.
+    """Returns the strategy of each layer, keys and values apart, that loses least in a budget of bits.
 
-    What each layer's keys, and values, cost is measured on text, one at a time; these losses add up nearly. Layers
-    differ by 5 to 30 times, and four times less is a bit.
+    The losses from each layer's keys, and from its values, are measured on text, one at a time. They nearly add up.
+    They differ by 5 to 30 times between layers, and one more bit makes a loss four times smaller.
 
     Args:
       decoder: a `Decoder`.
@@ -85,7 +87,7 @@ def advise(
         `rqjax.strategy`.
 
     Returns:
-      What `Decoder.caches` takes, one for each layer.
+      Strategies for `Decoder.caches`, one for each layer.
 
     Raises:
       UnknownName: there is no such family.
@@ -105,9 +107,10 @@ def advise(
 
 
 def sensitivities(decoder: Any, tokens: Int[Array | np.ndarray, "n time"], key: Array, *, family: str) -> Sensitivities:
-    """Measures each layer's keys and values at all `rates`, as in `advise`; one at a time, the rest is exact.
+    """Measures the losses from each layer's keys and values at all `rates`, as in `advise`.
 
-    Only what comes after a layer is run again, and nothing is compiled but a layer, and codes.
+    One side of one layer is in codes at a time; the rest is exact. Only later layers are run again, and only a layer
+    and the codes are compiled.
     """
     measured = rates(family)
     tokens = jnp.asarray(tokens)
@@ -138,9 +141,10 @@ def sensitivities(decoder: Any, tokens: Int[Array | np.ndarray, "n time"], key: 
 def divergence(
     decoder: Any, tokens: Int[Array | np.ndarray, "n time"], strategies: Sequence[Strategy]
 ) -> Float[Array, "n time"]:
-    """KL of each next token's distribution, nats, if all keys and values go through codes, those of a prompt at once.
+    """Returns the KL divergence of each next token's distribution, in nats, if all keys and values go through codes.
 
-    As a cache without a window and sinks has it, whose newest tokens alone are exact; the mean of keys has to be known.
+    All tokens of a prompt are encoded at once. A cache without a window and sinks has this divergence, but for its
+    newest tokens, which are exact. The mean of keys has to be known.
     """
     x = exact = decoder.embedded(jnp.asarray(tokens))
     for layer, strategy in enumerate(strategies):
@@ -153,7 +157,7 @@ def divergence(
 
 
 def rates(family: str) -> tuple[float | int, ...]:
-    """Bits that the recipes of a family take, for keys and for values alike.
+    """Returns the bits that the recipes of a family take, for keys and for values alike.
 
     Raises:
       UnknownName: there is no such family.
@@ -164,7 +168,7 @@ def rates(family: str) -> tuple[float | int, ...]:
 
 
 def named_at(family: str, keys: float | int, values: float | int) -> str:
-    """The strategy of a family with these bits."""
+    """Returns the name of a family's strategy with these bits."""
     base, *options = family.split("+")
     recipes = base.split("/")
     return "+".join([f"{recipes[0]}_{keys:g}/{recipes[-1]}_{values:g}", *options])
@@ -179,12 +183,12 @@ def _error(quantizer: Quantizer, x: Float[Array, "heads n d"]) -> Float[Array, "
 def _divergence(
     decoder: Any, exact: Float[Array, "n time size"], x: Float[Array, "n time size"]
 ) -> Float[Array, "n time"]:
-    """Of what the last layer makes."""
+    """Computes the divergence from the last layer's output, exact and through codes."""
 
     def one(inputs: tuple[Array, Array]) -> Float[Array, ""]:
         expected, got = (jax.nn.log_softmax(decoder.logits(decoder.norm(part[None, None]))[0, 0]) for part in inputs)
         more = expected - got
-        return jnp.sum(jnp.exp(expected) * (more + jnp.expm1(-more)))  # no term below 0, so that rounding adds up less
+        return jnp.sum(jnp.exp(expected) * (more + jnp.expm1(-more)))  # no term is negative: rounding adds up less
 
     n, time, size = x.shape
     rows = exact.reshape(-1, size), x.reshape(-1, size)

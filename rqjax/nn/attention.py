@@ -73,7 +73,7 @@ def exact_attention(
 ) -> Float[Array, "batch time q_heads value_dim"]:
     """Causal attention of tokens to one another, without a cache; options as in `rqjax.attend`.
 
-    Blocks of queries meet only the keys that they see, and their weights are made anew for the gradient.
+    A block of queries meets only the keys that it sees. Its weights are computed again for the gradient.
 
     Example:
       >>> import jax.numpy as jnp
@@ -93,7 +93,7 @@ def exact_attention(
         age = start + jnp.arange(q.shape[1])[:, None] - first - jnp.arange(k.shape[1])
         scores = jnp.where((age >= 0) & (age < reach), scores, -jnp.inf)
         weights = jax.nn.softmax(scores, axis=-1)
-        if sink_logits is not None:  # total / (total + exp(sink)) of the weights is left
+        if sink_logits is not None:  # tokens keep total / (total + exp(sink)) of the weights
             sinks = sink_logits.astype(jnp.float32).reshape(k.shape[2], -1, 1)
             weights *= jax.nn.sigmoid(jax.nn.logsumexp(scores, axis=-1) - sinks)[..., None]
         return jnp.einsum("bhgts,bshd->bthgd", weights.astype(v.dtype), v).reshape(*q.shape[:3], -1)

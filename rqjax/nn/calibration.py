@@ -22,7 +22,7 @@ from rqjax.rotations import Rope
 
 
 def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str | Sequence[str], key: Array) -> list[Strategy]:
-    """`Decoder.calibrate`. One layer at a time is run and fitted, so that memory does not grow with their number."""
+    """Fits strategies for `Decoder.calibrate`, one layer at a time: memory does not grow with the number of layers."""
     layers = len(decoder.layers)
     if not isinstance(name, str) and len(name) != layers:
         raise ValueError(f"expected {layers} names, one a layer, got {len(name)}")
@@ -45,7 +45,7 @@ def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str | Sequence[
 
 
 def _parts(samples: dict[str, Array], latent: int) -> list[dict[str, Array]]:
-    """Samples of latent attention: of the coordinates that turn, and of the latent, which is key and value."""
+    """Splits samples of latent attention: the coordinates that turn, and the latent, which is key and value."""
     keys, moments = samples["keys"], samples.get("queries")
     size = keys.shape[-1] - latent
     each = [{"keys": keys[..., part], "values": keys[..., part]} for part in (slice(size), slice(size, None))]
@@ -55,7 +55,7 @@ def _parts(samples: dict[str, Array], latent: int) -> list[dict[str, Array]]:
 
 
 def check_tokens(decoder: Any, tokens: Int[Array, "n time"]) -> None:
-    """Raises a ValueError for what is no text to calibrate with."""
+    """Raises a ValueError for tokens that cannot be calibrated with."""
     config = decoder.config
     if tokens.ndim != 2 or tokens.size < config.head_dim:
         wanted = f"at least {config.head_dim} tokens (n, time), the dimensions of a head"
@@ -86,7 +86,7 @@ def through(
 
 
 def _asked(name: str, side: str) -> list[str]:
-    """What of the samples the recipe of a strategy takes beside its own side."""
+    """Returns the samples that a strategy's recipe takes beside its own side's."""
     recipe = with_bits(name)[0]
     taken = inspect.signature(FITTED[recipe]).parameters if recipe in FITTED else ()
     return [part for part in {"keys": ("queries",), "values": ("queries", "keys")}[side] if part in taken]
@@ -115,7 +115,7 @@ def _through(
     queries: bool = False,
     errors: dict[str, Float[Array, "heads m d"]] | None = None,
 ) -> Any:
-    """`through`."""
+    """Computes `through` for a layer that is split into graph and state."""
     block, positions = nnx.merge(graph, state), jnp.arange(x.shape[1])[:, None]
     placed = form.at(rope)
 

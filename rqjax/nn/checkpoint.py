@@ -25,7 +25,7 @@ from rqjax.nn.weights import digest
 
 
 def find_checkpoint(source: str | os.PathLike[str]) -> Path:
-    """The folder of a checkpoint: `source` itself, or where `huggingface_hub` keeps the repository of that name.
+    """Returns the folder of a checkpoint: `source`, or where `huggingface_hub` keeps the repository of that name.
 
     Raises:
       FileNotFoundError: there is neither.
@@ -54,18 +54,19 @@ def load_decoder(
 ) -> Decoder:
     """A decoder with the weights of a checkpoint.
 
-    Files are memory-mapped, and tensors copied piece by piece only after the names and shapes of all have been found
-    right: at most some pieces are in memory beside the weights. Experts of a layer lie in one array, and those in MXFP4
-    become bfloat16.
+    Files are memory-mapped. Tensors are copied only after the names and shapes of all have been found right. They are
+    copied piece by piece, so that at most some pieces are in memory beside the weights. Experts of a layer lie in one
+    array, and those in MXFP4 become bfloat16.
 
     Fields, files and tensors are read as transformers reads them. Missing fields have the values of its classes, and
     fields that a class does not read are ignored. `model.safetensors` comes before shards with an index, and other
     files are not read. Tensors that the decoder has no use for are named in a warning. Token ids that end a text are
     those of `generation_config.json`, if there is one.
 
-    On a mesh heads, columns of the MLP and the vocabulary (if it divides) lie along an axis, in caches that the decoder
-    makes too; norms and what else is small are on all devices. Each process reads what its own devices hold. With
-    several processes (`jax.distributed`) all do the same: `caches`, `generate` and `Engine` then are as on one device.
+    On a mesh heads, columns of the MLP and the vocabulary (if it divides) lie along an axis. So do heads in caches
+    that the decoder makes. Norms and other small parameters are on all devices. Each process reads what its own
+    devices hold. With several processes (`jax.distributed`) all make the same calls: `caches`, `generate` and `Engine`
+    are used as on one device.
 
     Args:
       source: folder with `config.json` and `.safetensors` files, or a name on Hugging Face.
@@ -95,7 +96,7 @@ def load_decoder(
     folder = find_checkpoint(source)
     fields, usual = read_json(folder / "config.json"), folder / "generation_config.json"
     config = DecoderConfig.parse(fields, context)
-    if usual.exists():  # chat models end their turns by more tokens than their texts
+    if usual.exists():  # chat models have tokens that end a turn beside those that end a text
         config = dataclasses.replace(config, eos_token_ids=token_ids(read_json(usual).get("eos_token_id")))
     sharding = None if mesh is None else heads.checked(config, mesh, axis)
     files = _files(folder, fields)
@@ -141,7 +142,7 @@ def save_decoder(model: Decoder, fields: Mapping[str, Any], folder: Path, *, dty
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Reads the object in a JSON file."""
     try:
         fields = json.loads(path.read_text())
     except FileNotFoundError:
@@ -185,7 +186,7 @@ def save_calibration(
 
 
 def load_calibration(decoder: Decoder, source: str | os.PathLike[str], name: str) -> list[Strategy]:
-    """What `save_calibration` wrote, which `Decoder.caches` takes in the place of a name.
+    """Loads the strategies that `save_calibration` wrote; `Decoder.caches` takes them in the place of a name.
 
     Args:
       decoder: of the checkpoint that the strategies were fitted to, in any dtype.
@@ -204,18 +205,18 @@ def load_calibration(decoder: Decoder, source: str | os.PathLike[str], name: str
 
 
 def _path(source: str | os.PathLike[str], name: str) -> Path:
-    """In a folder of its own, since weights are in all `.safetensors` files of the checkpoint's."""
+    """Returns a file in a folder of its own: all `.safetensors` files beside the checkpoint's are weights."""
     return find_checkpoint(source) / "rqjax" / f"{name.replace('/', '_over_')}.safetensors"
 
 
 def _digest(decoder: Decoder) -> str:
-    """A hash of the weights that make keys and values, in bfloat16, whatever they were loaded in."""
+    """Hashes the weights that make keys and values, in bfloat16, whatever dtype they were loaded in."""
     projections = (projection for block in decoder.layers for projection in block.self_attn.to_cache)
     return digest("", (projection.weight[...].astype(jnp.bfloat16) for projection in projections))
 
 
 def _files(folder: Path, fields: Mapping[str, Any]) -> dict[str, Stored]:
-    """The tensors of a folder, in the file that the config names or else the first that is there."""
+    """Finds the tensors of a folder, in the file that the config names or else the first that is there."""
     usual = ["model.safetensors", "model.safetensors.index.json"]
     named = fields.get("transformers_weights")
     present = [name for name in usual if (folder / name).exists()] if named is None else [_beside(named, "config.json")]
@@ -240,7 +241,7 @@ def _files(folder: Path, fields: Mapping[str, Any]) -> dict[str, Stored]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor, beside the index; a name that leads elsewhere is none."""
+    """Reads the file of each tensor, beside the index; a name that leads elsewhere is refused."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise ValueError(f"expected weight_map in {index} to be an object of file names")

@@ -1,4 +1,4 @@
-"""What flax 0.10 lacks, the newest that there is for jax 0.5: modules in jitted functions, lists and values of nnx."""
+"""Compatibility with flax 0.10, the newest for jax 0.5: modules in jitted functions, lists and values of nnx."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ NEWER = hasattr(nnx, "List")
 
 
 def listed(modules: list[Any]) -> Any:
-    """Modules as an attribute of a module."""
+    """Wraps modules as an attribute of a module."""
     return nnx.List(modules) if NEWER else modules
 
 
@@ -25,7 +25,7 @@ def set_value(variable: Any, new: Any) -> None:
 
 
 def jittable(module: Any) -> Any:
-    """A class of modules that functions under `jax.jit` take and return."""
+    """Registers a class of modules, so that functions under `jax.jit` take and return them."""
     if NEWER:
         return module
 

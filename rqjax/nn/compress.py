@@ -24,7 +24,7 @@ TUNIX = {f"tunix.models.{name}.model": name for name in ("llama3", "qwen2", "qwe
 GEMMA = "gemma.gm.nn._transformer"
 SUPPORTED = f"{', '.join(TUNIX.values())} of google-tunix, Gemma 2 and 3 of gemma"
 THETA = ("base_frequency", "rope_theta", "max_wavelength")
-"""Names that functions for rotary positions have for it."""
+"""Names of theta in functions for rotary positions."""
 
 
 def compress(model: Any, strategy: str | Sequence[Strategy], key: Array, **options: Any) -> Any:
@@ -68,7 +68,7 @@ def compress(model: Any, strategy: str | Sequence[Strategy], key: Array, **optio
 
 
 def _tunix(model: Any, module: Any, name: str | Sequence[Strategy], key: Array, options: dict[str, Any]) -> Any:
-    """`module` is that of the model's class. Prompts are padded on the left."""
+    """Compresses a model of google-tunix, whose class is in `module`. Its prompts are padded on the left."""
     base = type(model.layers[0].attn)
     signature = inspect.signature(base.block)
 
@@ -127,7 +127,7 @@ def _tunix(model: Any, module: Any, name: str | Sequence[Strategy], key: Array, 
 
 
 def _gemma(model: Any, name: str | Sequence[Strategy], key: Array, options: dict[str, Any]) -> Any:
-    """Prompts are padded on the right, and a sampler begins with the last token of a prompt once more."""
+    """Compresses a model of gemma. Its prompts are padded on the right, and the last token of a prompt is fed twice."""
     from gemma.gm.math import _positional_embeddings
     from gemma.gm.nn import _modules
     from kauldron import kd
@@ -143,8 +143,8 @@ def _gemma(model: Any, name: str | Sequence[Strategy], key: Array, options: dict
         if held is None:
             return call(*args, **kwargs)
         cache = held["k"].cache
-        # Without the newest token of sequences that are longer by it: the ring of tokens in full precision reaches back
-        # to what was coded last.
+        # The newest token of a sequence is forgotten where it is fed again: the ring of tokens in full precision
+        # reaches back to what was encoded last.
         cache = dataclasses.replace(cache, lengths=jnp.minimum(cache.lengths, positions[:, 0]))
         q, k, v = _projected(attn, x, lambda layer, equation, x: layer(equation, x))
         if cache.key_form.rope is None:
@@ -217,14 +217,14 @@ def _attention_options(attn: Any) -> dict[str, Any]:
 
 
 def _moved(x: Float[Array, "batch time heads dim"], count: Int[Array, "batch"]) -> Float[Array, "batch time heads dim"]:
-    """Each sequence by its own number of tokens to the right, around the end."""
+    """Rolls each sequence by its own number of tokens to the right."""
     time = x.shape[1]
     index = (jnp.arange(time) - count[:, None]) % time
     return jnp.take_along_axis(x, index[:, :, None, None], axis=1)
 
 
 def _of_text(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A model's call, which refuses images if there is a cache."""
+    """Wraps a model's call, so that it refuses images if there is a cache."""
     signature = inspect.signature(call)
 
     @functools.wraps(call)

@@ -1,4 +1,4 @@
-"""What distinguishes the decoders of the supported families, read from Hugging Face's `config.json`."""
+"""Configurations of decoders of the supported families, read from Hugging Face's `config.json`."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from rqjax.rotations.rope import yarn_length
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """A decoder; names as in `config.json` where there is one."""
+    """Sizes and options of a decoder; fields are named as in `config.json` where it has them."""
 
     vocab_size: int
     hidden_size: int
@@ -24,9 +24,9 @@ class DecoderConfig:
     num_key_value_heads: int
     head_dim: int
     windows: tuple[int | None, ...]
-    """Of each layer, how many tokens up to itself a token sees; None: all."""
+    """Tokens up to itself that a token sees, for each layer; None: all."""
     ropes: tuple[Rope, ...]
-    """Of each layer."""
+    """Rotary embedding of each layer."""
     activation: str = "silu"
     """A name of `families.ACTIVATIONS`."""
     rms_norm_eps: float = 1e-6
@@ -37,35 +37,35 @@ class DecoderConfig:
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
-    """Of an expert."""
+    """Inner size of an expert."""
     mixtures: tuple[bool, ...] = ()
-    """Of each layer, whether it has experts in the place of an MLP; none, if empty."""
+    """True for each layer that has experts in the place of an MLP; no layer has, if empty."""
     norm_topk_prob: bool = False
-    """Whether the weights of a token's experts add up to 1."""
+    """True if the weights of a token's experts add up to 1."""
     n_shared_experts: int = 0
-    """Whose sizes add up to that of an MLP which all tokens go through."""
+    """Shared experts: all tokens go through one MLP, which is as large as these together."""
     routed_scaling_factor: float = 1.0
-    """Of what the other experts make."""
+    """Factor of the other experts' outputs."""
     groups: tuple[int, int] = (1, 1)
-    """Of experts, and of how many of these groups, the best ones, a token's experts are."""
+    """Groups of experts, and the number of groups, the best ones, that a token's experts are chosen from."""
     num_nextn_predict_layers: int = 0
-    """Behind the others in a checkpoint, to guess more tokens with; they are not read."""
+    """Layers behind the others in a checkpoint that predict more tokens; they are not read."""
     q_lora_rank: int = 0
-    """Of latent attention, of what queries are made of; 0: of all that goes into a layer."""
+    """Rank of the query projection in latent attention; 0 if queries are projected from the hidden state directly."""
     kv_lora_rank: int = 0
-    """Of the latent, the last coordinates of a `head_dim`; 0: attention of another kind."""
+    """Rank of the latent, the last coordinates of a `head_dim`; 0 if attention is not latent."""
     qk_nope_head_dim: int = 0
     """Coordinates of a head's queries and keys that do not turn, beside those of a `head_dim` that do."""
     v_head_dim: int = 0
     swiglu: tuple[float, float] | None = None
-    """Alpha and limit of experts that make (up + 1) gate sigmoid(alpha gate), clamped, and not up silu(gate)."""
+    """Alpha and limit of experts that compute (up + 1) gate sigmoid(alpha gate), clamped; None: up silu(gate)."""
     family: str = "llama"
     """A name of `FAMILIES`."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    """Of what attention and MLP add."""
+    """Factor of what attention and MLP add."""
     query_scale: float | None = None
-    """Of the scores; 1 / sqrt(head_dim) if None."""
+    """Factor of the scores; 1 / sqrt(head_dim) if None."""
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     logit_scale: float = 1.0
@@ -81,14 +81,15 @@ class DecoderConfig:
 
     @property
     def cached(self) -> int:
-        """Numbers of a token that the caches of all layers keep."""
+        """Numbers that the caches of all layers keep for a token."""
         sides = 1 if self.kv_lora_rank else 2
         return sides * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any], context: int | None = None) -> "DecoderConfig":
-        """From the fields of a `config.json`, of transformers 4 or 5, for texts of up to `context` tokens, as in
-        `load_decoder`.
+        """Parses the fields of a `config.json` of transformers 4 or 5.
+
+        It is for texts of up to `context` tokens, as in `load_decoder`.
 
         Raises:
           UnknownName: an architecture that is not among `FAMILIES`; the nearest one is named, and what is missing.
@@ -141,11 +142,11 @@ class DecoderConfig:
 NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
 """Whole numbers that all families need."""
 LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
-"""Fields that a decoder with latent attention has alone."""
+"""Fields that only a decoder with latent attention has."""
 
 
 def _of_text(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the text part of Gemma 3, some of which stand beside it; its class has no limit of logits."""
+    """Returns the fields of Gemma 3's text part. Some stand beside it; its class has no soft limit of logits."""
     need(fields, "text_config")
     text = {**need_object(fields, "text_config"), "final_logit_softcapping": None}
     text["tie_word_embeddings"] = fields.get("tie_word_embeddings", True)
@@ -153,7 +154,7 @@ def _of_text(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_supported(family: Family, fields: Mapping[str, Any]) -> None:
-    """Refuses what changes numbers of every family, or else what would be attention to tokens that come later."""
+    """Refuses what would change the numbers of any family, or would be attention to later tokens."""
     method, is_read = need_object(fields, "quantization_config").get("quant_method"), family.experts == "packed"
     if fields.get("quantization_config") is not None and not (method == "mxfp4" and is_read):
         raise ValueError("config.json has a quantization_config: quantized weights are not supported, but gpt_oss's")
@@ -181,7 +182,7 @@ def _query_scale(fields: Mapping[str, Any]) -> float | None:
 
 
 def _experts(family: Family, fields: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Fields of mixtures."""
+    """Returns the fields of mixtures of experts."""
     if family.experts is None:
         return {}
     name = "num_local_experts" if "num_local_experts" in fields else "n_routed_experts"
@@ -211,7 +212,7 @@ def _experts(family: Family, fields: Mapping[str, Any], layers: int) -> dict[str
 
 
 def _latent(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Of multi-head latent attention, as if all queries shared one head of keys: those that turn, then the latent."""
+    """Returns fields of latent attention as if queries shared one head: coordinates that turn, then the latent."""
     size = {name: whole(fields, name, 1, 2**16) for name in (*LATENT[1:], "qk_rope_head_dim")}
     turning = size.pop("qk_rope_head_dim")
     if not fields.get("rope_interleave", True):
@@ -232,7 +233,7 @@ def _latent(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _local(family: Family, fields: Mapping[str, Any], turning: Sequence[bool]) -> list[bool]:
-    """Which layers see a sliding window only."""
+    """Returns which layers see a sliding window only."""
     layers, kinds = len(turning), fields.get("layer_types")
     windowed = fields.get("sliding_window") is not None and fields.get("use_sliding_window", True)
     if kinds is not None:

@@ -54,7 +54,7 @@ class Attention(nnx.Module):
 
     @property
     def to_cache(self) -> tuple[Linear, ...]:
-        """What makes that which a cache holds."""
+        """Projections that make what a cache holds."""
         return self.k_proj, self.v_proj
 
     def __call__(self, x: Float[Array, "batch time size"], attend: Attend) -> Array:
@@ -68,8 +68,8 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and MLP or experts, normalized before or behind or both. Norms have the names that they have in Llama,
-    or in Gemma where there are those behind."""
+    """Attention, then an MLP or experts, normalized before or behind or both. Norms are named as in Llama, or as in
+    Gemma if there are norms behind."""
 
     def __init__(self, config: DecoderConfig, mixture: bool, *, rngs: nnx.Rngs, dtype: DTypeLike):
         self.self_attn = (LatentAttention if config.traits.latent else Attention)(config, rngs=rngs, dtype=dtype)
@@ -117,7 +117,7 @@ class Decoder(nnx.Module):
         """A decoder with random weights; see `rqjax.nn.load_decoder` for those of a checkpoint."""
         self.config = config
         self.sharding: NamedSharding | None = None
-        """Of heads, if the decoder is on a mesh."""
+        """Sharding of heads, if the decoder is on a mesh."""
         self.embed_tokens = Embedding(config.hidden_size, config.vocab_size, rngs=rngs, dtype=dtype)
         mixtures = config.mixtures or [False] * config.num_hidden_layers
         self.layers = listed([Block(config, mixture, rngs=rngs, dtype=dtype) for mixture in mixtures])
@@ -134,7 +134,7 @@ class Decoder(nnx.Module):
         slots: Shaped[Array | np.ndarray, "..."] | None = None,
         newest: int | None = None,
     ) -> tuple[Float[Array, "batch newest vocab"], tuple[KVCache, ...]]:
-        """Logits of the token after each, and the caches with the new tokens.
+        """Returns logits of the token after each, and the caches with the new tokens.
 
         Args:
           tokens: whole numbers (batch, time), after those that the caches hold. Caches take none that the vocabulary
@@ -205,14 +205,14 @@ class Decoder(nnx.Module):
     def hidden(
         self, tokens: Tokens, attend: Callable[[int, Array, Array, Array], Array]
     ) -> Float[Array, "batch time size"]:
-        """The last layer's output, normalized; with any attention, which is told the layer, see `Attend`."""
+        """Returns the last layer's output, normalized. `attend` takes a layer's number, then what `Attend` takes."""
         x = self.embedded(tokens)
         for layer, block in enumerate(self.layers):
             x = block(x, functools.partial(attend, layer))
         return self.norm(x)
 
     def embedded(self, tokens: Tokens) -> Float[Array, "batch time size"]:
-        """What the first layer takes."""
+        """Returns the input of the first layer."""
         return scaled(self.embed_tokens(jnp.asarray(tokens)), self.config.embedding_scale)
 
     def logits(self, x: Float[Array, "batch time size"]) -> Float[Array, "batch time vocab"]:
@@ -222,11 +222,11 @@ class Decoder(nnx.Module):
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     def turned(self, layer: int, positions: Int[Array, "batch time"], *x: Array) -> list[Array]:
-        """Queries and keys (batch, time, heads, head_dim) of a layer, turned by the positions of their tokens."""
+        """Rotates queries and keys (batch, time, heads, head_dim) of a layer to the positions of their tokens."""
         return [self.config.ropes[layer](part, positions[:, :, None]) for part in x]
 
     def attention_options(self, layer: int) -> dict[str, Any]:
-        """Scale, window, soft limit and learned sinks of a layer, as `rqjax.attend` takes them."""
+        """Returns scale, window, soft limit and learned sinks of a layer, as `rqjax.attend` takes them."""
         config, sinks = self.config, self.layers[layer].self_attn.sinks
         return {
             "scale": config.head_dim**-0.5 if config.query_scale is None else config.query_scale,
@@ -245,7 +245,7 @@ class Decoder(nnx.Module):
         boundary: int = 0,
         **options: Any,
     ) -> tuple[KVCache, ...]:
-        """Empty caches, one for each layer. Of a decoder on a mesh each device has those of its own heads.
+        """Makes empty caches, one for each layer. On a mesh each device has those of its own heads.
 
         Args:
           name: of the strategy, as in `rqjax.strategy`: each layer has its own random rotation; or a strategy for each
@@ -268,7 +268,7 @@ class Decoder(nnx.Module):
         return tuple(make() if self.sharding is None else empty(make, self.sharding) for make in makes)
 
     def calibrate(self, tokens: Tokens, name: str | Sequence[str], key: Array) -> list[Strategy]:
-        """Strategies whose quantizers are fitted to this decoder's own keys and values, one for each layer.
+        """Fits the quantizers of strategies to this decoder's own keys and values, one for each layer.
 
         Args:
           tokens: text like that which is to come, (n, time).
@@ -277,7 +277,7 @@ class Decoder(nnx.Module):
           key: random key.
 
         Returns:
-          What `caches` takes in the place of a name; `rqjax.save` writes it.
+          Strategies that `caches` takes in the place of a name; `rqjax.save` writes them.
 
         Raises:
           UnknownName: there is no such strategy or recipe.
@@ -286,6 +286,6 @@ class Decoder(nnx.Module):
         return calibrated(self, jnp.asarray(tokens), name, key)
 
     def cache_nbytes(self, name: str | Sequence[Strategy], batch: int, max_len: int, **options: Any) -> int:
-        """Bytes of the caches that `caches` would make, of which none is made."""
+        """Counts the bytes of the caches that `caches` would make, without making them."""
         key = jax.random.key(0)
         return nbytes(jax.eval_shape(lambda: self.caches(name, key, batch, max_len, **options)))

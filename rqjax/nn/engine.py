@@ -25,9 +25,9 @@ class Engine:
     """Answers to many prompts, in as many slots at a time as there are pages for.
 
     Each step computes a piece of one prompt and a token of every text that has begun (continuous batching; Yu et al.,
-    2022). Requests wait for a slot and for pages. If pages run out, the text that was admitted last gives its own back,
-    and is computed again later: its prompt by pieces, then token by token what was made, so that all is as it was. A
-    request's tokens are those of `generate` with `jax.random.key(seed)`, whatever else is computed beside it.
+    2022). Requests wait for a slot and for pages. If pages run out, the text that was admitted last gives its own back
+    and is computed again later. Its prompt is read by pieces, then its tokens one by one, so that the cache is as it
+    was. A request's tokens are those of `generate` with `jax.random.key(seed)`, whatever else is computed beside it.
 
     The decoder's weights may change between steps, as by `nnx.update`: each step compares the identity of their arrays
     and calls `reset` if one is new. `nnx.jit` of a function of the decoder makes all its arrays new, `jax.jit` none.
@@ -84,17 +84,17 @@ class Engine:
             raise ValueError(f"expected degrade= of fewer and fewer bits, got strategies of {counts} pages")
         self._levels = [*self._degrade]
         self.degraded: list[tuple[str | Sequence[Strategy], int]] = []
-        """Strategies that codes were made anew by, and how many pages there were from then on."""
+        """Strategies that the cache was encoded again with, and the number of pages from then on."""
         self._total, self._count = slots, 0
         self.begun = 0
-        """Requests that were given a slot, those that were begun again included."""
+        """Number of requests that were given a slot; one that is begun again counts again."""
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._events: list[Event] = []
 
     @functools.cached_property
     def paged(self) -> PagedCache:
-        """The caches and the book of their pages; others after `reset`."""
+        """Caches and the book of their pages; `reset` replaces them."""
         self._weights = Weights(self.decoder)
         arrays = [] if self._book["folder"] is None else jax.tree.leaves(self.decoder)
         seed = digest(f"{self.decoder.config} {[array.dtype for array in arrays]}", arrays)
@@ -146,12 +146,12 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """How many requests have no slot."""
+        """Number of requests that wait for a slot."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """How many requests have a slot."""
+        """Number of requests that have a slot."""
         return len(self._running)
 
     def cancel(self, id: int) -> None:
@@ -176,7 +176,7 @@ class Engine:
         return events
 
     def run(self) -> dict[int, list[int]]:
-        """Steps until nothing waits or runs; the tokens of each request that has ended."""
+        """Steps until nothing waits or runs; returns the tokens of each request that has ended."""
         made: dict[int, list[int]] = {}
         while self._waiting or self._running:
             self._advance()
@@ -196,7 +196,7 @@ class Engine:
             others, reading = [r for r in self._running if r.fed >= len(r.prompt) and r is not reading], None
             self._write(others)
         except BaseException as error:
-            self.reset()  # what the decoder was called with is gone, and the book may be half written
+            self.reset()  # the caches were donated, and the book may be half written
             if isinstance(error, Exception) and reading is not None:
                 if reading.failed:
                     self._waiting.remove(reading)
@@ -220,7 +220,7 @@ class Engine:
             self._running.append(self._waiting.pop(0))
 
     def _read(self, request: Request) -> None:
-        """A piece of a prompt."""
+        """Reads a piece of a prompt."""
         stop = self.paged.pieces(request.fed, len(request.prompt))[0]
         piece = request.prompt[request.fed : stop]
         if not self._reserved(request, piece):
@@ -231,9 +231,9 @@ class Engine:
         self._made({request: int(found[0])} if stop == len(request.prompt) else {})
 
     def _write(self, requests: list[Request]) -> None:
-        """A token of each text."""
+        """Makes a token of each text."""
         requests = [r for r in requests if self._reserved(r, 1)]
-        requests = [r for r in requests if r in self._running]  # those that others have not taken pages from
+        requests = [r for r in requests if r in self._running]  # reserving for one may drop another
         if not requests:
             return
         tokens, valid = np.zeros((2, self._total), np.int32)
@@ -245,7 +245,7 @@ class Engine:
         self._made({r: int(found[r.slot]) for r in requests})
 
     def _reserved(self, request: Request, tokens: Any) -> bool:
-        """Whether there are pages for tokens, if need be of the texts that were admitted last."""
+        """Reserves pages for tokens, if need be those of the texts that were admitted last; False if it fails."""
         while request in self._running:
             try:
                 self.paged.reserve(request.slot, tokens)
@@ -258,7 +258,7 @@ class Engine:
         return False
 
     def _shrunk(self) -> bool:
-        """Whether there are more pages, of codes of fewer bits."""
+        """Encodes the cache again in fewer bits, for more pages; False if no strategy is left."""
         if not self._levels:
             return False
         name, strategies, pages = self._levels.pop(0)
@@ -276,7 +276,7 @@ class Engine:
     def _called(
         self, rows: Sequence[Request | None], tokens: np.ndarray, valid: np.ndarray, slots: np.ndarray | None
     ) -> np.ndarray:
-        """The token after each row, whose slots have the tokens appended."""
+        """Appends tokens to the rows' slots, and returns the token after each row."""
         sampling = [(r.temperature, r.top_p, r.seed, max(r.after, 0)) if r else (0, 1, 0, 0) for r in rows]
         temperature, top_p, seeds, counts = map(np.asarray, zip(*sampling, strict=True))
         numbers = temperature.astype(np.float32), top_p.astype(np.float32), keys_of(seeds.astype(np.uint32), counts)
@@ -285,7 +285,7 @@ class Engine:
         return np.asarray(found)
 
     def _made(self, found: dict[Request, int]) -> None:
-        """Events of the tokens that were found; requests that had them before only go on."""
+        """Records events of the tokens that were found; a request that is read again had some before."""
         for request, token in found.items():
             if request.after < len(request.made):
                 continue

@@ -1,4 +1,4 @@
-"""Mixtures of experts: MLPs of which each token goes through a few (Shazeer et al., 2017, arXiv:1701.06538)."""
+"""Mixtures of experts: each token goes through a few of many MLPs (Shazeer et al., 2017, arXiv:1701.06538)."""
 
 from collections.abc import Callable
 
@@ -16,8 +16,8 @@ from rqjax.nn.families import ACTIVATIONS
 from rqjax.nn.layers import MLP, Linear
 
 BLOCK_ROWS = (8, 64)
-"""The least and the most rows of a block on a CPU. It has as many as an expert has on average, a power of two: with 8,
-64, 256, 2,048 and 8,192 rows for 128 experts 8, 8, 8, 16 and 64 were the fastest of 8, 16, 32 and 64."""
+"""The least and the most rows of a block on a CPU. It has as many as an expert has on average, a power of two. With 8,
+64, 256, 2,048 and 8,192 rows for 128 experts, blocks of 8, 8, 8, 16 and 64 were the fastest of 8, 16, 32 and 64."""
 Multiply = Callable[[Linear, Array], Array]
 """Rows times weights of their experts."""
 
@@ -33,7 +33,7 @@ class Experts(nnx.Module):
         self.down_proj = Linear(inner, count, size, bias=bias, rngs=rngs, dtype=dtype)
 
     def __call__(self, x: Float[Array, "rows size"], chosen: Int[Array, "rows k"]) -> Float[Array, "rows k size"]:
-        """What the chosen experts make of each row, in float32."""
+        """Returns the outputs of the chosen experts for each row, in float32."""
         count, k = len(self.gate_proj.weight[...]), chosen.shape[1]
         order = jnp.argsort(chosen.ravel())
         sizes = jnp.bincount(chosen.ravel(), length=count)
@@ -53,7 +53,7 @@ class Experts(nnx.Module):
     def _ragged(
         self, x: Float[Array, "rows size"], rows: Int[Array, "n"], sizes: Int[Array, "experts"]
     ) -> Float[Array, "n size"]:
-        """Of rows in the order of their experts, of which each has a number."""
+        """Computes rows in the order of their experts; `sizes` counts the rows of each expert."""
         experts = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
 
         def multiply(stack: Linear, y: Array) -> Array:
@@ -66,17 +66,18 @@ class Experts(nnx.Module):
     def _in_blocks(
         self, x: Float[Array, "rows size"], rows: Int[Array, "n"], sizes: Int[Array, "experts"]
     ) -> Float[Array, "n size"]:
-        """The same, block by block of rows of one expert.
+        """Computes the same, block by block of rows of one expert.
 
-        `lax.ragged_dot` multiplies all rows by all experts on a CPU: 128 experts of 768 x 2,048 in bfloat16, 8 a token,
-        take 1,300 ms for a token, a copy of the weights of each row 48, blocks 5; 8 tokens 1,590, 340 and 34.
+        `lax.ragged_dot` multiplies all rows by all experts on a CPU. With 128 experts of 768 x 2,048 in bfloat16, 8 a
+        token, one token takes 1,300 ms and 8 tokens take 1,590. With a copy of the weights of each row they take 48 and
+        340 ms, in blocks 5 and 34.
         """
         count, n = len(sizes), len(rows)
         size = min(max(1 << (n // count).bit_length() - 1 if n >= count else 1, BLOCK_ROWS[0]), BLOCK_ROWS[1])
         blocks, first_row = -(-sizes // size), jnp.cumsum(sizes) - sizes
         ends = jnp.cumsum(blocks)
         first_block = ends - blocks
-        i = jnp.arange(-(-n // size) + min(count, n))  # never more are used
+        i = jnp.arange(-(-n // size) + min(count, n))  # as many blocks as can be used
         expert = jnp.minimum(jnp.searchsorted(ends, i, side="right"), count - 1)
         of_block = first_row[expert] + (i - first_block[expert]) * size
         taken = rows[jnp.minimum(of_block[:, None] + jnp.arange(size), n - 1)]
@@ -100,7 +101,7 @@ class Experts(nnx.Module):
 
 @jax.custom_jvp
 def _one_of(stack: Float[Array, "experts out in"], i: Int[Array, ""]) -> Float[Array, "out in"]:
-    """One of a stack, of which XLA's CPU backend would make a float32 copy first, did it know that these are floats."""
+    """Takes one matrix of a stack, as bits: XLA's CPU backend would first copy a whole stack of floats to float32."""
     return lax.bitcast_convert_type(as_bits(stack)[i], stack.dtype)
 
 
@@ -110,11 +111,11 @@ def _(primals, tangents):
 
 
 class Router(Linear):
-    """Which experts a token goes through, and their weights: a softmax of its scores, or sigmoids of them.
+    """Chooses the experts of a token, and their weights: a softmax of its scores, or sigmoids of them.
 
-    Of experts in groups, those of the best groups alone are chosen: by the best expert of each (DeepSeek-AI, 2024,
-    arXiv:2405.04434), or with sigmoids by the best two, each with a bias that evens out how often it is chosen
-    (arXiv:2412.19437).
+    If experts are in groups, only those of the best groups are chosen. A group is as good as its best expert
+    (DeepSeek-AI, 2024, arXiv:2405.04434), or with sigmoids as its best two. With sigmoids each expert also has a bias
+    that evens out how often it is chosen (arXiv:2412.19437).
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
@@ -125,7 +126,7 @@ class Router(Linear):
         self.scale = config.routed_scaling_factor
 
     def choose(self, x: Float[Array, "rows size"]) -> tuple[Float[Array, "rows k"], Int[Array, "rows k"]]:
-        """Weights of the experts of each row, and which they are."""
+        """Returns the weights of each row's experts, and the experts' numbers."""
         scores = self(x).astype(jnp.float32)
         all_weights = jax.nn.sigmoid(scores) if self.sigmoid else jax.nn.softmax(scores, axis=-1)
         bias = self.e_score_correction_bias
@@ -136,7 +137,7 @@ class Router(Linear):
         return self.scale * weights, chosen
 
     def _in_groups(self, ranks: Float[Array, "rows experts"]) -> Float[Array, "rows experts"]:
-        """Ranks of the experts that may be chosen, -inf of the others."""
+        """Returns the ranks of the experts that may be chosen, and -inf for the others."""
         groups, most = self.groups
         if groups == 1:
             return ranks
@@ -147,7 +148,7 @@ class Router(Linear):
 
 
 class Mixture(nnx.Module):
-    """The experts that a router chooses, weighted, and those that all tokens share."""
+    """Weighted sum of the experts that a router chooses, and the experts that all tokens share."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike):
         self.router = Router(config, rngs=rngs, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What distinguishes the supported families beside the numbers of a `config.json`."""
+"""Traits of the supported families that are not in the fields of a `config.json`."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -19,53 +19,54 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_fast": TANH,
     "relu": jax.nn.relu,
 }
-"""Of MLPs, by `hidden_act`."""
+"""Activations of MLPs, by `hidden_act`."""
 
 
 class Family(NamedTuple):
-    """One family; in all, attention and MLP are added to what they are made of."""
+    """Traits of one family. In all families attention and MLP are added to their input."""
 
     norm_before: bool = True
+    """True if inputs of attention and MLP are normalized."""
     norm_behind: bool = False
-    """Whether attention and MLP are normalized before, and what they make before it is added."""
+    """True if outputs of attention and MLP are normalized before they are added."""
     unit_offset: bool = False
-    """Whether norms multiply by 1 + w in the place of w."""
+    """True if norms multiply by 1 + w in the place of w."""
     qk_norm: Literal["head", "whole"] | None = None
-    """How queries and keys are normalized: head by head, or those of all heads together."""
+    """Normalization of queries and keys: head by head, or those of all heads together."""
     qkv_bias: bool = False
-    """Whether projections to queries, keys and values have one, whatever `attention_bias` says."""
+    """True if projections to queries, keys and values have biases, whatever `attention_bias` says."""
     out_bias: bool = True
-    """Whether that to the output has one, where `attention_bias` says so."""
+    """True if the projection to the output has a bias where `attention_bias` says so."""
     sinks: bool = False
-    """Whether each head has a learned sink (`sink_logits` of `rqjax.attend`)."""
+    """True if each head has a learned sink (`sink_logits` of `rqjax.attend`)."""
     root_scale: bool = False
-    """Whether embeddings are multiplied by sqrt(hidden_size)."""
+    """True if embeddings are multiplied by sqrt(hidden_size)."""
     windows: int | Literal["all", "upper", "unturned"] | None = None
-    """Which layers see `sliding_window` tokens only where there are no `layer_types`: all but each so many-th; all;
-    those from `max_window_layers` on; those without rotary positions; None: no layer."""
+    """Layers that see only `sliding_window` tokens, where there are no `layer_types`. A number n: all but every n-th;
+    "all": all; "upper": those from `max_window_layers` on; "unturned": those without rotary positions; None: none."""
     partial: bool = False
-    """Whether rotary positions of the default kind read `partial_rotary_factor`."""
+    """True if rotary positions of the default kind read `partial_rotary_factor`."""
     rope: Mapping[str, Any] = {}
     """The `rope_parameters` of a config without them."""
     rope_types: Mapping[str, str] = {}
-    """Kinds of rotary positions that the class takes, and as which; all, if there are none."""
+    """Kinds of rotary positions that the class takes, and the kinds that they mean; all kinds, if empty."""
     interleaved: bool = False
-    """Whether coordinates 2i and 2i + 1 turn together; they are loaded in the order of the others."""
+    """True if coordinates 2i and 2i + 1 turn together; they are loaded in the order of the other families."""
     experts: Literal["apart", "packed"] | None = None
-    """Whether there are experts, and how checkpoints hold them: each in tensors of its own, or all in one of shape
-    (experts, in, out), whose columns of gate and up take turns."""
+    """Layout of experts in checkpoints, if there are any. "apart": tensors for each expert. "packed": one tensor
+    (experts, in, out) for all, whose columns of gate and up alternate."""
     expert_bias: bool = False
-    """Whether experts and their router have biases."""
+    """True if experts and their router have biases."""
     router: Literal["softmax", "sigmoid"] = "softmax"
-    """What makes weights of a router's scores; with sigmoids each expert has a learned bias while they are chosen."""
+    """Function from a router's scores to weights; with sigmoids each expert has a learned bias for the choice alone."""
     latent: bool = False
-    """Whether keys and values of all heads are made of one latent a token (`rqjax.nn.latent`)."""
+    """True if keys and values of all heads are projected from one latent a token (`rqjax.nn.latent`)."""
     names: Mapping[str, str] = {}
-    """Of modules in checkpoints, where they are not those of Llama or Gemma."""
+    """Names of modules in checkpoints, where they are not those of Llama or Gemma."""
     fused: Mapping[str, tuple[str, ...]] = {}
     """Modules whose rows lie in one tensor."""
     normalized: bool = False
-    """Whether the weights of a token's experts add up to 1, whatever `norm_topk_prob` says."""
+    """True if the weights of a token's experts add up to 1, whatever `norm_topk_prob` says."""
 
 
 QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
@@ -124,7 +125,7 @@ FAMILIES: dict[str, Family] = Registry(
         ),
     },
 )
-"""By `model_type`. Of gemma3, which also sees, the text part is read."""
+"""Families by `model_type`. Only the text part of gemma3, which also takes images, is read."""
 
 MISSING: dict[str, tuple[str, str]] = {
     "cohere2": ("llama", "attention and MLP side by side, LayerNorm"),

@@ -78,13 +78,13 @@ OTHERS: dict[str, Fields] = {
     "glm": GLM,
     "glm4": GLM,
 }
-"""By `model_type`; fields that are not here are ignored, as Hugging Face's classes ignore them."""
+"""Fields by `model_type`. Others are ignored, as Hugging Face's classes ignore them."""
 OPTIONAL = {
     *("num_key_value_heads", "head_dim", "sliding_window", "q_lora_rank", "norm_topk_prob", "rope_interleave"),
     *("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
     *("partial_rotary_factor", "num_nextn_predict_layers"),
 }
-"""Fields that may be null, beside those that are null where they are left out."""
+"""Fields that may be null, beside those whose default is null."""
 LISTS = {"layer_types", "mlp_only_layers", "no_rope_layers"}
 KINDS = {list: "a list", bool: "true or false", str: "a string"}
 EXPERTS = {"num_experts": "num_local_experts"}
@@ -95,7 +95,7 @@ ALIASES: dict[str, dict[str, str]] = {
     "deepseek_v2": {"num_experts": "n_routed_experts"},
     "deepseek_v3": {"n_routed_experts": "num_local_experts", "num_mtp_layers": "num_nextn_predict_layers"},
 }
-"""Names in a file, by `model_type`, of fields that have others here."""
+"""Names of fields in a file, by `model_type`, and the names that they have here."""
 
 
 def read(model_type: str, given: Mapping[str, Any]) -> Fields:
@@ -122,20 +122,20 @@ def read(model_type: str, given: Mapping[str, Any]) -> Fields:
 
 
 def need(fields: Mapping[str, Any], name: str) -> Any:
-    """A field that may not be null."""
+    """Returns a field that may not be null."""
     if fields.get(name) is None:
         raise ValueError(f"config.json has no {name!r}")
     return fields[name]
 
 
 def whole(fields: Mapping[str, Any], name: str, low: int = 1, high: int = 2**31, default: int | None = None) -> int:
-    """A whole number in a field; `default` if it is null."""
+    """Returns a whole number in a field; `default` if it is null."""
     value = default if fields.get(name) is None else fields[name]
     return check_int(name, need({name: value}, name), low, high)
 
 
 def need_object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object in a field, or an empty one for null."""
+    """Returns an object in a field, or an empty one for null."""
     value = fields.get(name)
     if value is not None and not isinstance(value, Mapping):
         raise ValueError(f"expected {name} to be an object in config.json, got {value!r}")
@@ -143,6 +143,6 @@ def need_object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
-    """The ids in an `eos_token_id`, which is one, a list or null."""
+    """Returns the ids in an `eos_token_id`, which is one id, a list or null."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(check_int("eos_token_id", token, -1, 2**31) for token in ids)

@@ -26,7 +26,7 @@ def generate(
     top_p: Any = 1.0,
     chunk: int = CHUNK,
 ) -> Iterator[tuple[int, tuple[KVCache, ...]]]:
-    """Tokens after a prompt, until one ends the text or the caller stops asking.
+    """Yields tokens after a prompt, until one ends the text or the caller stops asking.
 
     All arguments are checked when it is called, before anything is computed.
 

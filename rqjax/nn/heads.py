@@ -1,7 +1,7 @@
 """A decoder on a mesh of devices: heads, columns of the MLP and the vocabulary lie along one of its axes.
 
-Each device computes attention of its own heads to its own part of the caches, so that no code leaves it. What the
-output projections of attention and MLP make is summed over devices, twice a layer (Shoeybi et al., 2019,
+Each device computes attention of its own heads to its own part of the caches, so that no code leaves it. Outputs of
+the output projections of attention and MLP are summed over devices, twice a layer (Shoeybi et al., 2019,
 arXiv:1909.08053).
 """
 
@@ -20,17 +20,17 @@ from rqjax.nn.config import DecoderConfig
 from rqjax.quantizers.per_head import PerHead
 
 ROWS = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "sinks"}
-"""Projections whose outputs lie along the axis, and what each head has."""
+"""Projections whose outputs lie along the axis, and the sinks of heads."""
 COLUMNS = {"o_proj", "down_proj"}
-"""Projections whose inputs do."""
+"""Projections whose inputs lie along the axis."""
 VOCABULARY = {"embed_tokens", "lm_head"}
-"""What has a row for each token: a quarter of the weights of small models."""
+"""Parameters with a row for each token: a quarter of the weights of small models."""
 BY_HEAD = {"keys", "values", "exact_keys", "exact_values", "key_form"}
 """Parts of a cache whose second axis is that of the heads."""
 
 
 def checked(config: DecoderConfig, mesh: Any, axis: str | None) -> NamedSharding:
-    """Heads along an axis of a mesh, of which a mesh with one axis needs no name.
+    """Returns the sharding of heads along an axis of a mesh; a mesh with one axis needs no name for it.
 
     Raises:
       TypeError, ValueError: as `along`; or the decoder's heads or columns are no multiple of the devices.
@@ -45,7 +45,7 @@ def checked(config: DecoderConfig, mesh: Any, axis: str | None) -> NamedSharding
 
 
 def of_weight(path: Sequence[Any], shape: tuple[int, ...], sharding: NamedSharding) -> NamedSharding:
-    """Where a parameter lies; a vocabulary that does not divide is on all devices."""
+    """Returns the sharding of a parameter; a vocabulary that does not divide is on all devices."""
     names, axis = set(path), sharding.spec[0]
     lead = [None] if "experts" in names else []
     by_row = names & ROWS or (names & VOCABULARY and shape[0] % count(sharding) == 0)
@@ -55,7 +55,7 @@ def of_weight(path: Sequence[Any], shape: tuple[int, ...], sharding: NamedShardi
 
 
 def specs(cache: KVCache, axis: Any) -> Any:
-    """How the arrays of a cache lie along the axis of its heads; those without heads are on all devices."""
+    """Returns the partition specs of a cache along the axis of its heads; arrays without heads are on all devices."""
     whole = lambda part: isinstance(part, PerHead)  # noqa: E731
 
     def spec(path: Any, part: Any) -> Any:
@@ -67,7 +67,7 @@ def specs(cache: KVCache, axis: Any) -> Any:
 
 
 def empty(make: Callable[[], KVCache], sharding: NamedSharding) -> KVCache:
-    """What `make` makes, each part where it belongs: no device holds the whole."""
+    """Makes a cache with each part on the device that it belongs to: no device holds the whole."""
     laid = jax.tree.map(lambda spec: NamedSharding(sharding.mesh, spec), specs(jax.eval_shape(make), *sharding.spec))
     return jax.jit(make, out_shardings=laid)()
 
@@ -84,7 +84,7 @@ def attention(
     sink_logits: Array | None = None,
     **options: Any,
 ) -> tuple[Array, KVCache]:
-    """`dot_product_attention`, on a mesh of each device's heads to its part of the cache."""
+    """Computes `dot_product_attention`; on a mesh each device's heads attend to its own part of the cache."""
 
     def own(q: Array, k: Array, v: Any, cache: KVCache, valid: Any, slots: Any, sinks: Any) -> tuple[Array, KVCache]:
         return dot_product_attention(q, k, v, cache, valid=valid, slots=slots, sink_logits=sinks, **options)
@@ -97,8 +97,8 @@ def attention(
 
 
 def everyone(sharding: NamedSharding | None, logits: Array) -> Array:
-    """Logits on all devices of a mesh. Those of a vocabulary along the axis are said to lie along it first, or the
-    compiler gathers the weights of the vocabulary in their place."""
+    """Returns logits on all devices of a mesh. If the vocabulary lies along the axis, logits are constrained to lie
+    along it first: the compiler would else gather the vocabulary's weights."""
     if sharding is None:
         return logits
     if logits.shape[-1] % count(sharding) == 0:

@@ -1,8 +1,8 @@
 """Multi-head latent attention (DeepSeek-AI, 2024, arXiv:2405.04434): a cache of one vector a token for all heads.
 
-Keys and values of all heads are linear in a latent of the token, beside which coordinates that turn with the positions
+Keys and values of all heads are linear in a latent of the token. Beside it, coordinates that turn with the positions
 are a key of their own, the same for all heads. The maps from latents to keys and values are multiplied into queries and
-outputs, so that all heads attend to one head, whose key is what turns and the latent, and whose value is the latent.
+outputs. All heads then attend to one head: its key is these coordinates and the latent, its value is the latent.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from rqjax.nn.config import DecoderConfig
 from rqjax.nn.layers import Linear, RMSNorm, product
 
 EPS = 1e-6
-"""Of norms within attention, whatever `rms_norm_eps` says."""
+"""Epsilon of norms within attention, whatever `rms_norm_eps` says."""
 
 
 class LatentAttention(nnx.Module):
@@ -41,7 +41,7 @@ class LatentAttention(nnx.Module):
 
     @property
     def to_cache(self) -> tuple[Linear, ...]:
-        """What makes that which a cache holds."""
+        """Projections that make what a cache holds."""
         return (self.kv_a_proj_with_mqa,)
 
     def __call__(

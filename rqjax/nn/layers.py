@@ -15,7 +15,7 @@ from rqjax.nn.families import ACTIVATIONS
 def product(
     x: Float[Array, "*n inner"], weight: Float[Array, "..."], subscripts: str = "...i,oi->...o"
 ) -> Float[Array, "*n outer"]:
-    """x W^T in float32, or another einsum.
+    """Computes x W^T, or another einsum, in float32.
 
     On a CPU, XLA makes float32 copies of narrow weights, of all layers before the first is used. A branch is entered
     only when its operands are there, so that there is one copy at a time.
@@ -31,7 +31,7 @@ def product(
 
 
 def scaled(x: Float[Array, "..."], scale: float) -> Float[Array, "..."]:
-    """x times a number, in the dtype of x."""
+    """Multiplies x by a number, in the dtype of x."""
     return x if scale == 1 else x * jnp.asarray(scale, x.dtype)
 
 
@@ -51,7 +51,7 @@ class Embedding(Linear):
     """A row of W for each token."""
 
     def __call__(self, x: Int[Array, "*n"]) -> Float[Array, "*n dim"]:
-        """Rows of the weight; NaN for a token that has none, which under jit nothing else can say."""
+        """Returns rows of the weight; NaN for a token that has none, since jitted code cannot raise."""
         return self.weight[...].at[x.astype(jnp.uint32)].get(mode="fill", fill_value=jnp.nan)
 
 

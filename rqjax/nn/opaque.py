@@ -14,7 +14,7 @@ from rqjax.rotations import Rope
 
 
 class Held:
-    """Arrays that functions under jit take in as constants. Two are equal if they are one."""
+    """Arrays that functions under jit take in as constants. Two are equal only if they are the same object."""
 
     def __init__(self, arrays: list[Array]):
         self.arrays = arrays
@@ -43,7 +43,7 @@ class Opaque:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the array in whose place it is: (batch, max_len, heads, head_dim)."""
+        """Shape of the array in whose place it is: (batch, max_len, heads, head_dim)."""
         batch, heads, _, dim = self.cache.exact_keys.shape
         return batch, self.cache.max_len, heads, dim
 
@@ -61,7 +61,7 @@ class Opaque:
 def empty_caches(
     strategies: list[Strategy], ropes: list[Rope], kv_heads: list[int], options: dict[str, Any]
 ) -> Callable[[int, int], dict[str, Opaque]]:
-    """A function of the batch and the length, which makes the caches of a model's layers."""
+    """Returns a function of batch and length that makes the caches of a model's layers."""
     one = [(s.keys, None if s.keys is s.values else s.values) for s in strategies]
     held = [Held([jnp.asarray(x) for x in jax.tree.leaves(pair)]) for pair in one]
 
@@ -72,5 +72,5 @@ def empty_caches(
             for i, (part, rope, heads, own) in enumerate(parts)
         }
 
-    empty(1, 1)  # what is wrong with the options is said at once
+    empty(1, 1)  # wrong options are refused at once
     return empty

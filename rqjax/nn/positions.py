@@ -10,9 +10,9 @@ from rqjax.rotations import Rope
 
 
 def turning(fields: Mapping[str, Any], layers: int) -> list[bool]:
-    """Which layers have rotary positions."""
+    """Returns which layers have rotary positions."""
     if fields.get("no_rope_layers") is not None:
-        found = [bool(turns) for turns in fields["no_rope_layers"]]  # 1 where there is one, whatever its name says
+        found = [bool(turns) for turns in fields["no_rope_layers"]]  # 1 is a layer with one, despite the name
         if len(found) != layers:
             raise ValueError(f"expected no_rope_layers of {layers} numbers, got {len(found)}")
         return found
@@ -23,7 +23,7 @@ def turning(fields: Mapping[str, Any], layers: int) -> list[bool]:
 
 
 def rope(family: Family, fields: Mapping[str, Any], context: int | None, local: bool, turns: bool) -> Rope:
-    """The rotary embedding of a layer."""
+    """Makes the rotary embedding of a layer."""
     if not turns:
         return Rope(1.0, "none")
     parameters = rope_parameters(family, fields, local)
@@ -32,7 +32,7 @@ def rope(family: Family, fields: Mapping[str, Any], context: int | None, local: 
     if not family.partial and share != 1:
         if kind != "default":
             raise ValueError(f"expected no partial_rotary_factor beside a rope_type {kind!r}, got {share}")
-        share = 1.0  # which classes of these families do not read
+        share = 1.0  # Hugging Face's classes of these families do not read it
     long = True
     if kind == "longrope":
         longest = check_int("max_position_embeddings", fields["max_position_embeddings"], 1, 2**31)
@@ -43,10 +43,10 @@ def rope(family: Family, fields: Mapping[str, Any], context: int | None, local: 
 
 
 def rope_parameters(family: Family, fields: Mapping[str, Any], local: bool) -> dict[str, Any]:
-    """What a layer's rotary embedding is made of, from where transformers 4 or 5 writes it.
+    """Returns the parameters of a layer's rotary embedding, from where transformers 4 or 5 writes them.
 
-    `rope_scaling` comes before `rope_parameters`, and what is within them before what is beside them; Gemma 3's layers
-    have one of two each.
+    `rope_scaling` comes before `rope_parameters`, and fields within them before fields beside them. Each of Gemma 3's
+    layers has one of two embeddings.
     """
     scaling, parameters = (need_object(fields, name) for name in ("rope_scaling", "rope_parameters"))
     theta = "rope_theta"

@@ -1,4 +1,4 @@
-"""What an engine is asked for, and what it says."""
+"""Requests to an engine, and its events."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from rqjax.core import check_ints, check_text
 
 
 class Event(NamedTuple):
-    """What a step has brought to a request."""
+    """A token that a step has made for a request."""
 
     id: int
     token: int
@@ -34,7 +34,7 @@ class Request:
     """Tokens in the cache, of the prompt and of what was made."""
 
     failed: bool = False
-    """Whether the decoder failed while it read the prompt."""
+    """True if the decoder failed while it read the prompt."""
 
     @property
     def length(self) -> int:
@@ -43,12 +43,12 @@ class Request:
 
     @property
     def after(self) -> int:
-        """Which of the made tokens comes after those in the cache."""
+        """Index of the made token that comes after those in the cache."""
         return self.fed - len(self.prompt)
 
 
 def checked_prompt(prompt: Any, vocabulary: int) -> np.ndarray:
-    """Tokens (time,) of a prompt.
+    """Returns the tokens (time,) of a prompt.
 
     Raises:
       ValueError: it is not one text of whole numbers below the vocabulary's size, or empty.
@@ -60,7 +60,7 @@ def checked_prompt(prompt: Any, vocabulary: int) -> np.ndarray:
 
 
 def checked_sampling(temperature: Any, top_p: Any) -> tuple[float, float]:
-    """Both as floats.
+    """Returns both as floats.
 
     Raises:
       ValueError: they are no numbers, or out of range.

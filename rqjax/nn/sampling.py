@@ -1,4 +1,4 @@
-"""The next token of texts: what a decoder is called with, and what is sampled of its logits."""
+"""The next token of texts: inputs of a decoder, and sampling from its logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +12,11 @@ from jaxtyping import Array, Float, Int
 from rqjax.cache.kv import KVCache
 
 SMALL = 8
-"""The rest of a prompt takes the time of a chunk, or if it fits of this part of one."""
+"""Divisor of a chunk: the rest of a prompt is padded to a chunk, or to this part of one if it fits."""
 
 
 def padded(piece: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray]:
-    """A row of one of three sizes with a piece of text at its end, so that few sizes are compiled, and its tokens."""
+    """Pads a piece of text on the left to one of three sizes, so that few are compiled; also returns its length."""
     size = next(size for size in (1, chunk // SMALL, chunk) if size >= len(piece))
     return np.pad(piece, (size - len(piece), 0))[None], np.array([len(piece)])
 
@@ -36,13 +36,13 @@ def _next_tokens(
 
 
 next_tokens = jax.jit(_next_tokens, donate_argnums=2)
-"""A token after each sequence, and the caches with those before it; the caches are donated."""
+"""Returns a token after each sequence, and the caches with `tokens` appended; the caches are donated."""
 
 
 def sampled(
     logits: Float[Array, "batch vocab"], temperature: Float[Array, "batch"], top_p: Float[Array, "batch"], keys: Array
 ) -> Int[Array, "batch"]:
-    """A token by the logits of each sequence, with a key of its own."""
+    """Samples a token from the logits of each sequence, with a key of its own."""
 
     def nucleus() -> Array:
         scaled = logits / jnp.maximum(temperature, 1e-6)[:, None]
@@ -59,5 +59,5 @@ def sampled(
 
 @jax.jit
 def keys_of(seeds: Array, counts: Array) -> Array:
-    """A random key for each sequence, by its seed and how many tokens were made of it."""
+    """Makes a random key for each sequence, from its seed and the number of its tokens made so far."""
     return jax.vmap(lambda seed, count: jax.random.fold_in(jax.random.key(seed), count))(seeds, counts)

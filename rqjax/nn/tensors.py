@@ -1,4 +1,4 @@
-"""Where a decoder's parameters lie in the tensors of Hugging Face's checkpoints."""
+"""Places of a decoder's parameters in the tensors of Hugging Face's checkpoints."""
 
 import math
 import warnings
@@ -17,33 +17,33 @@ from rqjax.nn.families import GATE_UP
 
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 TURNED = {"q_proj", "k_proj", "q_b_proj", "kv_a_proj_with_mqa"}
-"""Modules whose rows turn by positions."""
+"""Modules whose outputs turn with the positions."""
 BLOCK_BYTES = 2**26
 """Bytes of a tensor that are read at once."""
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-"""Numbers of 3 bits; a fourth one above them is the sign (Open Compute Project, 2023, MX formats 1.0)."""
+"""Magnitudes of 3 bits; a fourth bit above them is the sign (Open Compute Project, 2023, MX formats 1.0)."""
 
 
 class Place(NamedTuple):
-    """Where a parameter lies: in rows of a tensor, or of one for each expert, or in columns of one of all experts."""
+    """Place of a parameter: rows of a tensor, rows of a tensor for each expert, or columns of one of all experts."""
 
     names: tuple[str, ...]
     first: int
-    """Its first row or column: others may lie in the same tensor."""
+    """First row or column of the parameter; others may lie in the same tensor."""
     shape: tuple[int, ...]
-    """The shape of each whole tensor."""
+    """Shape of each whole tensor."""
     order: np.ndarray | None = None
-    """Rows of a head in the file, in the order in which the decoder has them; None: they are the same."""
+    """Rows of a head in the file, in the order that the decoder has them in; None: the orders are the same."""
     experts: Literal["apart", "packed", "mxfp4"] | None = None
-    """How experts are held, as in `Family`: packed ones (experts, in, out), their biases (experts, out). MXFP4 has two
-    tensors: blocks (experts, out, in / 32, 16) of two numbers a byte, the first of them in the low bits, and scales
-    (experts, out, in / 32), which are exponents of 2 plus 127."""
+    """Layout of experts, as in `Family`: packed ones (experts, in, out), their biases (experts, out). MXFP4 has two
+    tensors. Blocks (experts, out, in / 32, 16) hold two numbers a byte, the first of them in the low bits. Scales
+    (experts, out, in / 32) are exponents of 2 plus 127."""
     step: int = 1
-    """The distance of its columns, which take turns with those of others."""
+    """Distance of its columns, which alternate with those of other parameters."""
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors that it needs."""
+        """Shapes of the tensors that the parameter needs, by name."""
         if self.experts != "mxfp4":
             return dict.fromkeys(self.names, self.shape)
         experts, inner, outer = self.shape
@@ -61,14 +61,14 @@ class Place(NamedTuple):
         return self._in_order(files[self.names[expert]].array()[own, *columns], self.order)
 
     def written(self, x: Array) -> dict[str, Array]:
-        """What the tensors of a file have of a parameter."""
+        """Returns a parameter's part of each tensor of a file, by name."""
         if self.experts == "packed":
             return {self.names[0]: jnp.moveaxis(x, 1, -1)}
         parts = x if self.experts else [self._in_order(x, None if self.order is None else np.argsort(self.order))]
         return dict(zip(self.names, parts, strict=True))
 
     def joined(self, parts: Sequence[Array]) -> Array:
-        """The tensor of what several parameters have in it, in the order of `first`."""
+        """Joins the parts of several parameters, in the order of `first`, to a tensor."""
         if self.experts == "packed":
             return jnp.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
         return jnp.concatenate(parts)
@@ -81,7 +81,7 @@ class Place(NamedTuple):
 def of_mxfp4(
     blocks: UInt8[np.ndarray, "*n blocks 16"], scales: UInt8[np.ndarray, "*n blocks"]
 ) -> BFloat16[np.ndarray, "*n d"]:
-    """Numbers in bfloat16, which holds them exactly, of MXFP4 as gpt-oss has it."""
+    """Decodes MXFP4, as gpt-oss stores it, to bfloat16, which holds its numbers exactly."""
     values = np.concatenate([E2M1, -E2M1])[np.stack([blocks & 15, blocks >> 4], axis=-1)]
     scaled = np.ldexp(values.reshape(*scales.shape, 32), scales[..., None].astype(np.int32) - 127)
     return scaled.reshape(*scales.shape[:-1], -1).astype(jnp.bfloat16)
@@ -94,8 +94,8 @@ Parameters = Mapping[tuple[Any, ...], tuple[int, ...]]
 def read(
     place: Place, files: Mapping[str, Stored], shape: tuple[int, ...], index: Any, dtype: DTypeLike | None
 ) -> np.ndarray:
-    """What is at an index of a parameter, in a dtype, or in that of the file, if it is one to compute in. It is filled
-    piece by piece, and begins where JAX can take it without a copy: on a CPU there is no second one of a tensor."""
+    """Reads an index of a parameter, in a dtype, or in that of the file if it is one to compute in. The array is filled
+    piece by piece, and begins where JAX can take it without a copy: on a CPU no tensor is in memory twice."""
     index = (*index, *[slice(None)] * (len(shape) - len(index)))
     bounds = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
     sizes = [high - low for low, high in bounds]
@@ -111,20 +111,20 @@ def read(
 
 
 def _blocks(low: int, high: int, width: int, unit: int = 1) -> list[slice]:
-    """Rows that are read at once, whole units of them."""
+    """Splits rows into slices that are read at once, of whole units."""
     count = max(BLOCK_BYTES // (4 * width) // unit, 1) * unit
     return [slice(start, min(start + count, high)) for start in range(low, high, count)]
 
 
 def _wide(dtype: np.dtype) -> DTypeLike:
-    """A dtype to compute in; bfloat16 holds all numbers of 8 bits."""
+    """Returns a dtype to compute in; bfloat16 holds all numbers of 8 bits."""
     if dtype.itemsize == 1:
         return jnp.bfloat16
     return dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.float32
 
 
 def _aligned(shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
-    """An array whose first byte has an address that is a multiple of 64."""
+    """Makes an array whose first byte has an address that is a multiple of 64."""
     size = math.prod(shape) * jnp.dtype(dtype).itemsize
     whole = np.empty(size + 64, np.uint8)
     first = -whole.ctypes.data % 64
@@ -134,13 +134,13 @@ def _aligned(shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
 def places(
     config: DecoderConfig, shapes: Parameters, prefix: str = "model.", head: str = ""
 ) -> dict[tuple[Any, ...], Place]:
-    """The place of each parameter, by its path in the decoder.
+    """Returns the place of each parameter, by its path in the decoder.
 
     Args:
       config: of the decoder.
       shapes: of the parameters.
-      prefix: of tensors, but that of `lm_head`.
-      head: its prefix.
+      prefix: of the names of all tensors but `lm_head`'s.
+      head: prefix of the name of `lm_head`'s tensor.
     """
     family = config.traits
 
@@ -173,8 +173,9 @@ def places(
 
 
 def _interleaved(config: DecoderConfig, module: str) -> np.ndarray:
-    """Coordinates that turn together lie side by side in the file, and half of all that turn apart in the decoder.
-    There they come first; in files of models with latent attention they come last."""
+    """Returns the rows of a head in the file, in the decoder's order. Coordinates that turn together lie side by side
+    in the file. In the decoder they are half of all that turn apart, and come first. In files of models with latent
+    attention those that turn come last."""
     turning = config.ropes[0].turning(config.head_dim)
     pairs = np.arange(turning).reshape(-1, 2).T.reshape(-1)
     if not config.traits.latent:
@@ -186,7 +187,7 @@ def _interleaved(config: DecoderConfig, module: str) -> np.ndarray:
 def found(
     config: DecoderConfig, shapes: Parameters, tensors: Mapping[str, Stored], folder: Path
 ) -> dict[tuple[Any, ...], Place]:
-    """The places of parameters in the tensors of a folder, if it holds all of them, of the right shapes."""
+    """Returns the places of parameters in the tensors of a folder, if it holds all of them, of the right shapes."""
     prefix, head = _prefix(tensors, EMBEDDINGS, "norm.weight"), _prefix(tensors, HEAD)
     those = places(config, shapes, prefix, head)
     for path, place in those.items():
@@ -212,7 +213,7 @@ def found(
 
 
 def _prefix(tensors: Iterable[str], *anchors: str) -> str:
-    """What stands before the name of the first anchor that is there; names of parts that also see are longer."""
+    """Returns the prefix of the first anchor that is there; names in parts that take images are longer."""
     for anchor in anchors:
         if found := [name for name in tensors if f".{name}".endswith(f".{anchor}")]:
             return min(found, key=len).removesuffix(anchor)
@@ -220,7 +221,7 @@ def _prefix(tensors: Iterable[str], *anchors: str) -> str:
 
 
 def untied(tensors: Mapping[str, Stored]) -> bool:
-    """Whether files hold embeddings and a head that differ, which a config that ties them does not change."""
+    """Returns whether files hold embeddings and a head that differ; a config that ties them does not count then."""
     names = f"{_prefix(tensors, EMBEDDINGS)}{EMBEDDINGS}", f"{_prefix(tensors, HEAD)}{HEAD}"
     if not all(name in tensors for name in names):
         return False
@@ -232,7 +233,7 @@ def untied(tensors: Mapping[str, Stored]) -> bool:
 
 
 def joined(weights: Mapping[tuple[Any, ...], Array], config: DecoderConfig) -> dict[str, Array]:
-    """The tensors of a file that holds parameters."""
+    """Returns the tensors of a file that holds these parameters."""
     parts: dict[str, dict[int, Array]] = {}
     joins = {}
     for path, place in places(config, {path: x.shape for path, x in weights.items()}).items():

@@ -1,4 +1,4 @@
-"""Which weights a decoder has: whether they are still the same, and hashes of them for files."""
+"""Identity of a decoder's weights: whether they are still the same, and hashes of them for files."""
 
 import hashlib
 import weakref
@@ -13,13 +13,13 @@ from rqjax.core.mesh import fetched
 
 
 class Weights:
-    """The weights of a decoder at one time. They are told apart by their arrays' identity and not kept alive."""
+    """The weights of a decoder at one time. They are compared by the identity of their arrays and not kept alive."""
 
     def __init__(self, decoder: Any):
         self.arrays = [weakref.ref(array) for array in jax.tree.leaves(decoder)]
 
     def are_of(self, decoder: Any) -> bool:
-        """Whether a decoder has the same arrays.
+        """Returns whether a decoder has the same arrays.
 
         Raises:
           RuntimeError: its arrays were deleted, as by donating them.
@@ -33,7 +33,7 @@ class Weights:
 
 
 def digest(said: str, arrays: Iterable[Array]) -> str:
-    """A hash of a text and of the numbers of arrays, one of which at a time is in the host's memory."""
+    """Hashes a text and the numbers of arrays; one array at a time is in the host's memory."""
     found = hashlib.sha256(said.encode())
     for array in arrays:
         found.update(np.ascontiguousarray(fetched(array)).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,61 @@
+"""A combinator and a leaf of somebody else's, in caches, an index, files and training: nothing that rqjax knows of."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rqjax
+from rqjax.core.quantizer import Wrapper
+
+KEY, DIM = jax.random.key(0), 32
+X = jax.random.normal(KEY, (2, 300, 2, DIM))
+
+
+@rqjax.pytree
+class Stretched(Wrapper):
+    """A combinator that multiplies coordinates by factors before its inner quantizer encodes them."""
+
+    factors: jax.Array
+    inner: rqjax.Quantizer
+
+    def encode(self, x):
+        return self.inner.encode(x * self.factors)
+
+    def decode(self, codes):
+        return self.inner.decode(codes) / self.factors
+
+    def prepare(self, y):
+        return self.inner.prepare(y / self.factors)
+
+    def restore(self, sums):
+        return self.inner.restore(sums) / self.factors
+
+
+@rqjax.pytree
+class Multiples(rqjax.Quantizer):
+    """A leaf that rounds to multiples of a step, with no product of its own."""
+
+    step: jax.Array
+    dim: int = rqjax.static()
+
+    def encode(self, x):
+        return jnp.round(x / self.step).astype(jnp.int8)
+
+    def decode(self, codes):
+        return self.step * codes.astype(jnp.float32)
+
+
+@pytest.mark.parametrize("inner", [rqjax.eden(KEY, DIM, 8), Multiples(jnp.float32(0.1), dim=DIM)], ids=["eden", "leaf"])
+def test_a_quantizer_from_outside_works_wherever_others_do(inner, tmp_path):
+    quantizer = Stretched(jnp.linspace(0.5, 2, DIM), inner)
+    codes, y = quantizer.encode(X), X[0, :3, 0]
+    np.testing.assert_allclose(quantizer.dot(y, codes), jnp.tensordot(y, quantizer.decode(codes), (-1, -1)), atol=1e-3)
+    caches = [rqjax.KVCache.init(2, 2, 400, q, q, window=16) for q in (quantizer, rqjax.Exact(DIM, "float32"))]
+    found, exact = (rqjax.dot_product_attention(X, X, X, cache)[0] for cache in caches)
+    assert rqjax.metrics.cosine(found, exact) > 0.99
+    index = rqjax.Index.build(quantizer, X.reshape(-1, DIM))
+    assert (index.search(X.reshape(-1, DIM)[:20], 1)[1][:, 0] == jnp.arange(20)).mean() > 0.9
+    rqjax.save(quantizer, tmp_path / "quantizer")
+    np.testing.assert_array_equal(rqjax.load(tmp_path / "quantizer", quantizer).decode(codes), quantizer.decode(codes))
+    assert jnp.any(jax.grad(lambda q: jnp.sum(rqjax.straight_through(q, X) ** 2))(quantizer).factors != 0)
