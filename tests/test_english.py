@@ -1,6 +1,7 @@
 """Docstrings begin with a verb or the noun they document, and their sentences are short."""
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 def sentences(text: str) -> Iterator[str]:
     """Yields the sentences of a docstring's prose: no examples, tables, commands or lists of names."""
-    for paragraph in re.split(r"\n\s*\n", text):
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         if not re.search(r"^\s*(>>>|\||    |\w+:$)", paragraph, re.MULTILINE):
             yield from re.split(r"(?<=[.:;?!])\s+(?=[A-Z`(\"])", " ".join(paragraph.split()))
 

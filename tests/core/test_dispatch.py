@@ -99,7 +99,7 @@ class HalvesToo(Halves):
 
 @operation
 def _decode(quantizer, codes):
-    """By its name it might be taken for `Quantizer.decode`."""
+    """Shares the name of `Quantizer.decode` and nothing else."""
     return codes
 
 

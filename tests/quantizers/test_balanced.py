@@ -29,8 +29,8 @@ def hadamard(dim):
 
 
 def published(tile, bits):
-    """A tile as KVarN decodes it: 16 rounds of normalization in logarithms, of which the least uneven scales are kept,
-    then asymmetric round-to-nearest of rows, whose scales hold those of rows; three arrays of float16 are stored."""
+    """Returns a tile as KVarN decodes it. Sixteen rounds of normalization in logarithms keep the least uneven scales.
+    Then rows are rounded to an asymmetric grid, whose scales include those of rows. Three float16 arrays are stored."""
 
     def uneven(y):
         return sum(y.std(axis, ddof=1).max() / max(y.std(axis, ddof=1).min(), 1e-8) for axis in (0, 1))

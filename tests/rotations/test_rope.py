@@ -54,8 +54,8 @@ def test_products_with_what_turns(name, first):
 
 
 def test_yarn_slows_long_waves_only():
-    """Peng et al. (2023): planes of more than 32 turns in the original length keep their frequency, of less than one
-    turn have a fourth of it; queries and keys are both 0.1 ln 4 + 1 times as long."""
+    """Planes of more than 32 turns in the original length keep their frequency; those of less than one turn have a
+    fourth of it. Queries and keys are both 0.1 ln 4 + 1 times as long. Source: Peng et al. (2023)."""
     plain, yarn = rqjax.Rope(1e6).frequencies(128), ROPES["yarn"].frequencies(128)
     turns, ratio = 4096 * plain / (2 * math.pi), yarn / plain
     np.testing.assert_allclose(ratio[turns > 35], 1)

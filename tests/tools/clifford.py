@@ -1,6 +1,6 @@
 """The geometric algebra Cl(3,0) from its definition: the slow oracle that the fast rotors are tested against.
 
-A multivector is an array (..., 8) whose component i belongs to the basis blade with the bitmap i: bit k set means that
+A multivector is an array (..., 8) whose component i belongs to the basis blade with the bitmap i. Bit k says whether
 e_{k+1} is a factor, so the order is 1, e1, e2, e12, e3, e13, e23, e123. All signs follow from e_i e_i = 1 and
 e_i e_j = -e_j e_i; none is typed in.
 """
