@@ -27,7 +27,7 @@ Parts, which nest
     Product Exchange Exact Sign
     rotations codebooks packing
 New ones
-    Quantizer Codes pytree static
+    Quantizer Wrapper Codes pytree static
 What is measured, and bounds for it
     metrics theory
 Kernels, and errors
@@ -48,7 +48,7 @@ from rqjax.cache.truncate import truncate
 from rqjax.core import extras
 from rqjax.core.dispatch import Unsupported
 from rqjax.core.pytree import pytree, static
-from rqjax.core.quantizer import Codes, Quantizer, decode, encode, nbytes, roundtrip, straight_through
+from rqjax.core.quantizer import Codes, Quantizer, Wrapper, decode, encode, nbytes, roundtrip, straight_through
 from rqjax.core.registry import UnknownName
 from rqjax.learning import losses
 from rqjax.learning.parameters import parameters
@@ -134,7 +134,7 @@ __all__ = [  # noqa: RUF022
     "Clipped", "PerCell", "Scalar", "lloyd_max", "Affine", "MinMax", "Uniform", "Formats", "PerCoordinate", "Trellis",
     "trellis_coded", "TrellisPerCoordinate", "NestedE8", "Product", "Exchange", "Exact", "Sign", "rotations",
     "codebooks", "packing",
-    "Quantizer", "Codes", "pytree", "static",
+    "Quantizer", "Wrapper", "Codes", "pytree", "static",
     "metrics", "theory",
     "kernels", "Unsupported", "UnknownName", "extras",
 ]

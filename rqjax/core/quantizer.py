@@ -150,7 +150,22 @@ class Quantizer:
 
 
 class Wrapper(Quantizer):
-    """A quantizer whose codes are those of its `inner` and decode to the same vectors, but for what it overrides."""
+    """A quantizer whose codes are those of its `inner` and decode to the same vectors, but for what it overrides.
+
+    A combinator that changes vectors overrides `encode` and `decode`, and does to queries and sums what `decode` does.
+
+    Example:
+      >>> import jax, rqjax
+      >>> @rqjax.pytree
+      ... class Halved(rqjax.Wrapper):
+      ...     inner: rqjax.Quantizer
+      ...     encode = lambda self, x: self.inner.encode(x / 2)
+      ...     decode = lambda self, codes: 2 * self.inner.decode(codes)
+      ...     prepare = lambda self, y: self.inner.prepare(2 * y)
+      ...     restore = lambda self, sums: 2 * self.inner.restore(sums)
+      >>> Halved(rqjax.eden(jax.random.key(0), dim=64, bits=3)).bits_per_vector
+      208
+    """
 
     inner: Quantizer
 

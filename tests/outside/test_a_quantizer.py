@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 import rqjax
-from rqjax.core.quantizer import Wrapper
 
 KEY, DIM = jax.random.key(0), 32
 X = jax.random.normal(KEY, (2, 300, 2, DIM))
 
 
 @rqjax.pytree
-class Stretched(Wrapper):
+class Stretched(rqjax.Wrapper):
     """A combinator that multiplies coordinates by factors before its inner quantizer encodes them."""
 
     factors: jax.Array
