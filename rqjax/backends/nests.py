@@ -9,7 +9,6 @@ from jaxtyping import Array, Int
 
 from pallas_kernels.packed import Packed
 from rqjax.arrays import norms
-from rqjax.cache.key_forms import BeforeRope
 from rqjax.cache.kv import KVCache
 from rqjax.cache.queries import Queries
 from rqjax.core import Codes, Quantizer, TokenArray
@@ -86,7 +85,7 @@ def reason_of_queries(
         return "the softcap is an array"
     if time > 1 and (sliding_window is not None or time > cache.window + 1):
         return f"the {time} queries of a sequence do not all see the same codes"
-    return "codes are of keys before they turn with their positions" if isinstance(cache.key_form, BeforeRope) else None
+    return "codes are of keys before they turn with their positions" if cache.key_form.turns_late else None
 
 
 def reason_of_leaf(found: RotatedScalar, per_head: bool, normed_leaves: str = "Scalar") -> str | None:

@@ -35,6 +35,8 @@ class KeyForm:
     """True if the form needs a mean."""
     of_rope: ClassVar[bool] = False
     """True if the form needs a rope."""
+    turns_late: ClassVar[bool] = False
+    """Whether codes are of keys before they turn, so that attention turns what it decodes."""
     width: ClassVar[int] = 0
     """Bytes per coordinate that a block of keys takes in attention beside those of the codes."""
 
@@ -178,7 +180,7 @@ class TurnedMean(KeyForm):
 class BeforeRope(TurnedMean):
     """Encodes keys before their rotation, minus their mean if there is one. Attention decodes and rotates a block."""
 
-    of_mean = False
+    of_mean, turns_late = False, True
     width = 4
 
     def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
@@ -201,8 +203,3 @@ class BeforeRope(TurnedMean):
         assert self.rope is not None
         keys = self.rope.turned_rows(products, first)
         return super().scores(y, jnp.einsum("bhrd,bhdt->bhrt", y, keys, precision=lax.Precision.HIGHEST), first)
-
-
-def same_codes(a: KeyForm, b: KeyForm) -> bool:
-    """Returns whether codes of one form can be recoded in the other: both encode rotated keys, or neither."""
-    return isinstance(a, BeforeRope) == isinstance(b, BeforeRope)

@@ -8,7 +8,6 @@ from jax import lax
 from jaxtyping import Array
 
 from rqjax.cache.coded import decoded
-from rqjax.cache.key_forms import same_codes
 from rqjax.cache.kv import KVCache, LastPart, over, together
 from rqjax.cache.strategy import Strategy
 from rqjax.core import PAGE, Codes, Quantizer, TokenArray, operation
@@ -38,7 +37,7 @@ def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) 
     if (unit, dim) != (cache.unit, cache.key_quantizer.dim):
         wanted = f"{cache.unit} tokens of {cache.key_quantizer.dim} dimensions"
         raise ValueError(f"expected a strategy of {wanted}, got {unit} of {dim}")
-    if not same_codes(cache.key_form, strategy.key_form):
+    if cache.key_form.turns_late != strategy.key_form.turns_late:
         raise ValueError(f"expected a strategy for keys {cache.key_form}, got {strategy.key_form}")
     if cache.values_in_keys != isinstance(strategy.values, LastPart):
         got, wanted = ("values", "LastPart()") if cache.values_in_keys else ("LastPart()", "values")

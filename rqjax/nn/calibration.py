@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from rqjax.cache.key_forms import BeforeRope, KeyForm
+from rqjax.cache.key_forms import KeyForm
 from rqjax.cache.kv import LastPart
 from rqjax.cache.strategy import Strategy
 from rqjax.core import Quantizer, random
@@ -127,7 +127,7 @@ def _through(
             at_positions = rope(q, positions)
             seen.update({side: part[0].astype(jnp.float32) for side, part in (("keys", k), ("values", v))})
             if queries:
-                asked = (q if isinstance(form, BeforeRope) else at_positions)[0].astype(jnp.float32)
+                asked = (q if form.turns_late else at_positions)[0].astype(jnp.float32)
                 y = asked.reshape(len(positions), k.shape[2], -1, k.shape[3])
                 moments = jnp.einsum("tkgd,tkge->kde", y, y, precision="highest")
                 seen["queries"] = moments / (y.shape[0] * y.shape[2])
