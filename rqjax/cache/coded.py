@@ -24,7 +24,7 @@ def coded_sums(cache: KVCache, queries: Queries) -> Sums:
     batch, kv_heads, count, dim = queries.y.shape
     keys, values, form = cache.key_quantizer, cache.value_quantizer, cache.key_form
     prepared = keys.prepare(form.probes(queries.y))
-    widest = max(form.width, keys.width, values.width)
+    widest = max(4 * form.turns_late, keys.width, values.width)
     large = max(BLOCK_BYTES // (batch * kv_heads * max(widest * dim, 4 * count)), PAGE)
     large = min(large, integers.TOKENS)
     large = min(cache.capacity, 1 << large.bit_length() - 1)

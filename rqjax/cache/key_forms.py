@@ -36,9 +36,7 @@ class KeyForm:
     of_rope: ClassVar[bool] = False
     """True if the form needs a rope."""
     turns_late: ClassVar[bool] = False
-    """Whether codes are of keys before they turn, so that attention turns what it decodes."""
-    width: ClassVar[int] = 0
-    """Bytes per coordinate that a block of keys takes in attention beside those of the codes."""
+    """True if codes are of keys before they turn, so that attention decodes and turns them."""
 
     def __post_init__(self):
         if self.of_mean and self.mean is None and not self.learned:
@@ -181,7 +179,6 @@ class BeforeRope(TurnedMean):
     """Encodes keys before their rotation, minus their mean if there is one. Attention decodes and rotates a block."""
 
     of_mean, turns_late = False, True
-    width = 4
 
     def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
         assert self.rope is not None
