@@ -105,7 +105,7 @@ test-metal: ## a part of the core on jax 0.5.0, the last for jax-metal
 	$(PYTHON) -m venv $(VENV)-metal
 	$(VENV)-metal/bin/python $(INSTALL) --upgrade pip
 	$(VENV)-metal/bin/python $(INSTALL) --editable '.[test]' $(METAL)
-	$(VENV)-metal/bin/python $(PYTEST) -m "not full" $(addprefix tests/, cache core quantizers rotations \
+	$(VENV)-metal/bin/python $(PYTEST) -m "not full" $(addprefix tests/, cache paging core quantizers rotations \
 		nn/test_decoder.py search/test_index.py)
 
 # Caches under the samplers of google-tunix and gemma; nothing to do where there is no Python for them.

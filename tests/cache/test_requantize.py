@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rqjax
-from tests.cache.test_paged import append, padded, read
+from tests.paging.test_paged import append, padded, read
 from tests.tools.plain import error
 from tests.tools.suites import some
 

@@ -11,7 +11,7 @@ from flax import nnx
 import rqjax
 from rqjax.nn import Engine, engine as engines, generate, load_decoder
 from rqjax.nn.sampling import next_tokens, sampled
-from tests.cache.test_paged import checked
+from tests.paging.test_paged import checked
 from tests.tools.suites import some
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
