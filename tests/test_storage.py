@@ -262,8 +262,8 @@ def test_a_calibration_and_a_training_come_back(tmp_path):
     x = jax.random.normal(jax.random.key(1), (2, 80, 16))
     fitted = rqjax.klt_trellis(jax.random.key(0), x, 2)
     calibration = [
-        rqjax.Strategy(fitted, rqjax.eden(jax.random.key(0), 16, 2), x[:, 0], pre_rope=True),
-        rqjax.Strategy(rqjax.Split((fitted, fitted)), None, turned=True),
+        rqjax.Strategy(fitted, rqjax.eden(jax.random.key(0), 16, 2), rqjax.BeforeRope(x[:, 0])),
+        rqjax.Strategy(rqjax.Split((fitted, fitted)), rqjax.LastPart(), rqjax.TurnedMean(learned=True)),
     ]
     assert_comes_back(calibration, tmp_path / "c")
     leaves = jax.tree.leaves(rqjax.rotor_chain(jax.random.key(0), 16, 2))

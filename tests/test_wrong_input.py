@@ -108,6 +108,7 @@ CASES = [
     (lambda: rqjax.strategy("v3_4+centred", KEY, 64), "did you mean 'centered'"),
     (lambda: rqjax.strategy("eden+turned+pre_rope", KEY, 64), r"\+centered\+pre_rope behind 'eden', got \+turned\+pre"),
     (lambda: rqjax.strategy("eden+centered+turned", KEY, 64), r"expected one of \+centered, \+turned, .*, got \+cent"),
+    (lambda: cache(key_form=rqjax.SubtractedMean([1.0])), r"expected a mean \(2, 64\) of the keys, got \(1,\)"),
     (lambda: rqjax.strategy("eden/eden/eden", KEY, 64), "expected a strategy, or one for keys and one for values"),
     (lambda: cache(max_len=0), "expected max_len to be a whole number from 1 to 1073741824, got 0"),
     (lambda: cache(window=-1), "expected window to be a whole number from 0"),

@@ -19,7 +19,7 @@ TINY = float(jnp.finfo(jnp.float32).tiny)
 """The least weight, for tokens that get none; smaller numbers are 0 to XLA."""
 DATA = ("gaussian", "outlier_channels", "key_bias", "outlier_channels_and_key_bias")
 
-MADE_BY = ("rqjax/recipes/strategies.py", "rqjax/recipes/methods.py")
+MADE_BY = ("rqjax/recipes/strategies.py", "rqjax/recipes/methods.py", "rqjax/cache/*.py")
 TABLES = (
     Table(
         "Divergence of the attention weights (KL, nats), first and first five tokens kept, cosine of the output",

@@ -26,13 +26,7 @@ from rqjax.cache.kv import GROWTH
 from rqjax.core import check_int, extras
 from rqjax.recipes.strategies import parsed, with_bits
 
-MADE_BY = (
-    "rqjax/recipes/strategies.py",
-    "rqjax/cache/append.py",
-    "rqjax/cache/attention.py",
-    "rqjax/cache/coded.py",
-    "rqjax/scoring/*.py",
-)
+MADE_BY = ("rqjax/recipes/strategies.py", "rqjax/cache/*.py", "rqjax/scoring/*.py")
 TABLES = (
     Table(
         "Attention of one token, milliseconds, and how many times faster than a float32 and a bfloat16 cache",

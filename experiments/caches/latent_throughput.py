@@ -26,13 +26,7 @@ from rqjax.core import check_int
 from rqjax.quantizers.combinators import Split
 from rqjax.recipes.strategies import parsed, with_bits
 
-MADE_BY = (
-    "rqjax/recipes/strategies.py",
-    "rqjax/cache/append.py",
-    "rqjax/cache/attention.py",
-    "rqjax/cache/coded.py",
-    "rqjax/scoring/*.py",
-)
+MADE_BY = ("rqjax/recipes/strategies.py", "rqjax/cache/*.py", "rqjax/scoring/*.py")
 TABLES = (
     Table(
         "A cache of latents: bytes of it all against plain latents in bfloat16, attention of one token in milliseconds"

@@ -15,13 +15,7 @@ from experiments.models import fitted
 from rqjax.cache.kv import GROWTH
 from rqjax.core import PAGE
 
-MADE_BY = (
-    "rqjax/recipes/strategies.py",
-    "rqjax/cache/append.py",
-    "rqjax/cache/attention.py",
-    "rqjax/cache/coded.py",
-    "rqjax/scoring/*.py",
-)
+MADE_BY = ("rqjax/recipes/strategies.py", "rqjax/paging/*.py", "rqjax/cache/*.py", "rqjax/scoring/*.py")
 TABLES = (
     Table(
         "Milliseconds of attention and of appending a token, and the ratio of those in pages to those without",

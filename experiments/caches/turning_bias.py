@@ -21,7 +21,7 @@ from experiments.harness.table import Table
 from experiments.models import fitted
 from rqjax.recipes.strategies import parsed, with_bits
 
-MADE_BY = ("experiments/caches/attention_error.py", "rqjax/recipes/strategies.py", "rqjax/rotations/rope.py")
+MADE_BY = ("experiments/caches/attention_error.py", "rqjax/recipes/strategies.py", "rqjax/cache/key_forms.py")
 TABLES = (
     Table(
         "Keys with a bias before rotary positions: stored bits a number, divergence of the attention weights (KL,"

@@ -15,7 +15,7 @@ from rqjax import strategy
 from rqjax.core import check_int, nbytes
 from rqjax.nn import Decoder, Engine
 
-MADE_BY = ("rqjax/nn/engine.py", "rqjax/cache/append.py", "rqjax/cache/attention.py")
+MADE_BY = ("rqjax/nn/engine.py", "rqjax/nn/decoder.py", "rqjax/paging/*.py", "rqjax/cache/*.py", "rqjax/scoring/*.py")
 TABLES = (
     Table(
         "Answers to all prompts: tokens made and read a second, slots in use, pages in as many bytes, begun again",

@@ -11,13 +11,11 @@ bytes that are left. For b > 4 the low four bits of the indices are packed first
 
 `pack_stream` has MLX's layout: index i takes the b bits from bit i b on of one little-endian stream.
 
-`pack_bytes` takes the lowest bits of all indices, then their second bits, and so on, rounded up to whole bytes. Later
-coordinates may have fewer bits.
+`pack_bytes` takes the lowest bits of all indices, then their second bits, and so on, rounded up to whole bytes.
 """
 
 import functools
 import operator
-from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -129,20 +127,17 @@ def unpack_stream(words: UInt32[Array, "*n words"], bits: int, dim: int) -> UInt
     return (bit << jnp.arange(bits, dtype=jnp.uint32)).sum(-1, dtype=jnp.uint32)
 
 
-def pack_bytes(indices: Integer[Array, "*n d"], counts: Sequence[int]) -> UInt8[Array, "*n bytes"]:
-    """Packs indices; the first counts[0] of them have a lowest bit, the first counts[1] a second one, and so on."""
-    planes = [((indices[..., :count] >> bit) & 1).astype(jnp.uint8) for bit, count in enumerate(counts)]
-    bits = jnp.concatenate([indices[..., :0].astype(jnp.uint8), *planes], axis=-1)
-    parts = jnp.split(pad_to(bits, -(-sum(counts) // 8) * 8), 8, axis=-1)
+def pack_bytes(indices: Integer[Array, "*n d"], bits: int) -> UInt8[Array, "*n bytes"]:
+    """Packs indices: the lowest bit of each, then the second bit of each, and so on."""
+    planes = (indices[..., None, :] >> jnp.arange(bits, dtype=indices.dtype)[:, None]) & 1
+    stream = planes.astype(jnp.uint8).reshape(*indices.shape[:-1], bits * indices.shape[-1])
+    parts = jnp.split(pad_to(stream, -(-stream.shape[-1] // 8) * 8), 8, axis=-1)
     return functools.reduce(operator.or_, (part << k for k, part in enumerate(parts)))
 
 
-def unpack_bytes(codes: UInt8[Array, "*n bytes"], counts: Sequence[int], dim: int) -> UInt32[Array, "*n d"]:
+def unpack_bytes(codes: UInt8[Array, "*n bytes"], bits: int, dim: int) -> UInt32[Array, "*n d"]:
     """The inverse of `pack_bytes`."""
-    check_width(codes, -(-sum(counts) // 8))
-    bits, start = jnp.concatenate([(codes >> k) & 1 for k in range(8)], axis=-1), 0
-    total = jnp.zeros((*codes.shape[:-1], dim), jnp.uint32)
-    for bit, count in enumerate(counts):
-        plane = pad_to(bits[..., start : start + count], dim).astype(jnp.uint32)
-        total, start = total | (plane << bit), start + count
-    return total
+    check_width(codes, -(-bits * dim // 8))
+    stream = jnp.concatenate([(codes >> k) & 1 for k in range(8)], axis=-1)[..., : bits * dim]
+    planes = stream.reshape(*codes.shape[:-1], bits, dim).astype(jnp.uint32)
+    return (planes << jnp.arange(bits, dtype=jnp.uint32)[:, None]).sum(-2, dtype=jnp.uint32)

@@ -20,7 +20,7 @@ from rqjax.cache import attention
 from rqjax.cache.kv import KVCache
 from rqjax.core import Codes, Quantizer, nest, platforms
 from rqjax.core.quantizer import roundtrip
-from rqjax.quantizers.affine import MLX_BITS, MLX_GROUPS, Affine
+from rqjax.quantizers.affine import MLX_BITS, MLX_GROUPS, Affine, MinMax
 from rqjax.quantizers.combinators import Rotated
 from rqjax.scoring.integers import float_products
 from rqjax.search.index import Index, search, search_with
@@ -45,18 +45,28 @@ def _operations() -> Any:
     return importlib.import_module("jax_plugins.mps.ops")
 
 
+def _leaf(quantizer: Quantizer) -> Quantizer:
+    """Returns what is within rotations."""
+    while isinstance(quantizer, Rotated):
+        quantizer = quantizer.inner
+    return quantizer
+
+
 def _limits(quantizer: Quantizer, *_: Any, **__: Any) -> str | None:
     """Returns why there are no kernels for a quantizer, or None for an `Affine` that MLX takes, alone or within
     rotations."""
-    inner = quantizer
-    while isinstance(inner, Rotated):
-        inner = inner.inner
+    inner = _leaf(quantizer)
     if isinstance(inner, Affine) and inner.bits in MLX_BITS and inner.group_size in MLX_GROUPS:
         return None
     return (
         f"mps kernels are for Affine of {MLX_BITS} bits and groups of {MLX_GROUPS}, alone or rotated, "
         f"not for {nest(quantizer)}"
     )
+
+
+def _limits_to_encode(quantizer: Quantizer, x: Any) -> str | None:
+    """Returns the limits of `_limits`, and that MLX has no grid from the least to the largest number."""
+    return "mps kernels encode Affine, not MinMax" if isinstance(_leaf(quantizer), MinMax) else _limits(quantizer)
 
 
 def _limits_of_levels(y: Any, levels: Any) -> str | None:
@@ -143,9 +153,9 @@ register(
     "mps",
     _missing,
     [
-        Entry(Quantizer.encode, (Affine, Rotated), _limits, _encode),
+        Entry(Quantizer.encode, (Affine, Rotated), _limits_to_encode, _encode),
         Entry(Quantizer.decode, (Affine, Rotated), _limits, _decode),
-        Entry(roundtrip, (Affine, Rotated), _limits, _roundtrip),
+        Entry(roundtrip, (Affine, Rotated), _limits_to_encode, _roundtrip),
         Entry(Quantizer.scores, (Affine,), _limits, _scores),
         Entry(Quantizer.weigh, (Affine,), _limits, functools.partial(_products, transpose=False)),
         Entry(float_products, (object,), _limits_of_levels, _level_products),

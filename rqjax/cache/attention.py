@@ -13,9 +13,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.cache.append import append, checked_slots
-from rqjax.cache.coded import coded_sums, float_sums, padded
+from rqjax.cache.coded import coded_sums, float_sums
 from rqjax.cache.kv import KVCache, Tokens
-from rqjax.cache.queries import Number, Queries
+from rqjax.cache.queries import Number, Queries, padded
 from rqjax.cache.sums import Sums, merged, with_sinks
 from rqjax.core import as_array, check_int, is_traced, operation
 from rqjax.core.products import full_precision_einsum, weighted_sums

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from rqjax.arrays.planes import materialized
 from rqjax.cache.kv import KVCache, over
@@ -30,7 +30,6 @@ def coded_sums(cache: KVCache, queries: Queries) -> Sums:
     large = min(cache.capacity, 1 << large.bit_length() - 1)
     small = min(large, max(large // 8 // PAGE, 1) * PAGE)
     first, stop = queries.coded(cache)
-    allowed = _allowed(cache, queries)
 
     def block(at, size, before):
         start = jnp.minimum(at, cache.capacity - size)  # the last block may reach back into the one before
@@ -42,7 +41,7 @@ def coded_sums(cache: KVCache, queries: Queries) -> Sums:
             whole = size == cache.capacity and cache.tables is None
             return jax.tree.map(lambda x: x if whole and x.dtype != jnp.uint8 else materialized(x, after), arrays)
 
-        seen = _seen(jnp.maximum(first, at), stop, allowed, start, size, cache.sinks)
+        seen = queries.sees_codes(cache, jnp.maximum(first, at), stop, start, size)
         scores = form.scores(queries.y, keys.scores(prepared, read(cache.keys, before)), cache.sinks + start)
         return queries.sums(scores, seen, lambda w: values.weigh(w, read(cache.value_codes, w)))
 
@@ -63,12 +62,12 @@ def coded_sums(cache: KVCache, queries: Queries) -> Sums:
 
 def float_sums(cache: KVCache, queries: Queries) -> Sums:
     """Differentiable `coded_sums`: products with decoded vectors, page by page."""
-    y, (first, stop), allowed = queries.y, queries.coded(cache), _allowed(cache, queries)
+    y, (first, stop) = queries.y, queries.coded(cache)
 
     @jax.checkpoint
     def add(sums: Sums, start: Array) -> tuple[Sums, None]:
         keys, values = (jnp.where(jnp.isfinite(x), x, 0) for x in decoded_page(cache, start))
-        seen = _seen(first, stop, allowed, start, PAGE, cache.sinks)
+        seen = queries.sees_codes(cache, first, stop, start, PAGE)
         scores = jnp.einsum("bhrd,bhtd->bhrt", y, keys, precision=lax.Precision.HIGHEST)
         weigh = functools.partial(jnp.einsum, "bhtd,bhrt->bhrd", values, precision=lax.Precision.HIGHEST)
         return merged(sums, queries.sums(scores, seen, weigh)), None
@@ -76,26 +75,6 @@ def float_sums(cache: KVCache, queries: Queries) -> Sums:
     none = jnp.zeros(y.shape[:3])
     sums = Sums(none + NEVER, none, jnp.zeros((*y.shape[:3], cache.value_quantizer.dim)))
     return lax.scan(add, sums, jnp.arange(0, cache.capacity, PAGE))[0]
-
-
-def _allowed(cache: KVCache, queries: Queries) -> Bool[Array, "#b #h #r tokens"] | None:
-    """Mask of queries, padded to all tokens that there is room for in codes."""
-    mask = queries.mask
-    return None if mask is None else padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
-
-
-def _seen(
-    first: Int[Array, "b 1 r 1"],
-    stop: Int[Array, "b 1 r 1"],
-    allowed: Bool[Array, "#b #h #r t"] | None,
-    start: Int[Array, ""],
-    size: int,
-    sinks: int,
-) -> Bool[Array, "#b #h #r size"]:
-    """Mask of the tokens of a block that each query sees: those in its range that `allowed` has."""
-    t = start + jnp.arange(size)
-    seen = (t >= first) & (t < stop)
-    return seen if allowed is None else seen & lax.dynamic_slice_in_dim(allowed, sinks + start, size, 3)
 
 
 def decoded_page(
@@ -120,10 +99,3 @@ def decoded(quantizer: Quantizer, codes: Codes, transposed: bool) -> Float[Array
     if transposed:
         return quantizer.restore(quantizer.weigh(eye(PAGE), codes))
     return jnp.swapaxes(quantizer.scores(quantizer.prepare(eye(quantizer.dim)), codes), 2, 3)
-
-
-def padded(x: Array, count: int, axis: int = 1) -> Array:
-    """Pads an axis with zeros at its end."""
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, max(count, 0))
-    return jnp.pad(x, widths)

@@ -1,17 +1,15 @@
 """Key forms: how keys are transformed before they are encoded, and how products with codes become scores."""
 
 import dataclasses
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from rqjax.core import pytree, static
+from rqjax.core import as_array, pytree, static
 from rqjax.rotations import Rope
 
-Mean: TypeAlias = Float[Array | np.ndarray, "*heads d"] | None
 DOMINANT = 0.75
 """Share of the energy of a head's first keys that their mean must have to be subtracted from all keys.
 
@@ -73,9 +71,9 @@ class KeyForm:
             self.rope.turning(dim)
         if self.learned and self.mean is not None:
             raise ValueError(f"expected a mean or learned=True, not both, got {self}")
-        mean = jnp.zeros((heads, dim)) if self.learned else self.mean
-        if mean is None:
+        if self.mean is None and not self.learned:
             return self
+        mean = jnp.zeros((heads, dim)) if self.learned else jnp.asarray(as_array(self.mean))
         if mean.shape != (heads, dim):
             raise ValueError(f"expected a mean ({heads}, {dim}) of the keys, got {mean.shape}")
         if not jnp.issubdtype(mean.dtype, jnp.floating):
@@ -124,7 +122,7 @@ class KeyForm:
 class AsGiven(KeyForm):
     """Encodes keys as attention multiplies them."""
 
-    rope: Rope | None = None
+    rope: Rope | None = dataclasses.field(default=None, kw_only=True)
 
     def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
         return keys
@@ -137,8 +135,8 @@ AS_GIVEN = AsGiven()
 class SubtractedMean(KeyForm):
     """Encodes keys minus their mean; a learned one is subtracted where it dominates (`DOMINANT`)."""
 
-    mean: Mean = None
-    learned: bool = static(default=False)
+    mean: Any = None
+    learned: bool = static(default=False, kw_only=True)
     of_mean = True
 
     def learn(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
@@ -148,7 +146,6 @@ class SubtractedMean(KeyForm):
         return jnp.where((share > DOMINANT)[..., None], mean, 0)
 
     def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
-        assert self.mean is not None
         return keys - self.mean[..., None, :]
 
     def bias(self, y: Float[Array, "b h r d"], first: Int[Array, ""], count: int) -> Float[Array, "b h r _"] | None:
@@ -159,18 +156,15 @@ class SubtractedMean(KeyForm):
 class TurnedMean(KeyForm):
     """Encodes rotated keys minus the mean of the keys before rotation, itself rotated to each position."""
 
-    mean: Mean = None
-    rope: Rope | None = None
-    learned: bool = static(default=False)
+    mean: Any = None
+    rope: Any = dataclasses.field(default=None, kw_only=True)
+    learned: bool = static(default=False, kw_only=True)
     of_mean = of_rope = True
 
     def average(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
-        assert self.rope is not None
         return super().average(self.rope.inverse(keys, positions), positions)
 
     def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
-        assert self.mean is not None
-        assert self.rope is not None
         return keys - self.rope(jnp.broadcast_to(self.mean[..., None, :], keys.shape), positions)
 
 
@@ -181,12 +175,10 @@ class BeforeRope(TurnedMean):
     of_mean, turns_late = False, True
 
     def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
-        assert self.rope is not None
         keys = self.rope.inverse(keys, positions)
         return keys if self.mean is None else keys - self.mean[..., None, :]
 
     def change(self, x: Float[Array, "*n d"], positions: Int[Array, "*#n"]) -> Float[Array, "*n d"]:
-        assert self.rope is not None
         return self.rope(x, positions)
 
     def probes(self, y: Float[Array, "b h r d"]) -> Float[Array, "b h _ d"]:
@@ -197,6 +189,13 @@ class BeforeRope(TurnedMean):
     def scores(
         self, y: Float[Array, "b h r d"], products: Float[Array, "b h _ t"], first: Int[Array, ""]
     ) -> Float[Array, "b h r t"]:
-        assert self.rope is not None
         keys = self.rope.turned_rows(products, first)
         return super().scores(y, jnp.einsum("bhrd,bhdt->bhrt", y, keys, precision=lax.Precision.HIGHEST), first)
+
+
+def check_form(form: Any) -> None:
+    """Raises a TypeError for what is no key form."""
+    if not isinstance(form, KeyForm):
+        raise TypeError(
+            f"expected key_form to be a form such as rqjax.BeforeRope(rope=rope), got {type(form).__name__}"
+        )

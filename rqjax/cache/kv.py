@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import pick, put
-from rqjax.cache.key_forms import AS_GIVEN, KeyForm
+from rqjax.cache.key_forms import AS_GIVEN, KeyForm, check_form
 from rqjax.core import PAGE, Codes, Quantizer, TokenArray, check_int, nbytes, pytree, static
 from rqjax.quantizers.combinators import Split
 from rqjax.scoring.tiles import UNIT
@@ -108,6 +108,9 @@ class KVCache:
         sinks, dim = check_int("sinks", sinks, 0, 2**20), key_quantizer.dim
         if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
             raise TypeError(f"expected dtype to be a floating-point dtype, got {jnp.dtype(dtype)}")
+        check_form(key_form)
+        if not isinstance(value_quantizer, Quantizer | LastPart):
+            raise TypeError(f"expected a value_quantizer, or LastPart() for values in keys, got {value_quantizer!r}")
         in_keys = isinstance(value_quantizer, LastPart)
         if in_keys and not isinstance(key_quantizer, Split):
             raise ValueError(f"expected a Split as key_quantizer for values that are its LastPart, got {key_quantizer}")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rqjax.arrays.planes import as_float32
@@ -22,7 +23,7 @@ class Queries(NamedTuple):
     """Token of each query."""
     time: int
     """Number of tokens; rows / time query heads share a head of keys."""
-    mask: Bool[Array, "#b #h #r max_len"] | None
+    mask: Bool[Array, "#b #h #r tokens"] | None
     """Tokens that each query may see."""
     sliding_window: int | None
     softcap: Number | None
@@ -49,6 +50,7 @@ class Queries(NamedTuple):
                 mask = jnp.broadcast_to(mask, (mask.shape[0], q_heads, time, mask.shape[3]))
                 mask = mask.reshape(mask.shape[0], kv_heads, groups * time, -1)
             mask = jnp.broadcast_to(mask, (*mask.shape[:3], cache.max_len))
+            mask = padded(mask, cache.sinks + cache.capacity - cache.max_len, axis=3)
         return cls(y.reshape(batch, kv_heads, groups * time, dim), rows, time, mask, sliding_window, softcap)
 
     @property
@@ -74,6 +76,21 @@ class Queries(NamedTuple):
         coded = cache.coded[:, None, None, None]
         return jnp.clip(self.oldest - cache.sinks, 0, coded), jnp.clip(self.positions + 1 - cache.sinks, 0, coded)
 
+    def sees_codes(
+        self,
+        cache: KVCache,
+        first: Int[Array, "b 1 r 1"],
+        stop: Int[Array, "b 1 r 1"],
+        start: Int[Array, ""],
+        size: int,
+    ) -> Bool[Array, "b #h r size"]:
+        """Whether each sees the tokens of a block of codes that are in its range from `first` to `stop`."""
+        t = start + jnp.arange(size)
+        seen = (t >= first) & (t < stop)
+        if self.mask is None:
+            return seen
+        return seen & lax.dynamic_slice_in_dim(self.mask, cache.sinks + start, size, 3)
+
     def sums(
         self,
         scores: Float[Array, "b h r t"],
@@ -87,3 +104,10 @@ class Queries(NamedTuple):
         largest = jnp.maximum(scores.max(-1), NEVER / 2)  # so that the weights are 0 where nothing is seen
         weights = jnp.exp(scores - largest[..., None])
         return Sums(largest, weights.sum(-1), weigh(weights))
+
+
+def padded(x: Array, count: int, axis: int = 1) -> Array:
+    """Pads an axis with zeros at its end."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, max(count, 0))
+    return jnp.pad(x, widths)

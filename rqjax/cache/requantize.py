@@ -73,7 +73,7 @@ def _recoded(old: Quantizer, new: Quantizer, codes: Codes, transposed: bool) -> 
     rooms, tokens = first.bits.shape[0], first.bits.shape[first.axis] * first.tokens_per_entry
 
     def page(room: Array, start: Array) -> Codes:
-        read = lambda x: dataclasses.replace(x, bits=lax.dynamic_slice_in_dim(x.bits, room, 1)).read(start, PAGE)  # noqa: E731
+        read = lambda x: x.row(room).read(start, PAGE)  # noqa: E731
         return new.laid_out(new.encode(decoded(old, over(read, codes), transposed)), transposed)
 
     def of_room(room: Array) -> Codes:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rqjax.cache.key_forms import AS_GIVEN, KeyForm
+from rqjax.cache.key_forms import AS_GIVEN, KeyForm, check_form
 from rqjax.cache.kv import KVCache, LastPart
 from rqjax.core import Quantizer, nbytes, pytree, static
 from rqjax.quantizers.exact import Exact
@@ -29,12 +29,15 @@ class Strategy:
     name: str = static(default="")
     """Name from which `rqjax.strategy` made it, if it did."""
 
+    def __post_init__(self):
+        check_form(self.key_form)
+
     def __str__(self) -> str:
         return self.name or repr(self)
 
     def cache(self, batch: int, kv_heads: int, max_len: int, *, rope: Rope | None = None, **options: Any) -> KVCache:
-        """Makes an empty cache; `options` as in `KVCache.init`. If keys and values are both `Exact`, the window has
-        their wider dtype.
+        """Makes an empty cache; `options` as in `KVCache.init`. If keys and values are both `Exact`, the window has the
+        wider dtype of both.
 
         Args:
           rope: rope of the layer; left out if the form needs none.

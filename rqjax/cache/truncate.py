@@ -74,8 +74,8 @@ def _units(cache: KVCache, start: Int[Array, "batch"]) -> tuple[Float[Array, "ba
     def of_sequence(b: Array) -> tuple[Array, ...]:
         one, first = cache.of(b[None]), start[b] // PAGE * PAGE
         if one.tables is None:
-            own = lambda x: dataclasses.replace(x, bits=lax.dynamic_slice_in_dim(x.bits, b, 1))  # noqa: E731
-            one = dataclasses.replace(one, keys=over(own, one.keys), values=over(own, one.values))
+            keys, values = over(lambda x: x.row(b), (one.keys, one.values))
+            one = dataclasses.replace(one, keys=keys, values=values)
         keys, values = decoded_page(one, first)
         found = keys[0], values[0, ..., : cache.exact_values.shape[-1]]  # none are stored if they are in the keys
         return tuple(lax.dynamic_slice_in_dim(x, start[b] - first, cache.unit, 1) for x in found)

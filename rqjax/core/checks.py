@@ -62,8 +62,12 @@ def check_int(name: str, value: Any, low: int, high: int) -> int:
     return int(value)
 
 
-def check_fits(**dims: int) -> None:
-    """Raises a ValueError if parts differ in dimension."""
+def check_fits(**parts: Any) -> None:
+    """Raises a ValueError if parts, dimensions or arrays whose last axis has them, differ in dimension."""
+    dims = {
+        name: part if isinstance(part, int) else (np.shape(part) or ("no dimension",))[-1]
+        for name, part in parts.items()
+    }
     if len(set(dims.values())) > 1:
         raise ValueError(
             f"expected parts of one dimension, got {', '.join(f'{name} of {d}' for name, d in dims.items())}"

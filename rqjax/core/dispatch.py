@@ -129,6 +129,7 @@ def operation(body: Callable[..., Result], *, of: Any = None, vectors: bool = Fa
     more = inspect.Parameter("implementation", inspect.Parameter.KEYWORD_ONLY, default=None)
     parameters = sorted([*signature.parameters.values(), more], key=lambda parameter: parameter.kind)
     signed = signature.replace(parameters=parameters)
+    run.__name__ = body.__name__ if of is None else of.__name__
     vars(run).update(__signature__=signed, kernels=kernels, vectors=vectors, kernel=kernel)
     return run  # pyright: ignore[reportReturnType]
 
@@ -184,9 +185,10 @@ def _run(run: Any, asked: str | None, args: Any, options: Any) -> PyTree:
         return only_xla(body)(*args, **options)
     kernels: dict[str, Kernel] = {}
     for base in reversed(type(args[0]).__mro__):
-        kernels |= run.kernels.get(base, {})
+        own = isinstance(vars(base).get(run.__name__), Operation)  # whose body is not that of the classes before
+        kernels = ({} if own else kernels) | run.kernels.get(base, {})
     if asked is not None and asked not in kernels:
-        raise Unsupported(f"there is no {asked} kernel to {body.__name__.strip('_')} {nest(args[0])}")
+        raise Unsupported(f"there is no {asked} kernel to {run.__name__.strip('_')} {nest(args[0])}")
     for implementation, kernel in kernels.items():
         if asked in (None, implementation):
             found = kernel.find(*args, **options)

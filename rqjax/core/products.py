@@ -11,11 +11,13 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Shaped
 
 from rqjax.core import platforms
+from rqjax.core.dispatch import CONTEXT
 
 TINY, HUGE = 1e-15, 1e19
 """Norms between these have squares, and sums of squares, that float32 holds with full precision."""
 ALL_IN_FLOATS: ContextVar[bool] = ContextVar("all_in_floats", default=False)
 """True where no products of queries are taken in integers, however few queries there are."""
+CONTEXT.append(ALL_IN_FLOATS.get)
 
 
 @contextlib.contextmanager

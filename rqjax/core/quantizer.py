@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree, Shaped
 
@@ -33,6 +34,10 @@ Queries: TypeAlias = Shaped[Array | np.ndarray, "*m d"]
 """Queries are as `Vectors`, with leading axes of their own."""
 
 
+BLOCK = 2**20
+"""Coordinates that `Quantizer.dot` unpacks at once."""
+
+
 class Quantizer:
     """A pytree that turns vectors into codes and back. Big quantizers are small ones nested.
 
@@ -46,9 +51,12 @@ class Quantizer:
     tile = 1
     """Vectors that share numbers: `encode` takes a multiple of so many along the axis before the last. Arrays of codes
     have one entry for each tile of vectors."""
+    heads: int | None = None
+    """Number of heads, if each has a quantizer of its own; vectors are then (..., heads, tokens, d)."""
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
         """Makes a method that overrides an operation another body of it."""
+        super().__init_subclass__(**options)
         for name, body in list(vars(cls).items()):
             overridden = getattr(super(cls, cls), name, None)
             if isinstance(overridden, Operation):
@@ -128,14 +136,34 @@ class Quantizer:
         """Inner products (*m, *n) of queries `y` (*m, d) and the vectors behind `codes`: `y @ decode(codes).T`."""
         y = check_vectors(y, self.dim)
         lead = jax.eval_shape(self.decode, codes).shape[:-1]
+        batch, heads, tokens = (math.prod(lead[:-2]), *lead[-2:]) if self.heads else (1, 1, math.prod(lead))
 
-        def flat(a: Array) -> Array:
-            return a.reshape(1, 1, math.prod(a.shape[: len(lead)]), *a.shape[len(lead) :])
+        def by_heads(a: Array) -> Array:
+            count = math.prod(a.shape[: len(lead)]) // max(batch * heads, 1)
+            return a.reshape(batch, heads, count, *a.shape[len(lead) :])
 
         rows = y.reshape(1, 1, math.prod(y.shape[:-1]), self.dim).astype(jnp.promote_types(y.dtype, jnp.float32))
+        size = max(BLOCK // max(batch * heads * self.dim, 1), 1)
         with all_in_floats():
-            found = self.scores(self.prepare(rows), jax.tree.map(flat, codes))
-        return found.reshape(*y.shape[:-1], *lead)
+            prepared = self.prepare(jnp.broadcast_to(rows, (batch, heads, *rows.shape[2:])))
+            found = self._scores_of(prepared, jax.tree.map(by_heads, codes), tokens, size)
+        return jnp.moveaxis(found, 2, 0).reshape(*y.shape[:-1], *lead)
+
+    def _scores_of(self, prepared: Any, codes: Codes, tokens: int, size: int) -> Float[Array, "b h r t"]:
+        """Scores of so many tokens, of which `size` are unpacked at a time."""
+        if self.tile > 1 or tokens < 2 * size:
+            return self.scores(prepared, codes)
+
+        def block(start: Any) -> Array:
+            read = lambda a: lax.dynamic_slice_in_dim(a, start, size, 2)  # noqa: E731
+            return self.scores(prepared, jax.tree.map(read, codes))
+
+        def add(i: Any, found: Array) -> Array:
+            start = jnp.minimum(i * size, tokens - size)  # the last block may reach back into the one before
+            return lax.dynamic_update_slice_in_dim(found, block(start), start, 3)
+
+        one = jax.eval_shape(block, 0)
+        return lax.fori_loop(0, -(-tokens // size), add, jnp.zeros((*one.shape[:3], tokens), one.dtype))
 
     @property
     def bits_per_vector(self) -> float | int:
@@ -176,6 +204,10 @@ class Wrapper(Quantizer):
     @property
     def tile(self) -> int:
         return self.inner.tile
+
+    @property
+    def heads(self) -> int | None:
+        return self.inner.heads
 
     def prepare(self, y: Float[Array, "b h r d"]) -> Any:
         return self.inner.prepare(y)

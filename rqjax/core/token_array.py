@@ -95,6 +95,10 @@ class TokenArray:
             bits = lax.fori_loop(0, len(start), at, self.bits)
         return dataclasses.replace(self, bits=bits)
 
+    def row(self, b: Int[Array, ""]) -> "TokenArray":
+        """The array of one sequence, or page, alone."""
+        return dataclasses.replace(self, bits=lax.dynamic_slice_in_dim(self.bits, b, 1))
+
     def extend(self, tokens: int) -> "TokenArray":
         """Adds room for `tokens` more tokens."""
         widths = [(0, 0)] * self.bits.ndim

@@ -143,6 +143,7 @@ def _through(
         side: jnp.moveaxis(part.reshape(part.shape[0], *x.shape[:2], -1), 0, 2) for side, part in (errors or {}).items()
     }
     x, seen = jax.lax.map(one, (x, by_sequence))  # keys and values (n, time, heads, d), queries (n, heads, d, d)
+    # Rotated, and perhaps back again, as a cache does to keys.
     keys, values = (jnp.moveaxis(part, 2, 1) for part in (rope(seen["keys"], positions), seen["values"]))
     if form.learned:
         known = {"mean": placed.average(keys, positions[:, 0]).mean(axis=0), "learned": False}

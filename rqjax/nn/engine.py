@@ -97,7 +97,7 @@ class Engine:
         """Caches and the book of their pages; `reset` replaces them."""
         self._weights = Weights(self.decoder)
         arrays = [] if self._book["folder"] is None else jax.tree.leaves(self.decoder)
-        seed = digest(f"{self.decoder.config} {[array.dtype for array in arrays]}", arrays)
+        seed = digest(f"{self.decoder.config} {[(array.shape, array.dtype) for array in arrays]}", arrays)
         return PagedCache(self._caches(), seed=seed.encode(), **self._book)
 
     def reset(self) -> None:

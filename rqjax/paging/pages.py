@@ -207,9 +207,7 @@ def digest(layers: Sequence[KVCache]) -> str:
     names = ("key_quantizer", "own_value_quantizer", "window", "sinks")
     exact = [layer.exact_keys[0, :, :0] for layer in layers]  # no tokens, but their dtype before encoding
     forms = [layer.key_form for layer in layers]
-    forms = [
-        form.changed(mean=None if form.learned else form.mean[0]) if form.mean is not None else form for form in forms
-    ]
+    forms = [f if f.mean is None else f.changed(mean=None if f.learned else f.mean[0]) for f in forms]
     return treefile.digest([[{name: getattr(layer, name) for name in names} for layer in layers], forms, exact])
 
 

@@ -168,6 +168,10 @@ class Residual(Quantizer):
         check_fits(first=self.first.dim, second=self.second.dim)
 
     @property
+    def heads(self) -> int | None:
+        return self.first.heads or self.second.heads
+
+    @property
     def dim(self) -> int:
         return self.first.dim
 
@@ -225,6 +229,10 @@ class Split(Quantizer):
         return math.lcm(*(part.tile for part in self.parts))
 
     @property
+    def heads(self) -> int | None:
+        return next((part.heads for part in self.parts if part.heads), None)
+
+    @property
     def bits_per_vector(self) -> float | int:
         return sum(part.bits_per_vector for part in self.parts)
 
@@ -278,7 +286,7 @@ class Centered(Wrapper):
     inner: Quantizer
 
     def __post_init__(self):
-        check_fits(mean=self.mean.shape[-1], inner=self.inner.dim)
+        check_fits(mean=self.mean, inner=self.inner.dim)
 
     def encode(self, x: Vectors) -> Codes:
         return self.inner.encode(as_float32(check_vectors(x, self.dim)) - self.mean)

@@ -44,10 +44,10 @@ class Exchange(Quantizer):
     def encode(self, x: Vectors) -> Codes:
         y, maps = exchange(as_float32(check_vectors(x, self.dim)), self.levels)
         bits = jnp.concatenate([x[..., :0].astype(bool), *maps], axis=-1)
-        return packing.pack_bytes(bits.astype(jnp.uint32), [self._pairs]), self.inner.encode(y)
+        return packing.pack_bytes(bits.astype(jnp.uint32), 1), self.inner.encode(y)
 
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
-        bits = packing.unpack_bytes(codes[0], [self._pairs], self._pairs) > 0
+        bits = packing.unpack_bytes(codes[0], 1, self._pairs) > 0
         maps = [bits[..., i : i + self.dim // 2] for i in range(0, self._pairs, max(1, self.dim // 2))]
         return exchange_back(self.inner.decode(codes[1]), maps)
 

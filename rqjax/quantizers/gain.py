@@ -31,7 +31,7 @@ class Gain(Multiplied):
     inner: Quantizer
 
     def __post_init__(self):
-        check_fits(weights=self.weights.shape[-1], inner=self.inner.dim)
+        check_fits(weights=self.weights, inner=self.inner.dim)
 
     def encode(self, x: Vectors) -> Codes:
         x = as_float32(check_vectors(x, self.dim))

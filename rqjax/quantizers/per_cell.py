@@ -31,7 +31,7 @@ class PerCell(Quantizer):
     inner: Quantizer
 
     def __post_init__(self):
-        check_fits(centers=self.centers.shape[-1], inner=self.inner.dim)
+        check_fits(centers=self.centers, inner=self.inner.dim)
 
     @property
     def dim(self) -> int:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from rqjax.core import Codes, Quantizer, Queries, Vectors, Wrapper, check_data, pytree
+from rqjax.core import Codes, Quantizer, Vectors, Wrapper, check_data, pytree
 
 
 @pytree
@@ -58,10 +58,6 @@ class PerHead(Wrapper):
 
     def laid_out(self, codes: Codes, transposed: bool) -> Codes:
         return over_heads(lambda q, codes: q.laid_out(codes, transposed))(self, codes)
-
-    def dot(self, y: Queries, codes: Codes) -> Float[Array, "*mn"]:
-        axis = self._axis(codes)
-        return jax.vmap(lambda q, codes: q.dot(y, codes), (0, axis), y.ndim - 1 + axis)(self.inner, codes)
 
     def _axis(self, codes: Codes) -> int:
         """The axis of the heads in all arrays of `codes`."""

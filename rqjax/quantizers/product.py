@@ -64,11 +64,11 @@ class Product(Quantizer):
         x = as_float32(check_vectors(x, self.dim))
         groups = x.reshape(-1, self._groups, self.dim // self._groups).swapaxes(0, 1)
         indices = lax.map(lambda pair: nearest(*pair), (groups, self.centroids))
-        return packing.pack_bytes(indices.T.reshape(*x.shape[:-1], self._groups), self._counts)
+        return packing.pack_bytes(indices.T.reshape(*x.shape[:-1], self._groups), self.index_bits)
 
     def indices(self, codes: UInt8[Array, "*n bytes"]) -> Int[Array, "*n groups"]:
         """Index of the centroid of each group."""
-        return packing.unpack_bytes(codes, self._counts, self._groups).astype(jnp.int32)
+        return packing.unpack_bytes(codes, self.index_bits, self._groups).astype(jnp.int32)
 
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         decoded = self.centroids[jnp.arange(self._groups), self.indices(codes)]
@@ -97,10 +97,6 @@ class Product(Quantizer):
     @property
     def _groups(self) -> int:
         return self.codebooks.shape[-3]
-
-    @property
-    def _counts(self) -> list[int]:
-        return [self._groups] * self.index_bits
 
     @classmethod
     def fit(cls, key: Key, x: Float[Array, "n d"], width: int, k: int, *, iterations: int = 20) -> "Product":

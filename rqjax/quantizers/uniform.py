@@ -38,11 +38,11 @@ class Uniform(Quantizer):
         offset = as_float32(check_vectors(x, self.dim)) - as_float32(self.low)
         step = as_float32(self.step)
         index = jnp.where(step > 0, jnp.round(offset / jnp.where(step > 0, step, 1)), 0)
-        return packing.pack_bytes(jnp.clip(index, 0, 2**self.bits - 1).astype(jnp.uint32), [self.dim] * self.bits)
+        return packing.pack_bytes(jnp.clip(index, 0, 2**self.bits - 1).astype(jnp.uint32), self.bits)
 
     def indices(self, codes: UInt8[Array, "*n bytes"]) -> UInt32[Array, "*n d"]:
         """The place of each coordinate on the grid."""
-        return packing.unpack_bytes(codes, [self.dim] * self.bits, self.dim)
+        return packing.unpack_bytes(codes, self.bits, self.dim)
 
     def decode(self, codes: UInt8[Array, "*n bytes"]) -> Float[Array, "*n d"]:
         return as_float32(self.low) + as_float32(self.step) * self.indices(codes)

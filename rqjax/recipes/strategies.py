@@ -33,10 +33,6 @@ def _v2_rotated_qjl(key: Key, dim: int, sketch: Callable[[Key, int], Quantizer])
     return Strategy(Residual(values, sketch(second, dim)), values)
 
 
-def _v3(key: Key, dim: int, bits: float | int) -> Strategy:
-    return _same(methods.turboquant_mixed(key, dim, bits))
-
-
 def _kivi(dim: int, bits: int) -> Strategy:
     """KIVI: groups of 32 numbers, of a key's channel along time, of a value's channels."""
     keys = PerChannel(MinMax(KIVI_GROUP, bits, group_size=KIVI_GROUP, dtype="float16"), dim=dim)
@@ -71,7 +67,10 @@ STRATEGIES: dict[str, Callable[[Key, int], Strategy]] = {
     "v2_rotated": lambda key, dim: _same(methods.affine_rotated(key, dim, 4)),
     "v2_rotated_qjl": lambda key, dim: _v2_rotated_qjl(key, dim, Sign.gaussian),
     "v2_rotated_qjl_orthogonal": lambda key, dim: _v2_rotated_qjl(key, dim, Sign.orthogonal),
-    **{f"v3_{b:g}": (lambda key, dim, b=b: _v3(key, dim, b)) for b in (2, 2.5, 2.75, 3, 3.25, 3.5, 4)},
+    **{
+        f"v3_{b:g}": (lambda key, dim, b=b: _same(methods.turboquant_mixed(key, dim, b)))
+        for b in (2, 2.5, 2.75, 3, 3.25, 3.5, 4)
+    },
 }
 """Strategies by name: no quantization; number formats (`Formats`); KIVI (Liu et al., 2024, arXiv:2402.02750); KVarN
 (Muller et al., 2026, arXiv:2606.03458); whole numbers of 4 bits after a Hadamard rotation, one grid a token (SAW-INT4,

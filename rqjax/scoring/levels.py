@@ -128,7 +128,7 @@ class GroupedLevels(Levels):
     def _members(self) -> Float[Array, "groups 1 d"]:
         """Matrix of 1 where a coordinate belongs to a group. Groups are rows of one product: rows are cheap, slices are
         not."""
-        return jnp.repeat(jnp.eye(self.groups), self.dim // self.groups, axis=1)[:, None]
+        return jnp.repeat(jnp.eye(self.groups, dtype=jnp.float32), self.dim // self.groups, axis=1)[:, None]
 
 
 def _flat(x: Float[Array, "b h g r n"]) -> Float[Array, "b h rows n"]:

@@ -47,7 +47,7 @@ class Cells(Quantizer):
     """True if the centroid is subtracted."""
 
     def __post_init__(self):
-        check_fits(centroids=self.centroids.shape[-1], inner=self.inner.dim)
+        check_fits(centroids=self.centroids, inner=self.inner.dim)
 
     @property
     def dim(self) -> int:

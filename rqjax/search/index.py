@@ -124,6 +124,8 @@ class Index:
         """
         ranking.check_parts(quantizer, store, metric)
         x = check_matrix(x, quantizer.dim)
+        if lists is None and (sample is not None or not residual):
+            raise ValueError("residual and sample are options of lists: pass lists= and key=, too")
         if lists is None and key is None:
             quantizer, center = centered(quantizer, x) if metric == "l2" else (quantizer, None)
             rows = encode(quantizer, store, metric, center, x, ids, first=0)

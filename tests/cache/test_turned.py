@@ -128,7 +128,7 @@ def test_a_mean_that_turns_is_subtracted_before_it_does(name):
 def test_a_cache_in_full_precision_takes_a_rope():
     q, k, v = tokens()
     full = rqjax.Exact(DIM, "float32")
-    options = {"window": 4, "sinks": 1, "key_form": rqjax.AsGiven(ROPE), "dtype": jnp.float32}
+    options = {"window": 4, "sinks": 1, "key_form": rqjax.AsGiven(rope=ROPE), "dtype": jnp.float32}
     cache = rqjax.KVCache.init(BATCH, HEADS, 256, full, full, **options)
     out, cache = rqjax.dot_product_attention(q[:, :150], k[:, :150], v[:, :150], cache)
     out, cache = rqjax.dot_product_attention(q[:, 150:], k[:, 150:], v[:, 150:], cache)

@@ -91,10 +91,14 @@ class Halves(Quantizer):
 
 
 class HalvesToo(Halves):
-    """Its methods are those of the class that it inherits, and one overrides them in turn."""
+    """Has the methods of the class that it inherits, and their kernels."""
+
+
+class Quarters(Halves):
+    """Overrides a method, so that no kernel of the class that it inherits computes it."""
 
     def decode(self, codes):
-        return codes + codes
+        return 4 * codes
 
 
 @operation
@@ -116,6 +120,9 @@ def test_kernels_belong_to_an_operation_and_to_no_name():
                 _decode(quantizer, x, implementation="mps")
             with pytest.raises(Unsupported, match="there is no mps kernel to encode Halves"):
                 rqjax.encode(quantizer, x, implementation="mps")
+        np.testing.assert_array_equal(Quarters(3).decode(x), x * 4)
+        with pytest.raises(Unsupported, match="there is no mps kernel to decode Quarters"):
+            rqjax.decode(Quarters(3), x, implementation="mps")
     finally:
         del Quantizer.decode.kernels[Halves]
 

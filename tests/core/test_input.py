@@ -45,6 +45,19 @@ MESSAGES = [
         "rqjax.Index.build(q, 7e4 * x, store=rqjax.Exact(128, 'float16'))",
         "ValueError: expected vectors, got 1 too large for the codes, the first is vector 1",
     ),
+    ("rqjax.KVCache.init(1, 1, 9, q, None)", "TypeError: expected a value_quantizer, or LastPart() for values in keys"),
+    (
+        "rqjax.KVCache.init(1, 1, 9, q, q, key_form=rqjax.Rope(1e4))",
+        "TypeError: expected key_form to be a form such as rqjax.BeforeRope(rope=rope), got Rope",
+    ),
+    (
+        "rqjax.KVCache.init(1, 1, 9, q, q, key_form=rqjax.BeforeRope)",
+        "TypeError: expected key_form to be a form such as rqjax.BeforeRope(rope=rope), got type",
+    ),
+    (
+        "rqjax.Strategy(q, q, x[0])",
+        "TypeError: expected key_form to be a form such as rqjax.BeforeRope(rope=rope), got ArrayImpl",
+    ),
     ("index.remove(3)", "ValueError: 1 ids are not in the index, the first is 3"),
     ("rqjax.METHODS['rotorqant']", "UnknownName: unknown method 'rotorqant'; did you mean 'rotorquant'"),
 ]

@@ -652,7 +652,7 @@ def test_pages_of_other_caches_are_other_files(tmp_path):
     def new(name="eden_3+turned", seed=0, chunk=CHUNK, bytes=b"", layers=1, latent=False, **options):
         options = {"window": 16, "sinks": 2, "pages": PAGES, "rope": rqjax.Rope(1e4, share=0.25), **options}
         if name is None:
-            options["key_form"] = rqjax.AsGiven(options.pop("rope"))
+            options["key_form"] = rqjax.AsGiven(rope=options.pop("rope"))
             half = rqjax.eden(jax.random.key(0), DIM // 2, 3)
             q = rqjax.Split((half, half))
             one = rqjax.KVCache.init(SLOTS, HEADS, LONG, q, rqjax.LastPart() if latent else q, **options)

@@ -280,7 +280,9 @@ def test_a_bad_row_spoils_itself_alone(case):
 def test_zero_decodes_to_zero(case):
     np.testing.assert_array_equal(case.out.extreme[0, 38], 0)
     # affine levels are centered: a part is subtracted that the bias adds again, with rounding
-    np.testing.assert_allclose(case.out.extreme_products[:, 38], 0, atol=1e-12)
+    np.testing.assert_allclose(
+        case.out.extreme_products[:, 38], 0, atol=1e-12 if case.name.startswith(("affine", "rtn")) else 0
+    )
     assert jnp.abs(case.out.extreme[0, 39]).max() < 1e-6  # a subnormal one
 
 

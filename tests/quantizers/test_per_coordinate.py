@@ -111,6 +111,10 @@ def test_per_head_is_each_head_by_itself(heads):
     y = jax.random.normal(jax.random.key(5), (4, 32))
     products = jax.jit(lambda q, y, c: q.dot(y, c))(heads, y, codes)
     np.testing.assert_allclose(products, jnp.einsum("md,bhtd->mbht", y, decoded, precision="highest"), atol=1e-5)
+    ones = jnp.ones(32)
+    for nest in (rqjax.Centered(ones, heads), rqjax.Residual(heads, heads), rqjax.Gain(ones / 32, heads)):
+        products = jax.jit(lambda q, y, x: (q.dot(y, q.encode(x)), q.decode(q.encode(x))))(nest, y, x)
+        np.testing.assert_allclose(products[0], jnp.einsum("md,bhtd->mbht", y, products[1]), atol=1e-4)
     with pytest.raises(ValueError, match=r"expected vectors \(..., 3 heads, tokens, 32\), got shape \(2, 40, 32\)"):
         heads.encode(x[:, 0])
 

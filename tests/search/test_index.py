@@ -58,7 +58,7 @@ def test_exact_codes_find_what_brute_force_finds(metric):
 
 
 SCORED = [("turboquant_mixed", "ip"), ("affine", "ip"), ("turboquant_prod", "l2")]
-"""Cases with both metrics. Every method is tested in tests/scoring/test_rules.py."""
+"""Cases with both metrics. Every method is tested in tests/scoring/test_products.py."""
 
 
 @pytest.mark.parametrize(

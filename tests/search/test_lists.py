@@ -197,6 +197,8 @@ def test_a_memory_mapped_file_is_read_a_part_at_a_time(tmp_path):
         (lambda i: build(key=None), "expected lists and a key to learn them with, got one without the other"),
         (lambda i: build(lists=None), "expected lists and a key to learn them with, got one without the other"),
         (lambda i: Index.build(EXACT, vectors()).search(vectors(2), 1, probes=2), "expected an index with lists"),
+        (lambda i: Index.build(EXACT, vectors(), sample=99), "residual and sample are options of lists"),
+        (lambda i: Index.build(EXACT, vectors(), residual=False), "residual and sample are options of lists"),
         (lambda i: build(lists=0), "expected lists to be a whole number from 1 to 600, got 0"),
         (lambda i: build(lists=601), "expected lists to be a whole number from 1 to 600, got 601"),
         (lambda i: build(sample=11), "expected sample to be a whole number from 12 to 600, got 11"),

@@ -14,7 +14,7 @@ import rqjax
 
 FILE = Path(__file__).with_name("today.safetensors")
 DIM = 32
-RECIPES = ("turboquant_prod", "affine", "nested_e8", "rotorquant_trellis")
+RECIPES = ("turboquant_prod", "affine", "nested_e8", "rotorquant_trellis", "eden_unbiased", "isoquant")
 STRATEGIES = ("v2_lean", "v3_2.5/turboquant_prod_3+centered", "turboquant_trellis_2", "eden_3+turned")
 
 
@@ -25,6 +25,7 @@ def vectors(seed, *shape):
 def quantizers():
     made = {name: rqjax.METHODS[name](jax.random.key(2), DIM, 3) for name in RECIPES}
     made["klt_trellis"] = rqjax.klt_trellis(jax.random.key(3), vectors(1, 256, DIM), 2)
+    made["lopq"] = rqjax.lopq(jax.random.key(5), vectors(1, 256, DIM), 2)
     return made | {"pq": rqjax.fit_under_budget("l1c10p0.7+p0.3", jax.random.key(4), vectors(1, 256, DIM), 4)[0]}
 
 
@@ -49,7 +50,12 @@ def attended(cache):
 
 
 def computed(codes, caches, index):
+    x = vectors(15, 8, DIM)
     return {
+        "errors": {
+            name: ((x - rqjax.decode(quantizer, rqjax.encode(quantizer, x))) ** 2).sum(-1)
+            for name, (quantizer, _) in codes.items()
+        },
         "decoded": {name: rqjax.decode(quantizer, code) for name, (quantizer, code) in codes.items()},
         "attended": {name: attended(cache) for name, cache in caches.items()},
         "found": index.search(vectors(16, 2, DIM), 5, rerank=10),
