@@ -120,7 +120,13 @@ class KeyForm:
 
 @pytree
 class AsGiven(KeyForm):
-    """Encodes keys as attention multiplies them."""
+    """Encodes keys as attention multiplies them.
+
+    Example:
+      >>> import rqjax
+      >>> rqjax.AsGiven(rope=rqjax.Rope(1e4)).turns_late
+      False
+    """
 
     rope: Rope | None = dataclasses.field(default=None, kw_only=True)
 
@@ -133,7 +139,13 @@ AS_GIVEN = AsGiven()
 
 @pytree
 class SubtractedMean(KeyForm):
-    """Encodes keys minus their mean; a learned one is subtracted where it dominates (`DOMINANT`)."""
+    """Encodes keys minus their mean; a learned one is subtracted where it dominates (`DOMINANT`).
+
+    Example:
+      >>> import jax, rqjax
+      >>> rqjax.strategy("eden_4+centered", jax.random.key(0), dim=64).key_form
+      SubtractedMean(learned)
+    """
 
     mean: Any = None
     learned: bool = static(default=False, kw_only=True)
@@ -154,7 +166,14 @@ class SubtractedMean(KeyForm):
 
 @pytree
 class TurnedMean(KeyForm):
-    """Encodes rotated keys minus the mean of the keys before rotation, itself rotated to each position."""
+    """Encodes rotated keys minus the mean of the keys before rotation, itself rotated to each position.
+
+    Example:
+      >>> import jax, rqjax
+      >>> strategy = rqjax.strategy("eden_4+turned", jax.random.key(0), dim=64)
+      >>> strategy.cache(1, 2, 512, rope=rqjax.Rope(1e4)).key_form.mean.shape
+      (1, 2, 64)
+    """
 
     mean: Any = None
     rope: Any = dataclasses.field(default=None, kw_only=True)
@@ -170,7 +189,15 @@ class TurnedMean(KeyForm):
 
 @pytree
 class BeforeRope(TurnedMean):
-    """Encodes keys before their rotation, minus their mean if there is one. Attention decodes and rotates a block."""
+    """Encodes keys before their rotation, minus their mean if there is one. Attention decodes and rotates a block.
+
+    Source: KVQuant (Hooper et al., 2024, arXiv:2401.18079).
+
+    Example:
+      >>> import rqjax
+      >>> rqjax.BeforeRope(rope=rqjax.Rope(1e4)).turns_late
+      True
+    """
 
     of_mean, turns_late = False, True
 

@@ -27,6 +27,11 @@ Tokens: TypeAlias = Shaped[Array | np.ndarray, "..."]
 class LastPart:
     """Stands for a quantizer of values where a value is the last coordinates of its key, those of the last part of the
     keys' `Split`. Source: multi-head latent attention (DeepSeek-AI, 2024, arXiv:2405.04434).
+
+    Example:
+      >>> import jax, rqjax
+      >>> rqjax.strategy("eden_4", jax.random.key(0), dim=96, latent=64).values
+      LastPart()
     """
 
 

@@ -105,7 +105,7 @@ def operation(body: Callable[..., Result], *, of: Any = None, vectors: bool = Fa
     @functools.wraps(body)
     def run(*args, implementation=None, **options):
         if implementation is not None and implementation not in IMPLEMENTATIONS:
-            raise unknown_name("implementation", implementation, IMPLEMENTATIONS)
+            raise unknown_name("implementation", implementation, sorted(IMPLEMENTATIONS))
         if not args:  # all by name
             bound = signature.bind(**options)
             args, options = bound.args, bound.kwargs

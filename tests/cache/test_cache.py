@@ -128,12 +128,12 @@ def of_kind(kind, max_len):
 def tolerance(kind):
     """Returns the tolerated relative error.
 
-    If keys turn, the last bits of angles differ, so that an index may be another one. If scales of coordinates are
-    multiplied into a query, its 15 bits are those of the largest product.
+    If keys turn, the last bits of angles differ, so that an index may be another one. If scales of coordinates or of
+    groups meet a query of 16 heads, its 15 bits are those of the largest product.
     """
     if KINDS[kind][0].endswith(("turned", "pre_rope")) or kind == "latent":
         return 5e-3
-    return 2e-4 if kind == "transform" else 1e-4
+    return 2e-4 if kind in ("transform", "blocks") else 1e-4
 
 
 def schedules(kind, empty, texts, path, *, sizes=SIZES, examples=10):

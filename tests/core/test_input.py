@@ -31,7 +31,7 @@ MESSAGES = [
     ("rqjax.turboquant(key, 128, '3')", "ValueError: expected bits to be a whole number from 1 to 8, got '3'"),
     ("rqjax.turboquant_prod(key, 128, 0)", "ValueError: expected bits to be a whole number from 1 to 8, got 0"),
     ("rqjax.turboquant_mixed(key, 128, 8.5)", "ValueError: expected bits to be a whole number from 1 to 8, got 9"),
-    ("rqjax.rtn(key, 128, 0)", "ValueError: expected bits to be a whole number from 1 to 8, got 0"),
+    ("rqjax.rtn(key, 128, 0)", "ValueError: expected bits in Affine(dim, bits, group_size=) to be a whole number"),
     ("rqjax.identity(key, 1, 3)", "ValueError: expected dim to be a whole number from 2 to 2147483648, got 1"),
     (
         "rqjax.attend(cache, k, sliding_window=3.5)",

@@ -251,8 +251,10 @@ def test_weights_are_those_of_attention():
     k, v = jax.random.normal(jax.random.key(0), (2, 1, 64, 2, 16))
     q = jax.random.normal(jax.random.key(1), (1, 8, 6, 16))
     rope, exact = rqjax.Rope(1e4), rqjax.Exact(16, "float32")
-    for options in ({}, {"rope": rope}, {"rope": rope, "mean": jnp.ones((2, 16))}, {"rope": rope, "pre_rope": True}):
-        cache = rqjax.KVCache.init(1, 2, 64, exact, exact, window=0, sinks=0, dtype=jnp.float32, **options)
+    mean = rqjax.TurnedMean(jnp.ones((2, 16)), rope=rope)
+    for form in (rqjax.AsGiven(), rqjax.AsGiven(rope=rope), mean, rqjax.BeforeRope(rope=rope)):
+        options = {"window": 0, "sinks": 0, "key_form": form, "dtype": jnp.float32}
+        cache = rqjax.KVCache.init(1, 2, 64, exact, exact, **options)
         row = attention_error.errors(cache, q, k, v)
         assert abs(row["kl"]) < 1e-5
         assert row["top5"] == 1

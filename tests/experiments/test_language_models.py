@@ -244,7 +244,7 @@ def test_deviations_of_perplexities_are_over_the_windows(monkeypatch):
 
     def caches(strategy, key, batch, max_len, **options):
         same = dict.fromkeys(("key_quantizer", "value_quantizer"), quantizer)
-        return (SimpleNamespace(**same, latent=False, batch=batch, key=key),)
+        return (SimpleNamespace(**same, values_in_keys=False, batch=batch, key=key),)
 
     def scores(decoder, caches, windows, exact, chunk):
         drawn.append(np.asarray(windows).tolist())

@@ -110,6 +110,6 @@ def test_layers_with_experts_and_sinks():
     tokens = jnp.arange(80).reshape(2, 40)
     x = decoder.embedded(tokens)
     for layer in range(len(decoder.layers)):
-        x, samples, _ = through(decoder, layer, x)
+        x, samples, _ = through(decoder, layer, x, rqjax.AsGiven())
         assert samples["keys"].shape == (2, 80, 32)
     np.testing.assert_allclose(decoder.logits(decoder.norm(x)), decoder(tokens)[0], atol=1e-5)

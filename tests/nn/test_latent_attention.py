@@ -102,7 +102,7 @@ def test_codes_fitted_to_latents_beat_random_ones(name, tmp_path):
     decoder = checkpoint("deepseek_v2")
     text = jnp.asarray(np.random.default_rng(0).integers(3, 90, (16, 128)))
     fitted = decoder.calibrate(text, name, KEY)
-    assert [strategy.values for strategy in fitted] == [None, None]
+    assert all(isinstance(strategy.values, rqjax.LastPart) for strategy in fitted)
     save_calibration(fitted, decoder, tmp_path, name)
     loaded = load_calibration(decoder, tmp_path, name)
     logits = {}

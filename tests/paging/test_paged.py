@@ -709,12 +709,12 @@ def test_pages_of_all_kinds_of_codes_come_back_from_files(name, tmp_path):
     """Two layers; what a second book reads is, bit for bit, what the first wrote: any bits, so nothing is encoded."""
 
     def layer(i):
-        key, options = jax.random.key(i), {"window": 16, "sinks": 2, "pages": PAGES, "rope": rqjax.Rope(1e4, share=0.5)}
+        key, options, rope = jax.random.key(i), {"window": 16, "sinks": 2, "pages": PAGES}, rqjax.Rope(1e4, share=0.5)
         if name == "klt_trellis_2":
             q = rqjax.klt_trellis(key, jnp.asarray(np.nan_to_num(KEYS.swapaxes(0, 1), posinf=0)), bits=2)
-            return rqjax.KVCache.init(SLOTS, HEADS, LONG, q, q, **options)
+            return rqjax.KVCache.init(SLOTS, HEADS, LONG, q, q, key_form=rqjax.AsGiven(rope=rope), **options)
         latent, name_ = (DIM // 2, "nested_e8_2/eden_3") if name == "latent" else (None, name)
-        return rqjax.strategy(name_, key, DIM, latent=latent).cache(SLOTS, HEADS, LONG, **options)
+        return rqjax.strategy(name_, key, DIM, latent=latent).cache(SLOTS, HEADS, LONG, rope=rope, **options)
 
     def random(x):
         return jnp.asarray(RNG.integers(0, 256, (*x.shape, x.dtype.itemsize), np.uint8).view(x.dtype)[..., 0])
