@@ -84,7 +84,7 @@ class Queries(NamedTuple):
         start: Int[Array, ""],
         size: int,
     ) -> Bool[Array, "b #h r size"]:
-        """Whether each sees the tokens of a block of codes that are in its range from `first` to `stop`."""
+        """Tells whether each sees the tokens of a block of codes that are in its range from `first` to `stop`."""
         t = start + jnp.arange(size)
         seen = (t >= first) & (t < stop)
         if self.mask is None:
