@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
 
 from rqjax.nn import generate, load_calibration, load_decoder, save_calibration
@@ -28,6 +29,7 @@ def parrot(folder):
     return folder
 
 
+@pytest.mark.full
 def test_a_family_from_outside_works_wherever_others_do(tmp_path, monkeypatch):
     for table in (FAMILIES, SIZES, OTHERS):
         monkeypatch.setitem(table, "parrot", None)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import rqjax
 
@@ -35,6 +36,7 @@ class Reflection:
     inverse = __call__
 
 
+@pytest.mark.full
 def test_a_rotation_from_outside_works_wherever_others_do(tmp_path):
     rotation = Reflection(jax.random.normal(jax.random.key(1), (DIM,)))
     assert isinstance(rotation, rqjax.rotations.Rotation)
