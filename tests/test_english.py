@@ -34,13 +34,19 @@ def sentences(text: str) -> Iterator[str]:
             yield from re.split(r"(?<=[.:;?!])\s+(?=[A-Z`(\"])", " ".join(paragraph.split()))
 
 
+def texts(folder: str) -> Iterator[tuple[str, str]]:
+    """Yields the place and the text of each docstring below a folder."""
+    for path in FILES:
+        place = path.relative_to(ROOT)
+        if place.parts[0] == folder:
+            yield from ((f"{place}:{line}", text) for line, text in docstrings(path))
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_docstrings_begin_with_what_they_document(folder):
     wrong = [
-        f"{path.relative_to(ROOT)}:{line}: {text[:60]!r}"
-        for path in FILES
-        if path.relative_to(ROOT).parts[0] == folder
-        for line, text in docstrings(path)
+        f"{place}: {text[:60]!r}"
+        for place, text in texts(folder)
         if (first := re.match(r"[A-Za-z]+", text)) and first[0].lower() in NEVER_FIRST
     ]
     assert wrong == []
@@ -49,10 +55,8 @@ def test_docstrings_begin_with_what_they_document(folder):
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_sentences_are_short(folder):
     wrong = [
-        f"{path.relative_to(ROOT)}:{line}: {sentence[:80]!r}"
-        for path in FILES
-        if path.relative_to(ROOT).parts[0] == folder
-        for line, text in docstrings(path)
+        f"{place}: {sentence[:80]!r}"
+        for place, text in texts(folder)
         for sentence in sentences(text)
         if len(sentence.split()) > MOST_WORDS
     ]

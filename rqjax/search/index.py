@@ -20,7 +20,7 @@ from rqjax.core import Key, Quantizer, check_int, is_traced, nbytes, operation, 
 from rqjax.core.mesh import along, copied, placed
 from rqjax.search import cells, filters, ranking, shards
 from rqjax.search.probe import probe
-from rqjax.search.rows import FREE, Rows, centered, check_matrix, encode, encode_more, grow, put, without
+from rqjax.search.rows import FREE, Rows, centered, check_matrix, encode, grow, put, without
 from rqjax.search.scan import largest, scan
 
 IN_MEMORY = 2**20
@@ -150,8 +150,14 @@ class Index:
           TypeError, ValueError: as in `build`; or an id is in the index, or the index is sharded.
         """
         self._check_whole("add to")
-        new = encode_more(self.quantizer, self.store, self.metric, self.center, x, ids, self.rows)
         old = np.asarray(self.rows.ids)
+        first = int(np.max(old, initial=-1)) + 1
+        new = encode(self.quantizer, self.store, self.metric, self.center, x, ids, first=first)
+        known = np.isin(new.ids, old)
+        if known.any():
+            raise ValueError(
+                f"{known.sum()} ids are in the index already, the first is {np.asarray(new.ids)[known][0]}"
+            )
         missing = len(self) + len(new.ids) - len(old)
         count = len(old) + max(missing, len(old) // 8) * (missing > 0)
         if self.starts is not None:

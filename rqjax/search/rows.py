@@ -146,23 +146,6 @@ def check_ids(ids: Any, count: int) -> Int32[np.ndarray, "n"]:
     return ids.astype(np.int32)
 
 
-def encode_more(
-    quantizer: Quantizer,
-    store: Quantizer | None,
-    metric: str,
-    center: Float[Array, "d"] | None,
-    x: Any,
-    ids: Any,
-    old: Rows,
-) -> Rows:
-    """Rows of checked vectors that are not in the index; ids from the largest there on if they are not given."""
-    new = encode(quantizer, store, metric, center, x, ids, first=int(np.max(old.ids, initial=-1)) + 1)
-    known = np.isin(new.ids, old.ids)
-    if known.any():
-        raise ValueError(f"{known.sum()} ids are in the index already, the first is {np.asarray(new.ids)[known][0]}")
-    return new
-
-
 def without(rows: Rows, ids: Any) -> Rows:
     """Frees the rows of some ids; raises a TypeError or ValueError if one is not there."""
     ids = np.asarray(as_array(ids))
