@@ -16,6 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int32, Shaped
 
+from rqjax.arrays import norms
+from rqjax.arrays.planes import as_float32
 from rqjax.core import Key, Quantizer, check_int, is_traced, nbytes, operation, pytree, static, treefile
 from rqjax.core.mesh import along, copied, placed
 from rqjax.search import cells, filters, ranking, shards
@@ -319,9 +321,21 @@ def search_with(
     index: Index, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None, probes: int | None
 ) -> tuple[Array, Array]:
     """`Index.search` with checked arguments. It returns keys, from which `ranking.scores` makes scores, and ids."""
-    return ranking.ranked(
-        functools.partial(_candidates, probes), index, (index.rows, index.starts), y, k=k, rerank=rerank
-    )
+    if y.size == 0:
+        return jnp.zeros((*y.shape[:-1], k)), jnp.full((*y.shape[:-1], k), FREE, jnp.int32)
+    queries = as_float32(y).reshape(-1, index.dim)
+    queries = norms.direction(queries) if index.metric == "cosine" else queries
+    queries = queries if index.center is None else queries - index.center
+    candidates = rerank or k
+    find = functools.partial(_candidates, probes, index.metric, candidates)
+    arguments = (index.store if rerank else None, index.quantizer), (index.rows, index.starts), queries
+    if index.sharding is None:
+        _, finals, ids = find(*arguments)
+    else:
+        keys, finals, ids = shards.gathered(find, index.sharding, *arguments)
+        _, finals, ids = largest(keys, candidates, finals, ids)
+    keys, ids = largest(finals, k, ids)
+    return keys.reshape(*y.shape[:-1], k), ids.reshape(*y.shape[:-1], k)
 
 
 def _candidates(

@@ -1,21 +1,17 @@
 """Checks of the queries of an index, and the ranking of what it finds."""
 
-import functools
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int32, PyTree, Shaped
+from jaxtyping import Array, Float, Int32
 
-from rqjax.arrays import blocks, norms
-from rqjax.arrays.planes import as_float32, pick
+from rqjax.arrays import blocks
+from rqjax.arrays.planes import pick
 from rqjax.core import Quantizer, as_array, check_floats, check_int, is_traced
-from rqjax.search import shards
 from rqjax.search.rows import FREE, Rows
-from rqjax.search.scan import largest
 
 Candidates: TypeAlias = tuple[Float[Array, "m count"], Float[Array, "m count"], Int32[Array, "m count"]]
 """Keys by which they were chosen, keys by which they are ordered, ids."""
@@ -48,34 +44,6 @@ def check_queries(index: Any, queries: Any, k: int, rerank: int | None) -> Array
     if not finite.all():
         raise ValueError(f"expected finite queries, got {(~finite).sum()} NaN or Inf")
     return np.asarray(y) if index.sharding else y
-
-
-def ranked(
-    find: Callable[..., Any],
-    index: Any,
-    rows: PyTree,
-    y: Shaped[Array, "*m d"],
-    *,
-    k: int,
-    rerank: int | None,
-) -> tuple[Array, Array]:
-    """Keys and ids of the best k of `find(metric, count, (store, quantizer), rows, queries)`. In a sharded index `find`
-    runs on each shard. `store` is None if nothing is scored again."""
-    candidates = rerank or k
-    if y.size == 0:
-        return jnp.zeros((*y.shape[:-1], k)), jnp.full((*y.shape[:-1], k), FREE, jnp.int32)
-    queries = as_float32(y).reshape(-1, index.dim)
-    queries = norms.direction(queries) if index.metric == "cosine" else queries
-    queries = queries if index.center is None else queries - index.center
-    find = functools.partial(find, index.metric, candidates)
-    arguments = (index.store if rerank else None, index.quantizer), rows, queries
-    if index.sharding is None:
-        _, finals, ids = find(*arguments)
-    else:
-        keys, finals, ids = shards.gathered(find, index.sharding, *arguments)
-        _, finals, ids = largest(keys, candidates, finals, ids)
-    keys, ids = largest(finals, k, ids)
-    return keys.reshape(*y.shape[:-1], k), ids.reshape(*y.shape[:-1], k)
 
 
 def scores(metric: str, keys: Float[Array, "*m k"]) -> Float[Array, "*m k"]:
