@@ -48,7 +48,16 @@ class CodedAttention(NamedTuple):
         return Entry(attention.attend, (KVCache,), limits, call, rows=False)
 
     def _reason(
-        self, name: str, cache: KVCache, q: Array, mask: Any, *, sliding_window: Any, softcap: Any, **others: Any
+        self,
+        name: str,
+        cache: KVCache,
+        q: Array,
+        mask: Any,
+        new: Any,
+        *,
+        sliding_window: Any,
+        softcap: Any,
+        **others: Any,
     ) -> str | None:
         _, time, q_heads, _ = q.shape
         reason = nests.reason_of_queries(cache, time, q_heads, mask, sliding_window, softcap)

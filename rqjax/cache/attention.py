@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,17 @@ QUERY_ROWS = 128
 """Queries of one key-value head that are processed together."""
 
 
+class New(NamedTuple):
+    """Tokens of a call, which its own queries see in full precision."""
+
+    keys: Float[Array, "batch heads time dim"]
+    values: Float[Array, "batch heads time value_dim"]
+    tokens: Int[Array, "batch time"]
+    """Place of each in its sequence; -1 for padding."""
+    first: Int[Array, "batch"]
+    """Place of the first: tokens that each sequence had before."""
+
+
 def attend(
     cache: KVCache,
     q: Tokens,
@@ -42,6 +53,8 @@ def attend(
 
     Scores come from the codes of the keys with the queries rotated once; values are summed in rotated space and the sum
     is rotated back once. Memory beyond the cache does not grow with the history: never more than a block is unpacked.
+    Tokens that the window has passed are seen as codes. Of more than `window` queries the first therefore see their
+    neighbors as codes; `dot_product_attention` shows tokens of one call to each other in full precision.
 
     Args:
       cache: the cache, to which the tokens of the queries have been appended.
@@ -75,8 +88,75 @@ def attend(
       >>> rqjax.attend(cache, jnp.ones((1, 1, 8, 64))).shape  # four query heads share a head of keys
       (1, 1, 8, 64)
     """
+    options = {"scale": scale, "mask": mask, "sliding_window": sliding_window, "softcap": softcap}
+    options |= {"sink_logits": sink_logits, "implementation": implementation}
+    return _checked(cache.of(checked_slots(cache, slots)), q, None, **options)
+
+
+def dot_product_attention(
+    query: Tokens,
+    key: Tokens,
+    value: Tokens | None,
+    cache: KVCache,
+    *,
+    valid: Any = None,
+    slots: Any = None,
+    **options: Any,
+) -> tuple[Shaped[Array, "batch time q_heads value_dim"], KVCache]:
+    """Causal attention with a cache, for models that call `jax.nn.dot_product_attention`: `append`, then `attend`.
+
+    Tokens of one call see each other in full precision, however many they are, and earlier ones as `attend` does.
+
+    Args:
+      query, key, value: arrays of the new tokens, (batch, time, heads, head_dim); no value if it is a part of the key.
+      cache: cache of the tokens before.
+      valid, slots: as in `append`.
+      **options: as in `attend`.
+
+    Returns:
+      The output of `attend`, and the cache with the new tokens.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> cache = rqjax.strategy("eden", jax.random.key(0), dim=64).cache(1, 2, 512)
+      >>> x = jnp.ones((1, 300, 2, 64))
+      >>> out, cache = rqjax.dot_product_attention(x, x, x, cache)
+      >>> (out.shape, cache.lengths.tolist())
+      ((1, 300, 2, 64), [300])
+    """
+    time, window = np.shape(key)[1], cache.window
+    cache = append(cache, key, value, valid=valid, slots=slots)
+    own = cache.of(checked_slots(cache, slots))
+    new = None if time <= max(window, 1) else _new(own, key, value, valid)
+    return _checked(own, query, new, **options), cache
+
+
+def _new(cache: KVCache, k: Tokens, v: Tokens | None, valid: Any) -> New:
+    """Returns the tokens that have been appended last as the cache would hold them in full precision."""
+    k = jnp.asarray(as_array(k))
+    time = k.shape[1]
+    count = jnp.where(cache.overflow, 0, time if valid is None else jnp.asarray(valid))
+    first, places = cache.lengths - count, cache.lengths[:, None] - time + jnp.arange(time)
+    k = cache.key_form.turned(k, places[:, :, None])
+    v = k[..., -cache.value_quantizer.dim :] if v is None else jnp.asarray(as_array(v))
+    k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
+    return New(k, v, jnp.where(places < first[:, None], -1, places), first)
+
+
+def _checked(
+    cache: KVCache,
+    q: Tokens,
+    new: New | None,
+    *,
+    scale: Number | None = None,
+    mask: Shaped[Array | np.ndarray, "..."] | None = None,
+    sliding_window: int | None = None,
+    softcap: Number | None = None,
+    sink_logits: Shaped[Array | np.ndarray, "..."] | None = None,
+    implementation: str | None = None,
+) -> Array:
+    """Checks the arguments of `attend` and attends."""
     q = jnp.asarray(as_array(q))
-    cache = cache.of(checked_slots(cache, slots))
     batch, kv_heads, _, dim = cache.exact_keys.shape
     if q.ndim != 4 or (q.shape[0], q.shape[3]) != (batch, dim) or q.shape[2] % kv_heads or q.shape[2] == 0:
         raise ValueError(f"expected q of shape ({batch}, time, a multiple of {kv_heads}, {dim}), got {q.shape}")
@@ -105,58 +185,27 @@ def attend(
             raise TypeError(f"expected sink_logits of a floating-point dtype, got {sink_logits.dtype}")
     scale = 1 / math.sqrt(dim) if scale is None else scale
     options = {"scale": scale, "sliding_window": sliding_window, "softcap": softcap, "sink_logits": sink_logits}
-    return _attend(cache, q, mask, implementation=implementation, **options)
-
-
-def dot_product_attention(
-    query: Tokens,
-    key: Tokens,
-    value: Tokens | None,
-    cache: KVCache,
-    *,
-    valid: Any = None,
-    slots: Any = None,
-    **options: Any,
-) -> tuple[Shaped[Array, "batch time q_heads value_dim"], KVCache]:
-    """Causal attention with a cache, for models that call `jax.nn.dot_product_attention`: `append`, then `attend`.
-
-    Args:
-      query, key, value: arrays of the new tokens, (batch, time, heads, head_dim); no value if it is a part of the key.
-      cache: cache of the tokens before.
-      valid, slots: as in `append`.
-      **options: as in `attend`.
-
-    Returns:
-      The output of `attend`, and the cache with the new tokens.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, rqjax
-      >>> cache = rqjax.strategy("eden", jax.random.key(0), dim=64).cache(1, 2, 512)
-      >>> x = jnp.ones((1, 300, 2, 64))
-      >>> out, cache = rqjax.dot_product_attention(x, x, x, cache)
-      >>> (out.shape, cache.lengths.tolist())
-      ((1, 300, 2, 64), [300])
-    """
-    cache = append(cache, key, value, valid=valid, slots=slots)
-    return attend(cache, query, slots=slots, **options), cache
+    return _attend(cache, q, mask, new, implementation=implementation, **options)
 
 
 @operation
-def _attend(cache: KVCache, q: Array, mask: Array | None, **options: Any) -> Array:
+def _attend(cache: KVCache, q: Array, mask: Array | None, new: New | None, **options: Any) -> Array:
     """`attend` in plain JAX, with the derivative of attention to decoded vectors.
 
     Queries are rounded where they meet codes, which has no derivative, and the loops have no known length.
     """
     arrays = {name: x for name, x in options.items() if isinstance(x, jax.Array)}
 
-    def run(past: Past, cache: KVCache, q: Array, mask: Array | None, arrays: dict[str, Array]) -> Array:
+    def run(
+        past: Past, cache: KVCache, q: Array, mask: Array | None, new: New | None, arrays: dict[str, Array]
+    ) -> Array:
         one = functools.partial(attend_with, past=past, **{**options, **arrays})
         if cache.tables is None or len(q) == 1:
-            return one(cache, q, mask)
+            return one(cache, q, mask, new)
 
         def of_sequence(b: Array) -> Array:
             here = mask if mask is None or len(mask) == 1 else mask[b][None]
-            return one(cache.of(b[None]), q[b][None], here)[0]
+            return one(cache.of(b[None]), q[b][None], here, jax.tree.map(lambda x: x[b][None], new))[0]
 
         return lax.map(of_sequence, jnp.arange(len(q)))  # each takes its own time, not that of the longest
 
@@ -175,7 +224,7 @@ def _attend(cache: KVCache, q: Array, mask: Array | None, **options: Any) -> Arr
 
         return attention(*primals), jax.jvp(decoded, primals, tangents)[1]
 
-    return attention(cache, q, mask, arrays)
+    return attention(cache, q, mask, new, arrays)
 
 
 attend.kernel = _attend.kernel  # pyright: ignore[reportFunctionMemberAccess]
@@ -185,6 +234,7 @@ def attend_with(
     cache: KVCache,
     q: Array,
     mask: Array | None,
+    new: New | None,
     *,
     scale: Number,
     sliding_window: int | None,
@@ -197,6 +247,7 @@ def attend_with(
     """`attend` with checked arguments, the queries of a few tokens at a time.
 
     Args:
+      new: tokens of this call, if they are to be seen in full precision whatever the cache has of them.
       past: sums over the tokens in codes.
       kernel: a backend's `past` for queries that all see the same codes.
       weigh_exact: a backend's attention to the tokens in full precision, called with scaled queries, keys, values and
@@ -206,10 +257,17 @@ def attend_with(
     size = max(1, QUERY_ROWS * cache.exact_keys.shape[1] // q_heads)
     positions = cache.lengths[:, None] - time + jnp.arange(time)
     q = cache.key_form.turned(q, positions[:, :, None])
+    keys, values, tokens = cache.exact_keys, cache.newest_values(), cache.exact_tokens()
+    if new is not None:
+        tokens = jnp.where(tokens < new.first[:, None], tokens, -1)
+        exact = (keys, new.keys), (values, new.values), (tokens, new.tokens)
+        keys, values, tokens = (jnp.concatenate(pair, axis=min(2, pair[0].ndim - 1)) for pair in exact)
 
     def at(q: Array, positions: Array, mask: Array | None) -> Array:
         queries = Queries.of(cache, q, positions, mask, scale, sliding_window, softcap)
-        sums = _exact_sums(cache, queries, weigh_exact)
+        if new is not None:
+            queries = queries._replace(first_new=new.first[:, None, None, None])
+        sums = _exact_sums(queries, keys, values, tokens, weigh_exact)
         if cache.capacity:
             sums = merged(sums, past(cache, queries) if kernel is None else _kernel_sums(cache, queries, kernel, past))
         if sink_logits is not None:
@@ -234,17 +292,23 @@ def attend_with(
     return jnp.moveaxis(blocks, 0, 1).reshape(batch, time + fill, q_heads, -1)[:, :time]
 
 
-def _exact_sums(cache: KVCache, queries: Queries, weigh_exact: Callable[..., Array] | None) -> Sums:
-    """Sums over the tokens in full precision."""
-    values, seen = cache.newest_values(), queries.sees(cache.exact_tokens()[:, None, None])
+def _exact_sums(
+    queries: Queries,
+    keys: Float[Array, "b h t d"],
+    values: Float[Array, "b h t value_dim"],
+    tokens: Int[Array, "b t"],
+    weigh_exact: Callable[..., Array] | None,
+) -> Sums:
+    """Sums over the tokens in full precision; `tokens` are their places, -1 for none."""
+    seen = queries.sees(tokens[:, None, None])
 
     def weigh(w: Float[Array, "b h r t"]) -> Float[Array, "b h r d"]:
         if queries.softcap is not None or weigh_exact is None:
             return weighted_sums(w, values)
         total = w.sum(-1, keepdims=True)
-        return jnp.where(total > 0, total * weigh_exact(queries.y, cache.exact_keys, values, seen), 0)
+        return jnp.where(total > 0, total * weigh_exact(queries.y, keys, values, seen), 0)
 
-    return queries.sums(full_precision_einsum("bhrd,bhtd->bhrt", queries.y, cache.exact_keys), seen, weigh)
+    return queries.sums(full_precision_einsum("bhrd,bhtd->bhrt", queries.y, keys), seen, weigh)
 
 
 def _kernel_sums(cache: KVCache, queries: Queries, kernel: Past, past: Past) -> Sums:

@@ -27,6 +27,8 @@ class Queries(NamedTuple):
     """Tokens that each query may see."""
     sliding_window: int | None
     softcap: Number | None
+    first_new: Int[Array, "b 1 1 1"] | None = None
+    """First token that no query sees in codes, as those of the same call; None: codes are seen up to the query."""
 
     @classmethod
     def of(
@@ -74,7 +76,8 @@ class Queries(NamedTuple):
         After `truncate` the newest tokens may be in codes, too.
         """
         coded = cache.coded[:, None, None, None]
-        return jnp.clip(self.oldest - cache.sinks, 0, coded), jnp.clip(self.positions + 1 - cache.sinks, 0, coded)
+        stop = self.positions + 1 if self.first_new is None else jnp.minimum(self.positions + 1, self.first_new)
+        return jnp.clip(self.oldest - cache.sinks, 0, coded), jnp.clip(stop - cache.sinks, 0, coded)
 
     def sees_codes(
         self,
