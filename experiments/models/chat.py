@@ -21,14 +21,14 @@ def rendered(folder: Path, messages: Sequence[Message]) -> str:
     """Renders messages as the text that an answer goes on from, with all special tokens.
 
     Args:
-      folder: of the checkpoint; `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`.
+      folder: of the checkpoint; `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`. Or a GGUF file.
       messages: the conversation.
 
     Raises:
       FileNotFoundError: there is no template.
       ValueError: a file is damaged, the template refuses the messages, or takes too long; the message says which.
     """
-    fields = _json(folder / "tokenizer_config.json")
+    fields = _fields(folder)
     tokens = {
         name: token["content"] if isinstance(token, dict) else token
         for name, token in fields.items()
@@ -59,6 +59,14 @@ def rendered(folder: Path, messages: Sequence[Message]) -> str:
         reason = (done.stderr.strip() or f"its process ended with {done.returncode}").splitlines()[-1]
         raise ValueError(f"the chat template of {folder}: {reason}")
     return done.stdout
+
+
+def _fields(folder: Path) -> dict[str, Any]:
+    if folder.is_dir():
+        return _json(folder / "tokenizer_config.json")
+    from rqjax.nn.tokenizer import tokenizer_config  # not for the process that renders
+
+    return tokenizer_config(folder)
 
 
 def _template(folder: Path, fields: Mapping[str, Any]) -> str:

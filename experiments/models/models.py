@@ -1,4 +1,5 @@
-"""Small decoders of four families, and decoders by name: trained here, in a folder, or on Hugging Face."""
+"""Small decoders of four families, and decoders by name: trained here, pretrained, in a folder or GGUF file, or on
+Hugging Face."""
 
 import functools
 from collections.abc import Callable
@@ -11,10 +12,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from experiments.data import text
-from experiments.models import fitted
+from experiments.models import fitted, pretrained
 from rqjax import Strategy
 from rqjax.core import Registry
-from rqjax.nn import Decoder, exact_attention, find_checkpoint, load_calibration, load_decoder
+from rqjax.nn import Decoder, exact_attention, find_checkpoint, load_calibration, load_decoder, load_tokenizer
 from rqjax.nn.advise import rates
 
 TRAINED = Path(__file__).parents[2] / "results" / "models"
@@ -93,29 +94,24 @@ class Model(NamedTuple):
 
 
 def load(name: str, dtype: Any = "float32") -> Model:
-    """A decoder and its tokenizer: of `results/models`, of a folder, or of a name on Hugging Face.
+    """A decoder and its tokenizer: of `results/models`, of `pretrained.NAMES`, of a folder or a GGUF file, or of a name
+    on Hugging Face.
 
     Raises:
       ValueError: the tokenizer has more tokens than the decoder.
     """
-    path = folder(name) / "tokenizer.json"
-    if not path.exists():
-        raise FileNotFoundError(f"there is no tokenizer.json in {path.parent}")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing narrower
-        raise ValueError(f"{path} is not a tokenizer: {error}") from None
-    decoder = load_decoder(path.parent, dtype=dtype)
-    size = decoder.config.vocab_size
-    if tokenizer.get_vocab_size() > size:
-        raise ValueError(
-            f"{path} does not match: it has {tokenizer.get_vocab_size()} tokens, vocab_size of config.json is {size}"
-        )
+    path = folder(name)
+    tokenizer, decoder = load_tokenizer(path), load_decoder(path, dtype=dtype)
+    count, size = tokenizer.get_vocab_size(), decoder.config.vocab_size
+    if count > size:
+        raise ValueError(f"the tokenizer of {path} does not match: it has {count} tokens, the decoder has {size}")
     return Model(decoder, tokenizer)
 
 
 def folder(name: str) -> Path:
-    """Returns the folder of a decoder."""
+    """Returns the folder of a decoder, or its GGUF file."""
+    if name in pretrained.NAMES:
+        return pretrained.folder(name)
     return find_checkpoint(TRAINED / name if (TRAINED / name).is_dir() else name)
 
 

@@ -20,3 +20,4 @@ from rqjax.nn.decoder import Decoder as Decoder
 from rqjax.nn.engine import Engine as Engine, Event as Event
 from rqjax.nn.generate import generate as generate
 from rqjax.nn.latent import LatentAttention as LatentAttention
+from rqjax.nn.tokenizer import load_tokenizer as load_tokenizer

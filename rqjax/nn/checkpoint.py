@@ -17,7 +17,7 @@ from jaxtyping import Array
 from rqjax.cache.strategy import Strategy
 from rqjax.core import extras, treefile
 from rqjax.core.treefile import Stored, replacing
-from rqjax.nn import compat, heads, tensors
+from rqjax.nn import compat, gguf, heads, tensors
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.decoder import Decoder
 from rqjax.nn.fields import token_ids
@@ -25,16 +25,17 @@ from rqjax.nn.weights import digest
 
 
 def find_checkpoint(source: str | os.PathLike[str]) -> Path:
-    """Returns the folder of a checkpoint: `source`, or where `huggingface_hub` keeps the repository of that name.
+    """Returns the folder of a checkpoint: `source`, or where `huggingface_hub` keeps the repository of that name. A
+    GGUF file is returned as it is.
 
     Raises:
       FileNotFoundError: there is neither.
     """
     folder = Path(source)
-    if folder.is_dir():
+    if folder.is_dir() or (folder.suffix == ".gguf" and folder.is_file()):
         return folder
     if str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
-        raise FileNotFoundError(f"there is no folder {source}")
+        raise FileNotFoundError(f"there is no {'file' if folder.suffix == '.gguf' else 'folder'} {source}")
     with extras.explained():
         from huggingface_hub import snapshot_download
     try:
@@ -94,12 +95,13 @@ def load_decoder(
       (None, 'heads')
     """
     folder = find_checkpoint(source)
-    fields, usual = read_json(folder / "config.json"), folder / "generation_config.json"
+    packed, usual = folder.is_file(), folder / "generation_config.json"
+    fields = gguf.fields(folder) if packed else read_json(folder / "config.json")
     config = DecoderConfig.parse(fields, context)
     if usual.exists():  # chat models have tokens that end a turn beside those that end a text
         config = dataclasses.replace(config, eos_token_ids=token_ids(read_json(usual).get("eos_token_id")))
     sharding = None if mesh is None else heads.checked(config, mesh, axis)
-    files = _files(folder, fields)
+    files = gguf.tensors(folder) if packed else _files(folder, fields)
     if config.tie_word_embeddings and tensors.untied(files):
         config = dataclasses.replace(config, tie_word_embeddings=False)
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
@@ -180,7 +182,7 @@ def save_calibration(
       (4, 'eden_2+turned.safetensors')
     """
     path = _path(source, name)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     treefile.save(list(strategies), path, decoder=_digest(decoder))
     return path
 
@@ -205,8 +207,11 @@ def load_calibration(decoder: Decoder, source: str | os.PathLike[str], name: str
 
 
 def _path(source: str | os.PathLike[str], name: str) -> Path:
-    """Returns a file in a folder of its own: all `.safetensors` files beside the checkpoint's are weights."""
-    return find_checkpoint(source) / "rqjax" / f"{name.replace('/', '_over_')}.safetensors"
+    """Returns a file in a folder of its own: all `.safetensors` files beside the checkpoint's are weights. Of several
+    GGUF files in one folder each has its own."""
+    found = find_checkpoint(source)
+    folder = found.parent / "rqjax" / found.stem if found.is_file() else found / "rqjax"
+    return folder / f"{name.replace('/', '_over_')}.safetensors"
 
 
 def _digest(decoder: Decoder) -> str:
