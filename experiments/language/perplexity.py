@@ -1,16 +1,17 @@
 """Perplexity of language models whose keys and values go through a compressed cache.
 
-Each window of held-out text is fed in chunks. The keys and values of a chunk are appended to the cache, then its tokens
-attend from the cache and are scored. Nothing is scored that a decoder would not see. Deviations are over the windows,
-whose rotations differ too: each seed draws those of its share of the windows.
+Each window of held-out text is fed in chunks, whose tokens see each other in full precision, and what came before from
+the cache. Nothing is scored that a decoder would not see. Deviations are over the windows, whose rotations differ too:
+each seed draws those of its share of the windows.
 
-Quantizers that learn, and the mean of a strategy with ":calibrated" behind it, are fitted to each layer on training
-text, for each seed anew.
+Quantizers that learn, and the mean of a strategy with ":calibrated" behind it, are fitted to each layer on text that is
+not scored, for each seed anew: training text of the models trained here, calibration text of others.
 """
 
 import functools
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from experiments.data import text
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
-from experiments.models import fitted, models
+from experiments.models import fitted, layered, models
 from rqjax import KVCache
 from rqjax.nn import Decoder
 from rqjax.quantizers.formats import FORMATS
 
 MADE_BY = (
+    "experiments/models/layered.py",
     "experiments/models/models.py",
     "rqjax/recipes/strategies.py",
     "rqjax/recipes/methods.py",
@@ -44,13 +46,23 @@ TABLES = (
         columns=(),
         values=("kl", "kl_median", "kl_999", "top1", "perplexity", "change", "seconds_to_fit"),
         footers=("float_perplexity",),
-        each=("model", "keep"),
+        each=("model", "keep", "context"),
+    ),
+    Table(
+        "The same, mean KL by kind of text",
+        rows=("strategy", "bits", "fitted_on"),
+        columns=(),
+        values=tuple(f"kl_{kind or 'library'}" for kind in text.KINDS),
+        each=("model", "keep", "context"),
+        having="kl_prose",
     ),
 )
 
 
-CALIBRATION = 3
-"""Windows of training text that quantizers are fitted to."""
+CALIBRATION = 6144
+"""Tokens that quantizers are fitted to, at least."""
+TOKENS_AT_A_TIME = 256
+"""Tokens whose logits are in memory at once."""
 
 
 def check(point: dict[str, Any]) -> None:
@@ -58,19 +70,23 @@ def check(point: dict[str, Any]) -> None:
     keep(point["keep"])
     if point["context"] % point["chunk"]:
         raise ValueError(f"expected context to be a multiple of chunk = {point['chunk']}, got {point['context']}")
-    if point["windows"] % point["seeds"]:
-        raise ValueError(f"expected windows to be a multiple of seeds = {point['seeds']}, got {point['windows']}")
+    unit = point["seeds"] * len(text.kinds(point["corpus"]))
+    if point["windows"] % unit:
+        raise ValueError(
+            f"expected windows to be a multiple of {unit}, seeds times kinds of text, got {point['windows']}"
+        )
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """Measures one strategy on one model: all windows together, and deviations over single windows."""
     decoder, windows, exact = _reference(point["model"], point["corpus"], point["context"], point["windows"])
     seeds, (window, sinks) = point["seeds"], keep(point["keep"])
-    tokens = functools.partial(training_text, point["model"], point["corpus"], point["context"])
+    fitted_on = point.get("fitted_on", point["corpus"])
+    tokens = functools.partial(training_text, point["model"], fitted_on, point["context"])
     seconds = 0.0
 
-    def one(seed: int) -> tuple[dict[str, Any], float]:
-        """Returns the scores of a seed's windows, and the stored bits."""
+    def one(seed: int) -> tuple[dict[str, np.ndarray], float]:
+        """Returns the scores of the tokens of a seed's windows, and the stored bits."""
         nonlocal seconds
         key, start = jax.random.key(seed), time.perf_counter()
         strategy = jax.block_until_ready(fitted.strategies(decoder, point["strategy"], key, tokens))
@@ -84,8 +100,9 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
     rows, bits = zip(*(one(seed) for seed in range(seeds)), strict=True)
     jax.clear_caches()  # or forty rows have more executables than Linux has mappings of memory for a process
-    kl = np.concatenate([row.pop("kl_of_tokens") for row in rows], axis=None)
-    columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    of_tokens = {name: np.stack([row[name] for row in rows], axis=1) for name in rows[0]}  # (windows, seeds, tokens)
+    of_tokens = {name: x.reshape(len(windows), -1) for name, x in of_tokens.items()}  # in the order of the windows
+    kl, columns = of_tokens["kl"], {name: x.mean(axis=1) for name, x in of_tokens.items()}
     nats, reference = columns.pop("nats"), columns.pop("reference")
 
     def perplexities(nats: Any, reference: Any) -> dict[str, Any]:
@@ -95,52 +112,58 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     result = mean_and_deviation(columns | perplexities(nats, reference))
     result |= {name: float(value) for name, value in perplexities(nats.mean(), reference.mean()).items()}
     result |= {"kl_median": float(np.median(kl)), "kl_999": float(np.quantile(kl, 0.999))}
-    return {**result, "bits": round(bits[0], 3), "seconds_to_fit": seconds or None}
+    kinds = text.kinds(point["corpus"])
+    if len(kinds) > 1:
+        by_kind = np.split(columns["kl"], len(kinds))
+        result |= {f"kl_{kind or 'library'}": float(part.mean()) for kind, part in zip(kinds, by_kind, strict=True)}
+    return {**result, "bits": round(bits[0], 3), "fitted_on": fitted_on, "seconds_to_fit": seconds or None}
 
 
 @functools.lru_cache(maxsize=1)
 def training_text(name: str, corpus: str, context: int) -> jax.Array:
-    """Returns tokens (n, context) that the model was trained on, to fit quantizers to."""
-    tokens = text.seen(corpus, models.load(name).tokenizer)
-    return jnp.asarray(text.windows(tokens, context, CALIBRATION)[:, :-1])
+    """Returns tokens (n, context), equally many of each kind of text, to fit quantizers to."""
+    each = -(-CALIBRATION // context // len(text.kinds(corpus)))
+    return jnp.asarray(_windows(text.seen, corpus, models.load(name).tokenizer, context, each)[:, :-1])
 
 
 @functools.lru_cache(maxsize=1)
 def _reference(name: str, corpus: str, context: int, count: int) -> tuple[Decoder, jax.Array, jax.Array]:
-    """Returns a model, windows (n, context + 1) of held-out text, exact log-probabilities (n, context, vocab)."""
+    """Returns a model, windows (n, context + 1) of held-out text, the last layer's output for them without a cache."""
     decoder, tokenizer = models.load(name)
-    windows = jnp.asarray(text.windows(text.held_out(corpus, tokenizer), context, count))
-    exact = jax.lax.map(lambda tokens: jax.nn.log_softmax(decoder(tokens[None, :-1])[0])[0], windows)
-    return decoder, windows, exact
+    each = count // len(text.kinds(corpus))
+    windows = jnp.asarray(_windows(text.held_out, corpus, tokenizer, context, each))
+    return decoder, windows, layered.exact(decoder, windows[:, :-1])
 
 
-@functools.partial(jax.jit, static_argnums=4)
+def _windows(part: Callable[..., np.ndarray], corpus: str, tokenizer: Any, context: int, each: int) -> np.ndarray:
+    """Returns windows (n, context + 1), `each` of one kind of text after the other."""
+    return np.concatenate([text.windows(part(kind, tokenizer), context, each) for kind in text.kinds(corpus)])
+
+
 def _scores(
     decoder: Decoder, caches: tuple[KVCache, ...], windows: jax.Array, exact: jax.Array, chunk: int
-) -> dict[str, Any]:
-    """Computes means over the tokens of each window, and the divergence of each token."""
+) -> dict[str, np.ndarray]:
+    """Computes of each token (n, time) the nats with the cache and without, the divergence, and whether the likeliest
+    token is the same."""
+    coded = layered.cached(decoder, windows[:, :-1], caches, chunk)
+    return jax.tree.map(np.asarray, _compared(decoder, exact, coded, windows[:, 1:]))
 
-    def split(x: jax.Array) -> jax.Array:
-        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
-    def step(caches: Any, inputs: Any) -> tuple[Any, Any]:
-        tokens, targets, expected = inputs
-        logits, caches = decoder(tokens, caches)
-        got = jax.nn.log_softmax(logits)
-        each = {
-            "nats": _nats(got, targets),
-            "reference": _nats(expected, targets),
-            "kl": jnp.sum(jnp.exp(expected) * (expected - got), axis=-1),
-            "top1": got.argmax(-1) == expected.argmax(-1),
+@jax.jit
+def _compared(decoder: Decoder, exact: jax.Array, coded: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
+    def one(inputs: Any) -> dict[str, jax.Array]:
+        *outputs, target = inputs
+        expected, got = (jax.nn.log_softmax(decoder.logits(x[None, None])[0, 0]) for x in outputs)
+        return {
+            "nats": -got[target],
+            "reference": -expected[target],
+            "kl": jnp.sum(jnp.exp(expected) * (expected - got)),
+            "top1": (got.argmax() == expected.argmax()).astype(jnp.float32),
         }
-        return caches, ({name: x.mean(axis=-1) for name, x in each.items()}, each["kl"])
 
-    _, (means, kl) = jax.lax.scan(step, caches, (split(windows[:, :-1]), split(windows[:, 1:]), split(exact)))
-    return {"kl_of_tokens": kl, **{name: x.mean(axis=0) for name, x in means.items()}}
-
-
-def _nats(log_probabilities: jax.Array, targets: jax.Array) -> jax.Array:
-    return -jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+    rows = (exact.reshape(-1, exact.shape[2]), coded.reshape(-1, coded.shape[2]), targets.reshape(-1))
+    scores = jax.lax.map(one, rows, batch_size=TOKENS_AT_A_TIME)
+    return jax.tree.map(lambda x: x.reshape(targets.shape), scores)
 
 
 NOT_SHOWN = (
