@@ -57,7 +57,7 @@ def _advise() -> None:
     window = check_int("window", WINDOW.value, 2, 2**20)
     count = -(-check_int("tokens", TOKENS.value, 2, 2**24) // window)
     decoder, tokenizer = models.load(MODEL.value)
-    tokens = jnp.asarray(text.windows(text.seen(CORPUS.value, tokenizer), window, count)[:, :-1])
+    tokens = jnp.asarray(text.sample(CORPUS.value, "seen", tokenizer, window, count)[:, :-1])
     key, start = jax.random.key(SEED.value), time.perf_counter()
     found = sensitivities(decoder, tokens, key, family=FAMILY.value)
     advice, strategies = under(found, decoder, budget, lambda names: decoder.calibrate(tokens, names, key))

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
         context = check_int("context", CONTEXT.value, 2, 2**20)
         count = -(-check_int("tokens", TOKENS.value, 2, 2**24) // context)
         decoder, tokenizer = models.load(MODEL.value)
-        tokens = jnp.asarray(text.windows(text.seen(CORPUS.value, tokenizer), context, count)[:, :-1])
+        tokens = jnp.asarray(text.sample(CORPUS.value, "seen", tokenizer, context, count)[:, :-1])
         start = time.perf_counter()
         strategies = jax.block_until_ready(decoder.calibrate(tokens, STRATEGY.value, jax.random.key(SEED.value)))
         seconds = time.perf_counter() - start

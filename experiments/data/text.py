@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import tarfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,13 @@ from experiments.harness.cache import cached
 
 BYTES = 256
 END = "Ā"
-"""The token of byte 0, which stands between documents."""
+"""The token of byte 0, which stands between documents if the vocabulary has none of `ENDS`."""
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>")
+"""Tokens that pretrained models put between documents."""
+KINDS = ("prose", "code", "dialogue", "")
+"""Pinned texts; "" is Python's standard library."""
+MIXED = "mixed"
+"""All `KINDS` together."""
 HELD_OUT = 50
 """One file in so many is for validation."""
 
@@ -28,10 +35,20 @@ class Text(NamedTuple):
     """The digest of each training file."""
 
 
+def kinds(corpus: str) -> tuple[str, ...]:
+    """Returns the corpora that a corpus is made of: all `KINDS` for "mixed", else the corpus alone."""
+    return KINDS if corpus == MIXED else (corpus,)
+
+
 def corpus(folder: str) -> dict[str, str]:
-    """Reads the texts of a folder's files (or of one file); of Python's standard library, if `folder` is empty."""
+    """Reads the texts of a folder's files (or of one file), of one of `KINDS`, or of "mixed".
+
+    The standard library ("") is that of the running Python.
+    """
     if not folder:
         return words.corpus()
+    if folder in (*KINDS, MIXED):
+        return documents(folder, "held_out") | documents(folder, "seen")
     root = Path(folder)
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     texts = {str(p): text for p in files if (text := p.read_text(encoding="utf-8", errors="ignore"))}
@@ -44,17 +61,19 @@ def documents(folder: str, part: str) -> dict[str, str]:
     """Returns the files of a corpus that are held out, or as many training files: `part` is "held_out" or "seen".
 
     Files of Python's standard library are of Python 3.11.7, whichever is running. The models of `results/models` were
-    trained on its other files.
+    trained on its other files. `experiments/corpus/README.md` says where the texts of the other `KINDS` come from.
     """
-    if not folder:
-        return _pinned(part)
+    if folder == MIXED:
+        return {f"{kind}/{name}": text for kind in KINDS for name, text in _pinned(kind, part).items()}
+    if folder in KINDS:
+        return _pinned(folder, part)
     texts = list(corpus(folder).items())
     return dict(texts[::HELD_OUT] if part == "held_out" else texts[1::HELD_OUT] or texts)
 
 
 @functools.cache
-def _pinned(part: str) -> dict[str, str]:
-    with tarfile.open(words.PINNED / "text.tar.xz") as tar:
+def _pinned(kind: str, part: str) -> dict[str, str]:
+    with tarfile.open(words.PINNED / f"{kind or 'text'}.tar.xz") as tar:
         files = {member.name: tar.extractfile(member) for member in tar if member.name.startswith(f"{part}/")}
         return {name.removeprefix(f"{part}/"): file.read().decode() for name, file in files.items() if file}
 
@@ -98,6 +117,32 @@ def windows(tokens: np.ndarray, context: int, count: int) -> np.ndarray:
     return tokens[starts[:, None] + np.arange(context + 1)].astype(np.int32)
 
 
+def sources(corpus: str, count: int) -> list[str]:
+    """Returns the kind of each of `count` windows, kind after kind; equally many of each if `count` allows it."""
+    parts = kinds(corpus)
+    return [parts[i * len(parts) // count] for i in range(count)]
+
+
+def sample(corpus: str, part: str, tokenizer: Tokenizer, context: int, count: int) -> np.ndarray:
+    """Returns windows (count, context + 1) of the documents of a part, each of the kind that `sources` gives.
+
+    Windows of one kind are evenly spaced. No window reaches from one kind into another.
+
+    Args:
+      corpus: folder, file, one of `KINDS` or "mixed".
+      part: "held_out" or "seen".
+
+    Raises:
+      ValueError: a kind has no more than `context` tokens.
+    """
+    return np.concatenate(
+        [
+            windows(encode(tokenizer, documents(kind, part).values()), context, n)
+            for kind, n in Counter(sources(corpus, count)).items()
+        ]
+    )
+
+
 def make_tokenizer(texts: Sequence[str], vocabulary: int) -> Tokenizer:
     """Byte pairs (Sennrich et al., 2016) up to a vocabulary of that size; 256 are the bytes alone."""
     if vocabulary < BYTES:
@@ -112,6 +157,6 @@ def make_tokenizer(texts: Sequence[str], vocabulary: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
-    """Encodes all texts one after the other, each with `END` behind it."""
-    end = [tokenizer.token_to_id(END)]
-    return np.concatenate([np.asarray(part.ids + end, np.uint16) for part in tokenizer.encode_batch_fast(list(texts))])
+    """Encodes all texts one after the other, each with the first of `ENDS` and `END` that there is behind it."""
+    ends = [end for end in map(tokenizer.token_to_id, (*ENDS, END)) if end is not None][:1]
+    return np.concatenate([np.asarray(part.ids + ends, np.int32) for part in tokenizer.encode_batch_fast(list(texts))])
