@@ -11,7 +11,6 @@ not scored, for each seed anew: training text of the models trained here, calibr
 import functools
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,32 +111,25 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     result = mean_and_deviation(columns | perplexities(nats, reference))
     result |= {name: float(value) for name, value in perplexities(nats.mean(), reference.mean()).items()}
     result |= {"kl_median": float(np.median(kl)), "kl_999": float(np.quantile(kl, 0.999))}
-    kinds = text.kinds(point["corpus"])
-    if len(kinds) > 1:
-        by_kind = np.split(columns["kl"], len(kinds))
-        result |= {f"kl_{kind or 'library'}": float(part.mean()) for kind, part in zip(kinds, by_kind, strict=True)}
+    if len(text.kinds(point["corpus"])) > 1:
+        sources = np.array(text.sources(point["corpus"], len(windows)))
+        result |= {f"kl_{kind or 'library'}": float(columns["kl"][sources == kind].mean()) for kind in set(sources)}
     return {**result, "bits": round(bits[0], 3), "fitted_on": fitted_on, "seconds_to_fit": seconds or None}
 
 
 @functools.lru_cache(maxsize=1)
 def training_text(name: str, corpus: str, context: int) -> jax.Array:
     """Returns tokens (n, context), equally many of each kind of text, to fit quantizers to."""
-    each = -(-CALIBRATION // context // len(text.kinds(corpus)))
-    return jnp.asarray(_windows(text.seen, corpus, models.load(name).tokenizer, context, each)[:, :-1])
+    count = -(-CALIBRATION // context // len(text.kinds(corpus))) * len(text.kinds(corpus))
+    return jnp.asarray(text.sample(corpus, "seen", models.load(name).tokenizer, context, count)[:, :-1])
 
 
 @functools.lru_cache(maxsize=1)
 def _reference(name: str, corpus: str, context: int, count: int) -> tuple[Decoder, jax.Array, jax.Array]:
     """Returns a model, windows (n, context + 1) of held-out text, the last layer's output for them without a cache."""
     decoder, tokenizer = models.load(name)
-    each = count // len(text.kinds(corpus))
-    windows = jnp.asarray(_windows(text.held_out, corpus, tokenizer, context, each))
+    windows = jnp.asarray(text.sample(corpus, "held_out", tokenizer, context, count))
     return decoder, windows, layered.exact(decoder, windows[:, :-1])
-
-
-def _windows(part: Callable[..., np.ndarray], corpus: str, tokenizer: Any, context: int, each: int) -> np.ndarray:
-    """Returns windows (n, context + 1), `each` of one kind of text after the other."""
-    return np.concatenate([text.windows(part(kind, tokenizer), context, each) for kind in text.kinds(corpus)])
 
 
 def _scores(
