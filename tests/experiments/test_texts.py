@@ -70,7 +70,8 @@ def test_documents_end_with_the_end_of_text_of_a_vocabulary():
     large.add_special_tokens(["<|endoftext|>"])
     large.add_tokens([f"<{i}>" for i in range(2**16)])
     last = large.token_to_id("<65535>")
-    assert last is not None and last > 2**16
+    assert last is not None
+    assert last > 2**16
     assert text.encode(large, ["<65535>", "a"]).tolist() == [last, 256, *BYTES.encode("a").ids, 256]
     assert text.encode(BYTES, ["a", ""]).tolist() == [*BYTES.encode("a\0").ids, *BYTES.encode("\0").ids]
     assert text.encode(Tokenizer(WordLevel({"a": 7})), ["a", "a"]).tolist() == [7, 7]
