@@ -32,7 +32,9 @@ FAMILY = flags.DEFINE_string(
 BUDGET = flags.DEFINE_string(
     "budget", "2.5", "2.5: stored bits a number, scales included; 20MB: of a cache of --context tokens; 40000tokens/GB."
 )
-CORPUS = flags.DEFINE_string("corpus", "", "Folder or file with text; files of Python's standard library by default.")
+CORPUS = flags.DEFINE_string(
+    "corpus", "", "Folder or file with text, or prose, code, dialogue or mixed; Python's standard library by default."
+)
 TOKENS = flags.DEFINE_integer("tokens", 2048, "Tokens to measure with.")
 WINDOW = flags.DEFINE_integer("window", 1024, "Tokens that the model reads at a time.")
 CONTEXT = flags.DEFINE_integer("context", 8192, "Tokens of the cache that a budget in bytes is for.")

@@ -23,7 +23,9 @@ MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder,
 STRATEGY = flags.DEFINE_string(
     "strategy", "klt_trellis_2+pre_rope", "As in experiments.generate; recipes that learn, too. +turned has its mean."
 )
-CORPUS = flags.DEFINE_string("corpus", "", "Folder or file with text; files of Python's standard library by default.")
+CORPUS = flags.DEFINE_string(
+    "corpus", "", "Folder or file with text, or prose, code, dialogue or mixed; Python's standard library by default."
+)
 TOKENS = flags.DEFINE_integer("tokens", 8192, "Tokens to fit to.")
 CONTEXT = flags.DEFINE_integer("context", 2048, "Tokens that the model reads at a time.")
 SEED = flags.DEFINE_integer("seed", 0, "Of the quantizers.")

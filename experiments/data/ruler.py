@@ -57,7 +57,7 @@ def make(
       encode: a text's tokens.
       tokens: most tokens of the texts and the replies of all turns; a reply has room for its answers twice.
       rng: draws what is asked for, where it stands, and what is around.
-      corpus: folder or file of the text that needles are hidden in, as `text.documents` takes it.
+      corpus: the text that needles are hidden in, as `text.documents` takes it.
 
     Raises:
       UnknownName: there is no such task; the nearest names are given.
