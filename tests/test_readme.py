@@ -67,7 +67,7 @@ def cells(table):
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name.startswith("results/")])
 def test_figures_follow_from_committed_tables(name):
-    """A comment behind a figure is arithmetic with 1, 100, 1000 and cells of a table that its paragraph or row links."""
+    """A comment behind a figure is arithmetic with numbers of tables that its paragraph or row links, 1, 100, 1000."""
     linked, found = set(), 0
     for part in re.split(r"\n\n|\n(?=\|)", TEXTS[name]):
         tables = re.findall(r"\]\((?:\.\./)?(\w+/table\.md)\)", part)
