@@ -17,6 +17,7 @@ API = re.compile(r"(<!-- api -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [
     ROOT / "README.md",
     *(ROOT / folder / "README.md" for folder in ("rqjax", "results", "experiments", "pallas_kernels")),
+    *sorted((ROOT / "results" / "papers").glob("*.md")),
 ]
 CONFIGS = ROOT / "configs" / "README.md"
 ABOVE = """# Configs

@@ -60,25 +60,37 @@ def test_documents_are_fresh(name):
 
 
 def cells(table):
-    """First numbers of the cells of a table in markdown, without their deviations."""
+    """First numbers of the cells of a table in markdown, without their deviations and signs."""
     words = (cell.split() for line in table.splitlines() if line.startswith("|") for cell in line.split("|"))
-    return {word[0].replace(",", "") for word in words if word}
+    return {word[0].replace(",", "").lstrip("-") for word in words if word}
 
 
-def test_figures_follow_from_committed_tables():
-    """A comment behind a figure is arithmetic with cells of a table that its paragraph links, and with 1 and 100."""
-    found = []
-    for paragraph in TEXTS["results/README.md"].split("\n\n"):
-        tables = re.findall(r"\]\((\w+/table\.md)\)", paragraph)
-        known = {"1", "100"}.union(*(cells((readme.ROOT / "results" / table).read_text()) for table in tables))
-        for shown, formula in re.findall(r"(\d[\d.,]*)<!-- (.*?) -->", paragraph):
+@pytest.mark.parametrize("name", [name for name in TEXTS if name.startswith("results/")])
+def test_figures_follow_from_committed_tables(name):
+    """A comment behind a figure is arithmetic with numbers of tables that its paragraph or row links, 1, 100, 1000."""
+    linked, found = set(), 0
+    for part in re.split(r"\n\n|\n(?=\|)", TEXTS[name]):
+        tables = re.findall(r"\]\((?:\.\./)?(\w+/table\.md)\)", part)
+        known = {"1", "100", "1000"}.union(*(cells((readme.ROOT / "results" / table).read_text()) for table in tables))
+        for shown, formula in re.findall(r"(\d[\d.,]*)<!-- (.*?) -->", part):
             numbers = re.findall(r"\d[\d.]*(?:e-\d+)?", formula)
             assert set(numbers) <= known, formula
-            assert re.fullmatch(r"[\d.e */()-]+", formula)
+            assert re.fullmatch(r"[\d.e +*/()-]+", formula)
             decimals = len(shown.partition(".")[2])
             assert abs(float(shown.replace(",", "")) - eval(formula)) <= 0.6 * 10**-decimals, (shown, formula)
-            found += tables
-    assert len(set(found)) >= 30
+            linked.update(tables)
+            found += 1
+    assert len(linked) >= (30 if name == "results/README.md" else 0)
+    assert found >= 30 or name == "results/papers/README.md"
+
+
+def test_papers_have_a_verdict_on_every_row():
+    """A card's rows say what, published, ours, verdict, config and table."""
+    verdicts = ("reproduces", "does not reproduce", "not the same quantity", "cannot be run here", "being measured")
+    for name in [name for name in TEXTS if re.fullmatch(r"results/papers/\w+\.md", name)]:
+        rows = [line.strip("| ").split(" | ") for line in TEXTS[name].splitlines() if line.startswith("|")][2:]
+        assert [row for row in rows if len(row) != 6 or not row[3].startswith(verdicts)] == [], name
+        assert rows or name.endswith("README.md")
 
 
 @pytest.mark.parametrize("name", TEXTS | NOTES)
