@@ -10,11 +10,11 @@ windows of held-out text and without `klt_trellis`, its seconds measured beside 
 
 from ml_collections import ConfigDict
 
-from configs.language import perplexity
+from configs.language import toys
 
 
 def get_config() -> ConfigDict:
-    config = perplexity.get_config()
+    config = toys.get_config()
     strategies = (
         "turboquant_3",
         "eden_3",

@@ -111,3 +111,18 @@ INDEXING = {
 }
 """TurboQuant, Table 2: seconds to index 100k vectors at 4 bits. PQ and RaBitQ, its own, ran on CPUs, TurboQuant on a
 GPU."""
+
+PERPLEXITY_CHANGE = {
+    "v2_rotated_qjl": "+5.3, +7.8, +5.1, -1.1",
+    "v2_rotated": "-0.8, +1.4, +1.4, +2.9",
+    "v2_lean": "+0.6, +4.0, +1.2, +1.6",
+    "v3_3.5": "+0.3, +6.7, +4.0, +2.1",
+    "v3_3.25": "+4.8, +8.3, +5.6, +4.6",
+    "v3_3": "+5.1, +8.6, +7.0, +6.2",
+    "v3_2.75": "+15.5, +18.4, +7.9, +14.0",
+    "v3_2.5": "+27.0, +35.2, +10.8, +7.0",
+    "v3_2": "+64.3, +65.5, +19.3, +20.2",
+    "turboquant_prod_3": "+50.5",
+}
+"""TurboQuant MLX, "Multi-Model Quality": change of the perplexity in % for Llama 3.2 3B, Llama 3.1 8B, Mistral 7B and
+Gemma 3 4B with weights of 4 bits; of its section on QJL, Llama 3.2 3B alone."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from experiments.caches.attention_error import keep
 from experiments.data import text
-from experiments.harness import plot as plots
+from experiments.harness import plot as plots, published
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
 from experiments.models import fitted, layered, models
@@ -43,7 +43,7 @@ TABLES = (
         " windows of held-out text; seconds to fit what learns, all seeds",
         rows=("strategy", "bits"),
         columns=(),
-        values=("kl", "kl_median", "kl_999", "top1", "perplexity", "change", "seconds_to_fit"),
+        values=("kl", "kl_median", "kl_999", "top1", "perplexity", "change", "published_change", "seconds_to_fit"),
         footers=("float_perplexity",),
         each=("model", "keep", "context"),
     ),
@@ -113,7 +113,9 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     result |= {"kl_median": float(np.median(kl)), "kl_999": float(np.quantile(kl, 0.999))}
     if len(text.kinds(point["corpus"])) > 1:
         sources = np.array(text.sources(point["corpus"], len(windows)))
-        result |= {f"kl_{kind or 'library'}": float(columns["kl"][sources == kind].mean()) for kind in set(sources)}
+        result |= {f"kl_{kind or 'library'}": float(columns["kl"][sources == kind].mean()) for kind in text.KINDS}
+    if point.get("published"):
+        result["published_change"] = published.PERPLEXITY_CHANGE.get(point["strategy"])
     return {**result, "bits": round(bits[0], 3), "fitted_on": fitted_on, "seconds_to_fit": seconds or None}
 
 
@@ -146,10 +148,11 @@ def _compared(decoder: Decoder, exact: jax.Array, coded: jax.Array, targets: jax
     def one(inputs: Any) -> dict[str, jax.Array]:
         *outputs, target = inputs
         expected, got = (jax.nn.log_softmax(decoder.logits(x[None, None])[0, 0]) for x in outputs)
+        more = expected - got
         return {
             "nats": -got[target],
             "reference": -expected[target],
-            "kl": jnp.sum(jnp.exp(expected) * (expected - got)),
+            "kl": jnp.sum(jnp.exp(expected) * (more + jnp.expm1(-more))),  # no term is negative: rounding adds up less
             "top1": (got.argmax() == expected.argmax()).astype(jnp.float32),
         }
 
@@ -158,32 +161,42 @@ def _compared(decoder: Decoder, exact: jax.Array, coded: jax.Array, targets: jax
     return jax.tree.map(lambda x: x.reshape(targets.shape), scores)
 
 
-NOT_SHOWN = (
-    *("/", "+centered", "+turned", "calibrated", "orthogonal"),
-    *("affine", "v2_rotated", "rotor_chain", "float8", "q8_0", "mxfp4"),
-)
-"""Parts of names of strategies that are left out of the plot; the table has them."""
-
-
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Plots the divergence by stored bits, a line for each family of strategies."""
-    kept = [row for row in rows if row["point"]["keep"] == rows[0]["point"]["keep"]]
-    named = [
-        {
-            "point": {**row["point"], "family": family},
-            "metrics": {**row["metrics"], "divergence": row["metrics"]["kl"], "stored_bits": row["metrics"]["bits"]},
+    """Plots the divergence by stored bits: a line for each family, a panel for each model, a file for each `keep`.
+
+    Keys alone and values alone in codes have panels of their own, with the bits of these. `bfloat16` is a level.
+    """
+    exact_bits = {"bfloat16": 16, "float32": 32}
+
+    def shown(point: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
+        """Returns what the plot shows of a row: family, panel, divergence, and the bits of what is in codes."""
+        base, plus, options = point["strategy"].partition("+")
+        parts = base.split("/")
+        codes = [part for part in parts if part not in exact_bits]
+        alone = [part for part in parts if part in exact_bits] if len(parts) == 2 else []
+        name = f"{codes[0]}{plus}{options}" if len(codes) == 1 else point["strategy"]
+        family = name if name in FORMATS or len(codes) == 2 else re.sub(r"_[\d.]+", "", name)
+        part = f"{'keys' if parts[1] in exact_bits else 'values'} alone" if alone else ""
+        return {
+            "model": point["model"],
+            "family": f"{family}, mixed" if family == "v3" and "." in name else family,
+            "part": part,
+            "panel": f"{point['model']}, {part}" if part else point["model"],
+            "bits": 2 * metrics["bits"] - exact_bits[alone[0]] if alone else metrics["bits"],
+            "divergence": metrics["kl"],
+            "divergence_sd": metrics.get("kl_sd"),
         }
-        for row in kept
-        if (family := _family(row["point"]["strategy"]))
-    ]
-    if not named:
-        return []
-    path = folder / "kl.png"
-    return [plots.curves(named, path, x="stored_bits", y="divergence", series="family", panel="model", log=True)]
 
-
-def _family(name: str) -> str:
-    """Returns a strategy's name without bits; "" if it is not shown, as `v3` of fractional bits: two codes in one."""
-    if any(mark in name for mark in NOT_SHOWN) or (name.startswith("v3") and "." in name):
-        return ""
-    return name if name in FORMATS else re.sub(r"_[\d.]+", "", name)
+    paths = []
+    for kept in dict.fromkeys(row["point"]["keep"] for row in rows):
+        kept_rows = [shown(row["point"], row["metrics"]) for row in rows if row["point"]["keep"] == kept]
+        floors = {row["model"]: row["divergence"] for row in kept_rows if row["family"] == "bfloat16"}
+        lines = {"bfloat16": lambda _, rows, floors=floors: floors[rows[0]["model"]]} if floors else {}
+        coded = [{"point": row, "metrics": {}} for row in kept_rows if row["family"] != "bfloat16"]
+        coded.sort(key=lambda row: ["", "keys alone", "values alone"].index(row["point"]["part"]))
+        parts = [f"{name} {n}" for name, n in zip(("newest", "first"), keep(kept), strict=True) if n]
+        exact = f"{' and '.join(parts)} tokens exact" if parts else "all tokens in codes"
+        path, note = folder / (f"kl_{kept}.png" if paths else "kl.png"), f"{exact}; bars: deviation over windows"
+        style = {"series": "family", "panel": "panel", "log": True, "front": True, "lines": lines, "note": note}
+        paths.append(plots.curves(coded, path, x="bits", y="divergence", **style))
+    return paths

@@ -1,0 +1,21 @@
+"""Domains crossed: transform codes fitted on one kind of text and tested on all.
+
+Claim: a code that learns loses more on text of another kind than it was fitted to, and still less than codes that
+learn nothing; text of several kinds to fit to is worth most of the difference.
+
+    python -m experiments.run --config=configs/language/domains.py
+
+The setting is that of `configs/language/leaderboard.py`, which has the rows fitted to all four kinds.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.language import leaderboard
+
+
+def get_config() -> ConfigDict:
+    config = leaderboard.get_config()
+    del config.fitted_on
+    grid = {"keep": ("128+4",), "strategy": ("klt_trellis_2+pre_rope",), "fitted_on": ("prose", "code", "dialogue", "")}
+    config.grid = ConfigDict({"model": ("smollm2-135m",), **grid})
+    return config

@@ -1,0 +1,18 @@
+"""The leaderboard's best and rivals at 4,096 tokens, four times those of the leaderboard.
+
+    python -m experiments.run --config=configs/language/long_perplexity.py
+
+One window of each kind of text. The rest is `configs/language/leaderboard.py`.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.language import leaderboard
+
+
+def get_config() -> ConfigDict:
+    config = leaderboard.get_config()
+    strategies = ("eden_4", "eden_2", "turboquant_trellis_2", "kivi_2", "q4_0", "klt_trellis_2+pre_rope")
+    grid = {"keep": ("128+4",), "strategy": strategies}
+    config.update({"context": 4096, "windows": 4, "seeds": 1, "grid": grid})
+    return config
