@@ -126,3 +126,14 @@ PERPLEXITY_CHANGE = {
 }
 """TurboQuant MLX, "Multi-Model Quality": change of the perplexity in % for Llama 3.2 3B, Llama 3.1 8B, Mistral 7B and
 Gemma 3 4B with weights of 4 bits; of its section on QJL, Llama 3.2 3B alone."""
+
+FIDELITY = {
+    ("turboquant_3", 2048): "0.9906, 0.812, 0.938",
+    ("rotorquant_3", 2048): "0.9903, 0.812, 0.938",
+    ("turboquant_3", 4096): "0.9875, 0.812, 0.875",
+    ("rotorquant_3", 4096): "0.9870, 0.812, 0.938",
+    ("turboquant_4", 4096): "0.9880, 0.750, 0.938",
+    ("rotorquant_4", 4096): "0.9874, 0.812, 0.938",
+}
+"""RotorQuant, Table 6: cosine, top-1 and top-5 of Qwen2.5-3B-Instruct's attention, by strategy and context. Shares are
+sixteenths."""

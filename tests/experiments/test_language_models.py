@@ -250,8 +250,8 @@ def test_deviations_of_perplexities_are_over_the_windows(monkeypatch):
         drawn.append(np.asarray(windows).tolist())
         assert caches[0].batch == len(windows)
         assert caches[0].key == jax.random.key(len(drawn) - 1)
-        columns = {"kl": added[windows], "top1": added[windows], "kl_of_tokens": added[windows][:, None]}
-        return {"nats": exact + added[windows], "reference": exact, **columns}
+        columns = {"kl": added[windows], "top1": added[windows], "nats": exact + added[windows], "reference": exact}
+        return {name: x[:, None] for name, x in columns.items()}
 
     monkeypatch.setattr(perplexity, "_reference", lambda *_: (SimpleNamespace(caches=caches), np.arange(6), reference))
     monkeypatch.setattr(perplexity, "_scores", scores)
@@ -290,7 +290,8 @@ def test_quantizers_learned_from_the_model_itself():
 def test_fidelity_and_throughput_run():
     row = attention_fidelity.run({**POINT, "context": 256, "queries": 8, "strategy": "rotorquant_4"})
     assert row["cosine"] > 0.97
-    assert row["cosine"] == pytest.approx(np.mean([row[f"cosine_{i}"] for i in range(4)]))
+    assert row["cosine_worst"] < row["cosine"]
+    assert row["top1"] <= row["top5"]
     plain = {"baseline": "float32", "weights": "float32"}
     row = generation_throughput.run({"model": "qwen2-d64", "tokens": 64, "strategy": "v3_4", "rounds": 1, **plain})
     assert row["vs_float32"] > 0

@@ -27,6 +27,8 @@ class PlainCache:
         batch, heads, _, dim = cache.exact_keys.shape
         self.value_dim = cache.value_quantizer.dim
         self.keys, self.values = ([np.zeros((0, heads, d), np.float32)] * batch for d in (dim, self.value_dim))
+        self.newest = [(key, value) for key, value in zip(self.keys, self.values, strict=True)]
+        """Keys and values of the last `append` in full precision."""
         self.coded = [0] * batch
         self.means = [None] * batch if cache.key_form.mean is None else list(self.cache.key_form.mean)
 
@@ -39,8 +41,10 @@ class PlainCache:
             if self.cache.key_form.rope is not None:
                 key = self._turned(key, before + np.arange(count))
             value = key[..., key.shape[-1] - self.value_dim :] if v is None else np.asarray(v)[b, skipped:]
-            for tokens, x in ((self.keys, key), (self.values, value)):
-                tokens[b] = np.concatenate([tokens[b], x.astype(self.cache.exact_keys.dtype).astype(np.float32)])
+            dtype = self.cache.exact_keys.dtype
+            self.newest[b] = tuple(x.astype(dtype).astype(np.float32) for x in (key, value))
+            for tokens, x in zip((self.keys, self.values), self.newest[b], strict=True):
+                tokens[b] = np.concatenate([tokens[b], x])
             self._encode(b, None if mean is None else np.asarray(mean[b]))
 
     def truncate(self, lengths):
@@ -113,12 +117,16 @@ class PlainCache:
         """Keys and values (time, heads, dim) of a sequence as attention sees them."""
         return self.keys[b], self.values[b]
 
-    def attend(self, q, *, scale=None, mask=None, sliding_window=None, softcap=None, sink_logits=None):
+    def attend(self, q, *, own=False, scale=None, mask=None, sliding_window=None, softcap=None, sink_logits=None):
+        """Attends; with `own` the tokens of the last `append` are seen in full precision, coded or not."""
         q = np.asarray(q, np.float64)
         out = np.zeros((*q.shape[:3], self.value_dim))
         scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
         for b in range(q.shape[0]):
             keys, values = (x.astype(np.float64) for x in self.decoded(b))
+            if own:
+                for tokens, new in zip((keys, values), self.newest[b], strict=True):
+                    tokens[len(tokens) - len(new) :] = new
             keys, values = (np.where(np.isfinite(x), x, 0) for x in (keys, values))  # which no query is to see
             length, heads = keys.shape[:2]
             positions = length - q.shape[1] + np.arange(q.shape[1])
