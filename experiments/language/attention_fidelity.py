@@ -24,7 +24,7 @@ MADE_BY = (
 )
 TABLES = (
     Table(
-        "Attention of whole models: cosine of the output, ± over seeds, and that of the worst layer; shares of heads and"
+        "Attention of whole models: cosine of the output, ± over seeds, and of the worst layer; shares of heads and"
         " queries whose first token stays first, and among the first five; divergence of the weights (KL,"
         " nats); as published of Qwen2.5-3B, cosine, top1, top5",
         rows=("strategy",),
