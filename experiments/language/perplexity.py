@@ -143,32 +143,45 @@ def _nats(log_probabilities: jax.Array, targets: jax.Array) -> jax.Array:
     return -jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
 
 
-NOT_SHOWN = (
-    *("/", "+centered", "+turned", "calibrated", "orthogonal"),
-    *("affine", "v2_rotated", "rotor_chain", "float8", "q8_0", "mxfp4"),
-)
-"""Parts of names of strategies that are left out of the plot; the table has them."""
+EXACT = {"bfloat16": 16, "float32": 32}
+"""Bits of keys or values that are not in codes."""
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Plots the divergence by stored bits, a line for each family of strategies."""
-    kept = [row for row in rows if row["point"]["keep"] == rows[0]["point"]["keep"]]
-    named = [
-        {
-            "point": {**row["point"], "family": family},
-            "metrics": {**row["metrics"], "divergence": row["metrics"]["kl"], "stored_bits": row["metrics"]["bits"]},
-        }
-        for row in kept
-        if (family := _family(row["point"]["strategy"]))
-    ]
-    if not named:
-        return []
-    path = folder / "kl.png"
-    return [plots.curves(named, path, x="stored_bits", y="divergence", series="family", panel="model", log=True)]
+    """Plots the divergence by stored bits: a line for each family, a panel for each model, a file for each `keep`.
+
+    Keys alone and values alone in codes have panels of their own, with the bits of these. `bfloat16` is a level.
+    """
+    paths = []
+    for kept in dict.fromkeys(row["point"]["keep"] for row in rows):
+        shown = [_shown(row["point"], row["metrics"]) for row in rows if row["point"]["keep"] == kept]
+        floors = {row["model"]: row["divergence"] for row in shown if row["family"] == "bfloat16"}
+        lines = {"bfloat16": lambda x, rows, floors=floors: floors[rows[0]["model"]] + 0 * x} if floors else {}
+        coded = [{"point": row, "metrics": {}} for row in shown if row["family"] != "bfloat16"]
+        coded.sort(key=lambda row: ["", "keys alone", "values alone"].index(row["point"]["part"]))
+        parts = [f"{name} {n}" for name, n in zip(("newest", "first"), keep(kept), strict=True) if n]
+        exact = f"{' and '.join(parts)} tokens exact" if parts else "all tokens in codes"
+        path, note = folder / (f"kl_{kept}.png" if paths else "kl.png"), f"{exact}; bars: deviation over windows"
+        style = {"series": "family", "panel": "panel", "log": True, "front": True, "lines": lines, "note": note}
+        paths.append(plots.curves(coded, path, x="bits", y="divergence", **style))
+    return paths
 
 
-def _family(name: str) -> str:
-    """Returns a strategy's name without bits; "" if it is not shown, as `v3` of fractional bits: two codes in one."""
-    if any(mark in name for mark in NOT_SHOWN) or (name.startswith("v3") and "." in name):
-        return ""
-    return name if name in FORMATS else re.sub(r"_[\d.]+", "", name)
+def _shown(point: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the plot shows of a row: family, panel, divergence, and the bits of what is in codes."""
+    base, plus, options = point["strategy"].partition("+")
+    parts = base.split("/")
+    codes = [part for part in parts if part not in EXACT]
+    alone = [part for part in parts if part in EXACT] if len(parts) == 2 else []
+    name = f"{codes[0]}{plus}{options}" if len(codes) == 1 else point["strategy"]
+    family = name if name in FORMATS or len(codes) == 2 else re.sub(r"_[\d.]+", "", name)
+    part = f"{'keys' if parts[1] in EXACT else 'values'} alone" if alone else ""
+    return {
+        "model": point["model"],
+        "family": f"{family}, mixed" if family == "v3" and "." in name else family,
+        "part": part,
+        "panel": f"{point['model']}, {part}" if part else point["model"],
+        "bits": 2 * metrics["bits"] - EXACT[alone[0]] if alone else metrics["bits"],
+        "divergence": metrics["kl"],
+        "divergence_sd": metrics.get("kl_sd"),
+    }
