@@ -89,6 +89,6 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
         and (float(row["point"]["bits"]).is_integer() or row["point"]["code"].startswith(("trellis", "entropy")))
     ]
     norm = 4 ** (16 / rows[0]["point"]["dim"])
-    lines = {"Shannon's bound": lambda x, _: 1 + 0 * x, "bound and a norm of 16 bits": lambda x, _: norm + 0 * x}
+    lines = {"Shannon's bound": lambda *_: 1, "bound and a norm of 16 bits": lambda *_: norm}
     style = {"series": "code", "lines": lines, "note": "bars: deviation over draws"}
     return [plots.curves(shown, folder / "over_shannon.png", x="stored_bits", y="over_shannon", **style)]

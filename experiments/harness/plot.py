@@ -101,7 +101,7 @@ def curves(
     log: bool = False,
     published: str = "",
     mark: str = "",
-    lines: dict[str, Callable[[Any, Any], Any]] | None = None,
+    lines: dict[str, Callable[[float, Any], float]] | None = None,
     front: bool = False,
     note: str = "",
 ) -> Path:
@@ -131,7 +131,7 @@ def curves(
         xs = (np.geomspace if axis.get_xscale() == "log" else np.linspace)(*ends, 50)
         drawn: list[float] = []
         for label, function in (lines or {}).items():
-            axis.plot(xs, ys := function(xs, shown), color="0.6", linewidth=1, zorder=1)
+            axis.plot(xs, ys := [function(float(at), shown) for at in xs], color="0.6", linewidth=1, zorder=1)
             _label(axis, label, (xs[-1], ys[-1]), "0.45")
             drawn += [ys[0], ys[-1]]
         if log:  # a bar that reaches 0 has no end there

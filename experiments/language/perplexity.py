@@ -156,7 +156,7 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     for kept in dict.fromkeys(row["point"]["keep"] for row in rows):
         shown = [_shown(row["point"], row["metrics"]) for row in rows if row["point"]["keep"] == kept]
         floors = {row["model"]: row["divergence"] for row in shown if row["family"] == "bfloat16"}
-        lines = {"bfloat16": lambda x, rows, floors=floors: floors[rows[0]["model"]] + 0 * x} if floors else {}
+        lines = {"bfloat16": lambda _, rows, floors=floors: floors[rows[0]["model"]]} if floors else {}
         coded = [{"point": row, "metrics": {}} for row in shown if row["family"] != "bfloat16"]
         coded.sort(key=lambda row: ["", "keys alone", "values alone"].index(row["point"]["part"]))
         parts = [f"{name} {n}" for name, n in zip(("newest", "first"), keep(kept), strict=True) if n]
