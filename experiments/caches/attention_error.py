@@ -138,5 +138,5 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
         for row in rows
         if row["point"]["keep"] == rows[0]["point"]["keep"]
     ]
-    style = {"series": "strategy", "panel": "panel", "note": "bars: deviation over draws"}
+    style: dict[str, Any] = {"series": "strategy", "panel": "panel", "note": "bars: deviation over draws"}
     return [plots.dots(named, folder / "kl.png", x="kl", **style)]

@@ -147,5 +147,5 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
         for row in rows
         if row["point"]["side"] == "keys"
     ]
-    style = {"series": "loss", "panel": "panel", "note": "bars: deviation over draws"}
+    style: dict[str, Any] = {"series": "loss", "panel": "panel", "note": "bars: deviation over draws"}
     return [plots.dots(named, folder / "kl.png", x="kl", **style)] if named else []

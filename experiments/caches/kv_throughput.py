@@ -163,7 +163,7 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
         kinds = ("v2_lean", "v3_4", "v2_rotated_qjl", "eden", "turboquant_trellis_3", "rotorquant_allocated_3")
         kinds += ("rotorquant_allocated_trellis_3", "klt_trellis_3", "bfloat16")
         shown = [row for row in shown if row["point"]["strategy"] in kinds]
-    style = {"x": "tokens", "series": "strategy"}
+    style: dict[str, Any] = {"x": "tokens", "series": "strategy"}
     return [
         plots.curves(shown, folder / f"{y}.png", y=y, lines={f"{y[3:]} cache": lambda *_: 1}, **style)
         for y in ("vs_float32", "vs_bfloat16")

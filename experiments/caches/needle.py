@@ -48,5 +48,5 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
         for row in rows
         if row["point"]["bits"] == least and (similarity := row["point"]["similarity"]) < 1
     ]
-    style = {"series": "method", "panel": "panel", "note": "bars: deviation over draws"}
+    style: dict[str, Any] = {"series": "method", "panel": "panel", "note": "bars: deviation over draws"}
     return [plots.curves(shown, folder / "found.png", x="context", y="found", **style)] if shown else []

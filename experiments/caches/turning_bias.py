@@ -124,5 +124,5 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     if len({row["point"]["tokens"] for row in rows}) == 1:
         return []
     named = [{**row, "point": {**row["point"], "panel": f"bias of {row['point']['norm']}"}} for row in rows]
-    style = {"series": "strategy", "panel": "panel", "log": True, "note": "bars: deviation over draws"}
+    style: dict[str, Any] = {"series": "strategy", "panel": "panel", "log": True, "note": "bars: deviation over draws"}
     return [plots.curves(named, folder / "kl.png", x="tokens", y="kl", **style)]

@@ -68,7 +68,7 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
         for of in names
         for row in shown
     ]
-    style = {
+    style: dict[str, Any] = {
         "series": "method",
         "panel": "of",
         "mark": "bits",

@@ -96,6 +96,6 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
         "Shannon": lambda x, _: theory.shannon_bound(x),
         "TurboQuant's Theorem 1": lambda x, _: theory.mse_bound(x - norm),  # of unit vectors: a norm comes on top
     }
-    style = {"series": "method", "panel": "data", "log": True, "published": "published", "lines": lines}
+    style: dict[str, Any] = {"series": "method", "panel": "data", "log": True, "published": "published", "lines": lines}
     note = "bars: deviation over draws"
     return [plots.curves(shown, folder / "mse.png", x="stored_bits", y="mse", note=note, **style)]

@@ -97,7 +97,7 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
         "Theorem 3": lambda x, _: theory.inner_product_lower_bound(1, x),
         "Theorem 2": lambda x, _: theory.inner_product_bound(1, x - 2 * norm),  # a norm and a sketch's norm on top
     }
-    style = {"series": "method", "note": "bars: deviation over draws"}
+    style: dict[str, Any] = {"series": "method", "note": "bars: deviation over draws"}
     return [
         plots.dots(shown, folder / "bias.png", x="shrinkage", panel="panel", log=False, **style),
         plots.curves(

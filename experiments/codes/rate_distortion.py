@@ -90,5 +90,5 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
     ]
     norm = 4 ** (16 / rows[0]["point"]["dim"])
     lines = {"Shannon's bound": lambda *_: 1, "bound and a norm of 16 bits": lambda *_: norm}
-    style = {"series": "code", "lines": lines, "note": "bars: deviation over draws"}
+    style: dict[str, Any] = {"series": "code", "lines": lines, "note": "bars: deviation over draws"}
     return [plots.curves(shown, folder / "over_shannon.png", x="stored_bits", y="over_shannon", **style)]

@@ -121,5 +121,10 @@ def _dense(data: str, seeds: int, n: int, dim: int, bits: int) -> float:
 
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Plots the error after each rotation."""
-    style = {"series": "rotation", "panel": "data", "published": "reference", "note": "bars: deviation over draws"}
+    style: dict[str, Any] = {
+        "series": "rotation",
+        "panel": "data",
+        "published": "reference",
+        "note": "bars: deviation over draws",
+    }
     return [plots.dots(rows, folder / "mse.png", x="mse", **style)]

@@ -2,7 +2,7 @@
 
 import itertools
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def curves(
     log: bool = False,
     published: str = "",
     mark: str = "",
-    lines: dict[str, Callable[[float, Any], float]] | None = None,
+    lines: Mapping[str, Callable[[float, Any], float]] | None = None,
     front: bool = False,
     note: str = "",
 ) -> Path:
@@ -128,7 +128,7 @@ def curves(
         for name, style in styles.items():
             _series(axis, name, style, [row for row in shown if row[series] == name], x, y, published, mark)
         ends = np.array(axis.get_xlim())
-        xs = (np.geomspace if axis.get_xscale() == "log" else np.linspace)(*ends, 50)
+        xs = (np.geomspace if axis.get_xscale() == "log" else np.linspace)(ends[0], ends[1], 50)
         drawn: list[float] = []
         for label, function in (lines or {}).items():
             axis.plot(xs, ys := [function(float(at), shown) for at in xs], color="0.6", linewidth=1, zorder=1)
@@ -201,15 +201,15 @@ def _star(style: dict[str, Any]) -> dict[str, Any]:
     return {"marker": "*", "markersize": 9, "color": style["color"], "markerfacecolor": "white", "linestyle": "none"}
 
 
-def _series(axis, name, style, rows, x, y, published, mark) -> None:
+def _series(axis: Any, name: str, style: dict[str, Any], rows: list[Any], x: str, y: str, published: str, mark: str):
     rows = [row for row in rows if row.get(x) is not None and row.get(y) is not None]
     if not rows:
         return
     rows = rows if mark else sorted(rows, key=lambda row: row[x])
     xs, ys = ([row[key] for row in rows] for key in (x, y))
     bars = [row.get(f"{y}_sd") or 0 for row in rows]
-    style = {**style, **({"marker": "none"} if mark or len(rows) > 20 else {})}
-    axis.errorbar(xs, ys, yerr=bars if any(bars) else None, **style)
+    marker = {"marker": "none"} if mark or len(rows) > 20 else {}
+    axis.errorbar(xs, ys, yerr=bars if any(bars) else None, **style | marker)
     for row in rows if mark else []:
         axis.plot(
             row[x], row[y], marker=f"${row[mark]:g}$", color=style["color"], markersize=6, markeredgewidth=0.3, zorder=3
@@ -223,7 +223,13 @@ def _series(axis, name, style, rows, x, y, published, mark) -> None:
 def _label(axis, text: str, point: tuple[float, float], color: str) -> None:
     """Writes a label to the right of its point; `_apart` moves it."""
     halo = [withStroke(linewidth=2, foreground="white")]
-    style = {"va": "center", "color": color, "fontsize": SMALL, "path_effects": halo, "annotation_clip": False}
+    style: dict[str, Any] = {
+        "va": "center",
+        "color": color,
+        "fontsize": SMALL,
+        "path_effects": halo,
+        "annotation_clip": False,
+    }
     axis.annotate(text, point, (5, 0), textcoords="offset points", **style)
 
 

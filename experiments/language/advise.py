@@ -108,5 +108,5 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
         for row in rows
         for who in ("uniform", "advised")
     ]
-    style = {"series": "who", "panel": "model", "log": True, "note": "bars: deviation over draws"}
+    style: dict[str, Any] = {"series": "who", "panel": "model", "log": True, "note": "bars: deviation over draws"}
     return [plots.curves(shown, folder / "kl.png", x="stored_bits", y="divergence", **style)]

@@ -143,7 +143,7 @@ def plot(rows: list[Row], folder: Path) -> list[Path]:
         return []
     pq = {_cell(row): row["metrics"]["mse"] for row in done if row["point"]["method"] == "pq"}
     shown = [{**row, "metrics": {**row["metrics"], "published": _published_mse(row, pq)}} for row in done]
-    style = {"x": "ratio", "series": "method", "panel": "data", "log": True}
+    style: dict[str, Any] = {"x": "ratio", "series": "method", "panel": "data", "log": True}
     note = "bars: deviation over draws; published are % of our pq"
     errors = [
         plots.curves(shown, folder / f"{y}.png", y=y, published=published, note=note, **style)

@@ -63,7 +63,7 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     alike = ("turbovec_calibrated", "faiss_eden", "faiss_tqmse", "faiss_tq", "turboquant_trellis:unit", "klt_trellis")
     short = [row for row in rows if _set(row["point"]["vectors"])[1] < 500] or rows
     shown = [row for row in short if row["point"]["codec"] not in alike] or short
-    style = {"x": "bytes", "series": "codec", "panel": "vectors", "note": "bars: deviation over draws"}
+    style: dict[str, Any] = {"x": "bytes", "series": "codec", "panel": "vectors", "note": "bars: deviation over draws"}
     return [
         plots.curves(shown, folder / f"{file}.png", y=name, **style)
         for file, name in (("nearest", "1@1"), ("ten", "10@10"))

@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def labels(axis):
 
 
 def assert_labels_are_apart(figure):
-    """No label is on another one of any panel, or cut off."""
+    """Asserts that no label is on another one of any panel, or cut off."""
     boxes = [text.get_window_extent() for axis in figure.axes for text in axis.texts]
     assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
     width, height = figure.get_size_inches() * figure.dpi
@@ -43,7 +44,7 @@ def assert_labels_are_apart(figure):
 
 
 def bars(axis):
-    """Ends of the error bars: (x, low, high)."""
+    """Returns ends of the error bars: (x, low, high)."""
     segments = [part for collection in axis.collections for part in collection.get_segments()]
     return {(round(float(x), 6), round(float(low), 6), round(float(high), 6)) for (x, low), (_, high) in segments}
 
@@ -75,7 +76,14 @@ def test_bars_stars_and_lines(figures, tmp_path):
         row(bits=2, mse=0.2, method="faiss_eden"),
     ]
     lines = {"bound": lambda x, shown: 4**-x * len(shown)}
-    style = {"x": "bits", "y": "mse", "series": "method", "log": True, "published": "published", "lines": lines}
+    style: dict[str, Any] = {
+        "x": "bits",
+        "y": "mse",
+        "series": "method",
+        "log": True,
+        "published": "published",
+        "lines": lines,
+    }
     plot.curves(rows, tmp_path / "a.png", note="bars: over draws", front=True, **style)
     (axis,) = figures[0].axes
     assert bars(axis) == {(1, 0.35, 0.37), (2, -0.1, 0.3)}
@@ -179,7 +187,7 @@ def test_parts_have_bits_of_codes_and_a_level_of_bfloat16(figures, tmp_path):
 
 
 def test_distortion_lies_between_the_bounds(figures, tmp_path):
-    """Where they are drawn, TurboQuant's errors on the sphere are above Shannon's bound and below Theorem 1's."""
+    """TurboQuant's errors on the sphere are above Shannon's bound and below Theorem 1's, as both are drawn."""
     rows = command.rows(RESULTS / "distortion" / "rows.csv")
     distortion.plot(rows, tmp_path)
     axis = next(axis for axis in figures[0].axes if axis.get_title() == "sphere")
