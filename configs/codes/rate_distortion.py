@@ -1,12 +1,13 @@
 """Trellis-coded quantization against scalar levels and Shannon's bound, bits of equal length, fractional ones too.
 
-Claim: at 1 to 4 bits a ring of exactly d b bits with 2^8 states has 1.1 to 1.4 times the least error there is. With
-2^12 states it has less than 1.2 times, where Lloyd-Max levels have 1.4 to 2.4 times.
+Claim: at 1 to 4 bits a ring of exactly d b bits with 2^8 states has 1.3 to 1.6 times the least error there is. With
+2^12 states it has 1.3 to 1.4 times, where Lloyd-Max levels have 1.7 to 2.8 times.
 
     python -m experiments.run --config=configs/codes/rate_distortion.py
 
-`entropy_coded` is scalar codes with an ideal entropy coder, from theory: its vectors differ in length, and it stores no
-norm. The others store a norm, or a scale, of 16 bits a vector. Half an hour on two cores, most of it for 2^11 and 2^12.
+The least error is Shannon's 4^-b at the b bits that are stored, a norm or scale of 16 bits a vector included. In 128
+dimensions this alone is a factor of 1.19. `entropy_coded` is scalar codes with an ideal entropy coder, from theory; its
+vectors differ in length. Half an hour on two cores, most of it for 2^11 and 2^12.
 """
 
 from ml_collections import ConfigDict

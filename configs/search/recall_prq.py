@@ -17,7 +17,10 @@ from configs.search import recall
 
 def get_config() -> ConfigDict:
     config = recall.get_config()
-    codecs = ("turboquant_trellis:unit", "klt_trellis:tight", "klt_trellis", "faiss_pq", "faiss_prq", "faiss_rq")
+    codecs = (
+        *("turboquant_trellis:unit", "klt_trellis:tight", "klt_trellis", "faiss_pq", "faiss_prq", "faiss_rq"),
+        *("turboquant", "turboquant_trellis", "turbovec", "faiss_rabitq"),
+    )
     vectors = ("words, d = 200", "clustered, d = 128", "sphere, d = 128")
     config.update({"grid": {"vectors": vectors, "codec": codecs}})
     return config

@@ -132,14 +132,12 @@ def keep(text: str) -> tuple[int, int]:
     return window, sinks
 
 
-SHOWN = ("v3_4", "v3_3", "v3_2", "rotorquant_3", "eden_3", "turboquant_prod_3", "v2_lean", "v2_rotated_qjl")
-"""Strategies in the plot; the table has all."""
-
-
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Plots the divergence of all strategies with as many exact tokens as the first row has."""
     named = [
-        {**row, "point": {**row["point"], "data": f"{row['point']['data']}, {row['point']['centered']}"}}
+        {**row, "point": {**row["point"], "panel": f"{row['point']['data']}, {row['point']['centered']}"}}
         for row in rows
-        if row["point"]["keep"] == rows[0]["point"]["keep"] and row["point"]["strategy"] in SHOWN
+        if row["point"]["keep"] == rows[0]["point"]["keep"]
     ]
-    return [plots.bars(named, folder / "kl.png", x="data", y="kl", series="strategy")] if named else []
+    style: dict[str, Any] = {"series": "strategy", "panel": "panel", "note": "bars: deviation over draws"}
+    return [plots.dots(named, folder / "kl.png", x="kl", **style)]

@@ -143,8 +143,9 @@ def _error(quantizer: rqjax.PerHead, x: jax.Array) -> jax.Array:
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     named = [
-        {**row, "point": {**row["point"], "model": f"{row['point']['model']}, {row['point']['bits']} bits"}}
+        {**row, "point": {**row["point"], "panel": f"{row['point']['model']}, {row['point']['bits']} bits"}}
         for row in rows
         if row["point"]["side"] == "keys"
     ]
-    return [plots.bars(named, folder / "kl.png", x="model", y="kl", series="loss")] if named else []
+    style: dict[str, Any] = {"series": "loss", "panel": "panel", "note": "bars: deviation over draws"}
+    return [plots.dots(named, folder / "kl.png", x="kl", **style)] if named else []

@@ -154,25 +154,17 @@ def _shape(point: dict[str, Any]) -> tuple[int, int]:
     return check_int("query heads a KV head", groups, 1, 2**10), check_int("tokens", tokens, 2, 2**30)
 
 
-SHOWN = (
-    "v3_4",
-    "eden",
-    "turboquant_trellis_3",
-    "rotorquant_allocated_3",
-    "rotorquant_allocated_trellis_3",
-    "klt_trellis_3",
-    "bfloat16",
-)
-"""Strategies in plots where there are too many for one; the table has all."""
-
-
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    merged = [row for row in rows if row["metrics"]["groups"] == 3]
-    if len({row["point"]["strategy"] for row in merged}) > 10:  # as many as a plot has colors
-        merged = [row for row in merged if row["point"]["strategy"] in SHOWN] or merged
-    if len({row["metrics"]["tokens"] for row in merged}) == 1:
+    """Plots speeds with three queries a key; where there are many strategies, one of each kind."""
+    shown = [row for row in rows if row["metrics"]["groups"] == 3]
+    if len({row["metrics"]["tokens"] for row in shown}) == 1:
         return []
+    if len({row["point"]["strategy"] for row in shown}) > 12:
+        kinds = ("v2_lean", "v3_4", "v2_rotated_qjl", "eden", "turboquant_trellis_3", "rotorquant_allocated_3")
+        kinds += ("rotorquant_allocated_trellis_3", "klt_trellis_3", "bfloat16")
+        shown = [row for row in shown if row["point"]["strategy"] in kinds]
+    style: dict[str, Any] = {"x": "tokens", "series": "strategy"}
     return [
-        plots.curves(merged, folder / f"{y}.png", x="tokens", y=y, series="strategy", levels={f"{y[3:]} cache": 1})
+        plots.curves(shown, folder / f"{y}.png", y=y, lines={f"{y[3:]} cache": lambda *_: 1}, **style)
         for y in ("vs_float32", "vs_bfloat16")
     ]

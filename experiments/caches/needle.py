@@ -1,11 +1,13 @@
 """Needle in a haystack, in vector form: RotorQuant's section 5.5."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import rqjax
+from experiments.harness import plot as plots
 from experiments.harness.table import Table
 
 MADE_BY = ("rqjax/recipes/methods.py",)
@@ -36,3 +38,15 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
     rates = jax.jit(jax.vmap(found))(jax.random.split(jax.random.key(0), point["seeds"]))
     return {"found": float(rates.mean()), "found_sd": float(rates.std(ddof=1))}
+
+
+def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Plots what is found with the fewest bits by queries that are not the keys themselves: else nearly all are."""
+    least = min(row["point"]["bits"] for row in rows)
+    shown = [
+        {**row, "point": {**row["point"], "panel": f"{least} bits, cosine of query and key {similarity:g}"}}
+        for row in rows
+        if row["point"]["bits"] == least and (similarity := row["point"]["similarity"]) < 1
+    ]
+    style: dict[str, Any] = {"series": "method", "panel": "panel", "note": "bars: deviation over draws"}
+    return [plots.curves(shown, folder / "found.png", x="context", y="found", **style)] if shown else []

@@ -123,5 +123,6 @@ def _sample(key: jax.Array, of_model: jax.Array, rope: rqjax.Rope, point: dict[s
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     if len({row["point"]["tokens"] for row in rows}) == 1:
         return []
-    named = [{**row, "point": {**row["point"], "norm": f"bias of {row['point']['norm']}"}} for row in rows]
-    return [plots.curves(named, folder / "kl.png", x="tokens", y="kl", series="strategy", panel="norm", log=True)]
+    named = [{**row, "point": {**row["point"], "panel": f"bias of {row['point']['norm']}"}} for row in rows]
+    style: dict[str, Any] = {"series": "strategy", "panel": "panel", "log": True, "note": "bars: deviation over draws"}
+    return [plots.curves(named, folder / "kl.png", x="tokens", y="kl", **style)]

@@ -49,11 +49,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         "memcpy": lambda: np.copyto(copy, array),
     }
     seconds = medians(functions, point["rounds"])
-    scale = 4 ** found["stored_bits"]
     return {
-        "stored_bits": found["stored_bits"],
-        "over_shannon": scale * found["mse"],
-        "over_shannon_sd": None if found["mse_sd"] is None else scale * found["mse_sd"],
+        **{name: found[name] for name in ("stored_bits", "over_shannon", "over_shannon_sd")},
         **{f"{name}d": n / seconds[name] / 1000 for name in ("encode", "decode")},
         **{f"{name}_vs_memcpy": seconds["memcpy"] / seconds[name] for name in ("encode", "decode")},
     }
@@ -71,5 +68,10 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
         for of in names
         for row in shown
     ]
-    path = folder / "error_by_speed.png"
-    return [plots.curves(points, path, x="thousands", y="over_shannon", series="method", panel="of")]
+    style: dict[str, Any] = {
+        "series": "method",
+        "panel": "of",
+        "mark": "bits",
+        "note": "numerals: bits a number; bars: deviation over draws",
+    }
+    return [plots.curves(points, folder / "error_by_speed.png", x="thousands", y="over_shannon", **style)]

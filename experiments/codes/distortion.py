@@ -46,17 +46,27 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def distortion(name: str, recipe: Callable[..., rqjax.Quantizer], point: dict[str, Any]) -> dict[str, Any]:
-    """Measures relative squared error (mean, deviation over the seeds), cosine, and the bits of a coordinate."""
+    """Measures relative squared error (mean, deviation over the seeds), cosine, stored bits a coordinate, and
+    `over_shannon`."""
     x = samples.sample(point["data"], point["seeds"], point["n"], point["dim"])
     keys = jax.random.split(jax.random.key(0), point["seeds"])
     mse, cosine = _measure(name, recipe, point["dim"], point["bits"])(keys, x)
     quantizer = jax.eval_shape(lambda key: recipe(key, point["dim"], point["bits"]), keys[0])
+    mean, deviation = float(mse.mean()), float(mse.std(ddof=1)) if len(mse) > 1 else None
+    stored = quantizer.bits_per_vector / point["dim"]
     return {
-        "mse": float(mse.mean()),
-        "mse_sd": float(mse.std(ddof=1)) if len(mse) > 1 else None,
+        "mse": mean,
+        "mse_sd": deviation,
         "cosine": float(cosine.mean()),
-        "stored_bits": quantizer.bits_per_vector / point["dim"],
+        "stored_bits": stored,
+        **over_shannon(stored, mean, deviation),
     }
+
+
+def over_shannon(stored: float, mse: float, deviation: float | None = None) -> dict[str, float | None]:
+    """Divides an error by Shannon's bound at the bits that are stored, norms and scales included."""
+    bound = theory.shannon_bound(stored)
+    return {"over_shannon": mse / bound, "over_shannon_sd": None if deviation is None else deviation / bound}
 
 
 @functools.cache
@@ -71,13 +81,21 @@ def _measure(name: str, recipe: Callable[..., rqjax.Quantizer], dim: int, bits: 
     return jax.jit(jax.vmap(one))
 
 
-SHOWN = ("identity", "turboquant", "rotorquant", "eden", "turboquant_trellis", "affine")
-PANELS = ("sphere", "outlier_channels", "words")
-"""Methods and data in the plot; the table has all."""
-
-
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Plots error against stored bits, one panel for each data set."""
-    shown = [row for row in rows if row["point"]["method"] in SHOWN and row["point"]["data"] in PANELS] or rows
-    style = {"series": "method", "panel": "data", "log": True}
-    return [plots.curves(shown, folder / "mse.png", x="stored_bits", y="mse", **style)]
+    """Plots error against stored bits, one panel for each data set, between Shannon's bound and TurboQuant's."""
+    methods = ("identity", "turboquant", "rotorquant", "rotorquant_paper", "eden", "nested_e8", "turboquant_trellis")
+    most, norm = max(row["point"]["bits"] for row in rows) + 0.6, 16 / rows[0]["point"]["dim"]
+    shown = [
+        row
+        for row in rows
+        if row["point"]["method"] in (*methods, "affine")
+        and row["point"]["data"] in ("sphere", "outlier_channels", "words", "decaying_spectrum")
+        and row["metrics"]["stored_bits"] < most  # the published RotorQuant takes up to 14
+    ] or rows
+    lines = {
+        "Shannon": lambda x, _: theory.shannon_bound(x),
+        "TurboQuant's Theorem 1": lambda x, _: theory.mse_bound(x - norm),  # of unit vectors: a norm comes on top
+    }
+    style: dict[str, Any] = {"series": "method", "panel": "data", "log": True, "published": "published", "lines": lines}
+    note = "bars: deviation over draws"
+    return [plots.curves(shown, folder / "mse.png", x="stored_bits", y="mse", note=note, **style)]

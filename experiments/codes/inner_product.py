@@ -1,4 +1,4 @@
-"""Inner products estimated from codes: RotorQuant's Table 5 and TurboQuant's Figures 1 and 2."""
+"""Inner products estimated from codes: RotorQuant's Table 5; biases and variances of TurboQuant's Figures 1 to 3."""
 
 import functools
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import rqjax
 from experiments.codes.distortion import check as check
@@ -39,18 +38,13 @@ TABLES = (
     ),
 )
 
-EDGES = np.linspace(-0.15, 0.15, 61)
-"""Edges of the histogram of errors."""
-MEANS = np.linspace(0, 0.9, 10)
-"""Inner products around which the bias is measured, as cosines."""
-
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
     method, dim, bits, seeds = point["method"], point["dim"], point["bits"], point["seeds"]
     x = samples.sample(point["data"], seeds, 2 * point["n"], dim)
     x, y = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in jnp.split(x, 2, axis=1))
     keys = jax.random.split(jax.random.key(0), seeds)
-    values, errors, bias_at = _measure(method, dim, bits)(keys, x, y)
+    values = _measure(method, dim, bits)(keys, x, y)
     result: dict[str, Any] = {}
     for name, value in values.items():
         result |= {name: float(value.mean()), f"{name}_sd": float(value.std(ddof=1)) if seeds > 1 else None}
@@ -62,8 +56,6 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         "stored_bits": jax.eval_shape(lambda k: rqjax.METHODS[method](k, dim, bits), keys[0]).bits_per_vector / dim,
         "lower_bound": dim * theory.inner_product_lower_bound(dim, bits),
         "upper_bound": dim * theory.inner_product_bound(dim, bits),
-        "histogram": np.histogram(np.asarray(errors), EDGES)[0].tolist(),
-        "bias_at": np.asarray(bias_at.mean(0)).tolist(),
     }
 
 
@@ -73,56 +65,50 @@ def _measure(method: str, dim: int, bits: int):
         quantizer = rqjax.METHODS[method](key, dim, bits)
         decoded = quantizer.decode(quantizer.encode(x))
         true, estimate = jnp.sum(x * y, -1), jnp.sum(decoded * y, -1)
-        values = {
+        return {
             "bias": metrics.bias(true, estimate),
             "rmse": metrics.rmse(true, estimate),
             "correlation": metrics.correlation(true, estimate),
             "slope": jnp.mean(jnp.sum(x * decoded, -1)),  # <x, x~> of unit vectors: the factor on any inner product
             "d_variance": dim * jnp.var(estimate - true),
         }
-        # queries with a given cosine to x, the same data otherwise
-        across = y - true[:, None] * x
-        across = across / jnp.linalg.norm(across, axis=-1, keepdims=True)
-        bias_at = jnp.stack(
-            [jnp.mean(jnp.sum(decoded * (c * x + (1 - c**2) ** 0.5 * across), -1)) - c for c in MEANS.tolist()]
-        )
-        return values, estimate - true, bias_at
 
     return jax.jit(jax.vmap(one))
 
 
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Plots histograms of the error, and the bias against the mean inner product."""
-    return [
-        plots.curves(
-            _series(rows, "histogram", (EDGES[1:] + EDGES[:-1]) / 2, "error of the inner product", "pairs"),
-            folder / "histogram.png",
-            x="error of the inner product",
-            y="pairs",
-            series="method",
-            panel="panel",
-            width=len({row["point"]["data"] for row in rows}),
-        ),
-        plots.curves(
-            _series(rows, "bias_at", MEANS, "mean inner product", "bias"),
-            folder / "bias.png",
-            x="mean inner product",
-            y="bias",
-            series="method",
-            panel="panel",
-            width=len({row["point"]["data"] for row in rows}),
-        ),
-    ]
-
-
-def _series(rows: Sequence[Row], name: str, xs: np.ndarray, x: str, y: str) -> list[Row]:
-    """Makes one row for each value of a list-valued metric."""
-    return [
+    """Plots what inner products shrink by, their bias in units of the mean, and the variance of their error."""
+    shown = [
         {
-            "point": {**row["point"], "panel": f"{row['point']['data']}, {row['point']['bits']} bits"},
-            "metrics": {x: float(a), y: b},
-            "environment": {},
+            "point": {**row["point"], "panel": f"{row['point']['data']}, {row['point']['bits']}-bit"},
+            "metrics": {
+                **row["metrics"],
+                "shrinkage": 1 - row["metrics"]["slope"],
+                "shrinkage_sd": row["metrics"].get("slope_sd"),
+                "published": None
+                if (rmse := row["metrics"].get("published_rmse")) is None
+                else row["point"]["dim"] * rmse**2,
+            },
         }
-        for row in rows
-        for a, b in zip(xs, row["metrics"][name], strict=True)
+        for row in sorted(rows, key=lambda row: row["point"]["data"])
+    ]
+    norm = 16 / rows[0]["point"]["dim"]
+    bounds = {
+        "Theorem 3": lambda x, _: theory.inner_product_lower_bound(1, x),
+        "Theorem 2": lambda x, _: theory.inner_product_bound(1, x - 2 * norm),  # a norm and a sketch's norm on top
+    }
+    style: dict[str, Any] = {"series": "method", "note": "bars: deviation over draws"}
+    return [
+        plots.dots(shown, folder / "bias.png", x="shrinkage", panel="panel", log=False, **style),
+        plots.curves(
+            [row for row in shown if row["metrics"]["stored_bits"] < 6],  # the published RotorQuant takes up to 12
+            folder / "variance.png",
+            x="stored_bits",
+            y="d_variance",
+            panel="data",
+            log=True,
+            published="published",
+            lines=bounds,
+            **style,
+        ),
     ]

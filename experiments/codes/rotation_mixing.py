@@ -119,10 +119,12 @@ def _dense(data: str, seeds: int, n: int, dim: int, bits: int) -> float:
     return distortion("dense", RECIPES["dense"], point)["mse"]
 
 
-SHOWN = ("identity", "dense", "hadamard", "rotor", "rotor_10", "butterfly", "hadamard_rotor", "rotor_chain")
-"""Rotations in the plot; the table has all."""
-
-
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
-    shown = [row for row in rows if row["point"]["rotation"] in SHOWN]
-    return [plots.bars(shown, folder / "mse.png", x="data", y="mse", series="rotation")] if shown else []
+    """Plots the error after each rotation."""
+    style: dict[str, Any] = {
+        "series": "rotation",
+        "panel": "data",
+        "published": "reference",
+        "note": "bars: deviation over draws",
+    }
+    return [plots.dots(rows, folder / "mse.png", x="mse", **style)]

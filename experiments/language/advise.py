@@ -99,11 +99,14 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     shown = [
         {
             "point": {**row["point"], "who": f"{row['point']['family']}, {who}"},
-            "metrics": {**row["metrics"], "divergence": row["metrics"][f"kl_{who}"]},
+            "metrics": {
+                **row["metrics"],
+                "divergence": row["metrics"][f"kl_{who}"],
+                "divergence_sd": row["metrics"].get(f"kl_{who}_sd"),
+            },
         }
         for row in rows
         for who in ("uniform", "advised")
     ]
-    return [
-        plots.curves(shown, folder / "kl.png", x="stored_bits", y="divergence", series="who", panel="model", log=True)
-    ]
+    style: dict[str, Any] = {"series": "who", "panel": "model", "log": True, "note": "bars: deviation over draws"}
+    return [plots.curves(shown, folder / "kl.png", x="stored_bits", y="divergence", **style)]

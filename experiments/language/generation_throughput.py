@@ -125,5 +125,5 @@ def _seconds(decoder: Decoder, states: Any, steps: dict[str, Callable[..., Any]]
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    path, levels = folder / "vs_float32.png", {"float32 cache": 1.0}
-    return [plots.curves(rows, path, x="tokens", y="vs_float32", series="strategy", panel="model", levels=levels)]
+    path, lines = folder / "vs_float32.png", {"float32 cache": lambda *_: 1}
+    return [plots.curves(rows, path, x="tokens", y="vs_float32", series="strategy", panel="model", lines=lines)]

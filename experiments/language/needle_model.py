@@ -141,5 +141,5 @@ def _decoder(folder: str, stages: tuple[int, ...], steps: int, batch_tokens: int
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    path = folder / "recalled.png"
-    return [plots.curves(rows, path, x="pairs", y="recalled", series="strategy")]
+    path, note = folder / "recalled.png", "bars: deviation over draws"
+    return [plots.curves(rows, path, x="pairs", y="recalled", series="strategy", note=note)]

@@ -158,5 +158,5 @@ def _scores(
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     if len({row["point"]["tokens"] for row in rows}) == 1:
         return []
-    path = folder / "score.png"
-    return [plots.curves(rows, path, x="tokens", y="score", series="strategy", panel="model")]
+    path, note = folder / "score.png", "bars: deviation over draws"
+    return [plots.curves(rows, path, x="tokens", y="score", series="strategy", panel="model", note=note)]

@@ -137,10 +137,26 @@ def _published(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def plot(rows: list[Row], folder: Path) -> list[Path]:
-    shown = [row for row in rows if "mse" in row["metrics"]]
-    if len({row["point"]["ratio"] for row in shown}) < 3:
+    """Plots errors and times by ratio; the published errors are percentages of ours of product quantization."""
+    done = [row for row in rows if row["metrics"].get("mse") is not None]
+    if len({row["point"]["ratio"] for row in done}) < 3:
         return []
-    return [
-        plots.curves(shown, folder / f"{y}.png", x="ratio", y=y, series="method", panel="data", log=True)
-        for y in ("mse", "mae", "quantize_s", "dequantize_s")
+    pq = {_cell(row): row["metrics"]["mse"] for row in done if row["point"]["method"] == "pq"}
+    shown = [{**row, "metrics": {**row["metrics"], "published": _published_mse(row, pq)}} for row in done]
+    style: dict[str, Any] = {"x": "ratio", "series": "method", "panel": "data", "log": True}
+    note = "bars: deviation over draws; published are % of our pq"
+    errors = [
+        plots.curves(shown, folder / f"{y}.png", y=y, published=published, note=note, **style)
+        for y, published in (("mse", "published"), ("mae", ""))
     ]
+    return errors + [plots.curves(shown, folder / f"{y}.png", y=y, **style) for y in ("quantize_s", "dequantize_s")]
+
+
+def _cell(row: Row) -> tuple[str, float]:
+    return row["point"]["data"], row["point"]["ratio"]
+
+
+def _published_mse(row: Row, pq: dict[tuple[str, float], float]) -> float | None:
+    """Returns the published percentage of product quantization's error, times that error as it is here."""
+    share = row["metrics"].get("published_vs_pq")
+    return None if share is None or _cell(row) not in pq else share / 100 * pq[_cell(row)]

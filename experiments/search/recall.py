@@ -58,25 +58,13 @@ def _set(vectors: str) -> tuple[str, int]:
     return name, numbers(dim, "d = 200", f"the dimension of vectors {vectors!r}")[0]
 
 
-SHOWN = (
-    "turboquant",
-    "turboquant_trellis",
-    "klt_trellis:tight",
-    "turbovec",
-    "faiss_pq",
-    "faiss_prq",
-    "faiss_rq",
-    "faiss_opq",
-    "faiss_lsq",
-    "faiss_rabitq",
-)
-"""Codecs in plots, if the rows have them; the table has all."""
-
-
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    rows = [row for row in rows if row["point"]["codec"] in SHOWN and "d = 128" in row["point"]["vectors"]] or rows
-
-    def curves(rows: list[dict[str, Any]], file: str, x: str, y: str) -> Path:
-        return plots.curves(rows, folder / file, x=x, y=y, series="codec", panel="vectors")
-
-    return [curves(rows, f"{file}.png", "bytes", name) for file, name in (("nearest", "1@1"), ("ten", "10@10"))]
+    """Plots recall by bytes in at most a few hundred dimensions, without what differs little from another codec."""
+    alike = ("turbovec_calibrated", "faiss_eden", "faiss_tqmse", "faiss_tq", "turboquant_trellis:unit", "klt_trellis")
+    short = [row for row in rows if _set(row["point"]["vectors"])[1] < 500] or rows
+    shown = [row for row in short if row["point"]["codec"] not in alike] or short
+    style: dict[str, Any] = {"x": "bytes", "series": "codec", "panel": "vectors", "note": "bars: deviation over draws"}
+    return [
+        plots.curves(shown, folder / f"{file}.png", y=name, **style)
+        for file, name in (("nearest", "1@1"), ("ten", "10@10"))
+    ]

@@ -63,5 +63,11 @@ def nearest(n: int, dim: int) -> np.ndarray:
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     """Plots queries a second by recall: a line for each codec from few bits to many."""
     shown = [{**row, "metrics": {**row["metrics"], "queries": f"{row['point']['batch']} together"}} for row in rows]
-    path = folder / "by_recall.png"
-    return [plots.curves(shown, path, x="10@10", y="queries_per_second", series="codec", panel="queries", log=True)]
+    style: dict[str, Any] = {
+        "series": "codec",
+        "panel": "queries",
+        "log": True,
+        "mark": "bits",
+        "note": "numerals: bits a number",
+    }
+    return [plots.curves(shown, folder / "by_recall.png", x="10@10", y="queries_per_second", **style)]

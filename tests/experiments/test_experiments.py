@@ -297,7 +297,10 @@ def test_trellis_codes_in_tables(tmp_path):
     rows = {code: rate_distortion.run({**point, "code": code}) for code in ("lloyd_max", "trellis_6", "entropy_coded")}
     assert rows["trellis_6"]["stored_bits"] == rows["lloyd_max"]["stored_bits"] == 1.5 + 16 / 64
     assert 1 < rows["trellis_6"]["over_shannon"] < 0.9 * rows["lloyd_max"]["over_shannon"]
-    assert abs(rows["entropy_coded"]["over_shannon"] - 1.4216) < 1e-4  # pi e / 6 at many bits
+    for row in rows.values():
+        assert row["over_shannon"] == pytest.approx(row["mse"] * 4 ** row["stored_bits"])
+    norm = 4 ** (16 / 64)
+    assert abs(rows["entropy_coded"]["over_shannon"] / norm - 1.4216) < 1e-4  # pi e / 6 at many bits
     speeds = trellis_throughput.run({"shape": (512, 32), "bits": 2, "state_bits": 6, "rounds": 1})
     assert all(value > 0 for value in speeds.values())
     table = {"table": (4, 6), "dim": 32, "n": 256, "steps": 30}
