@@ -75,7 +75,7 @@ def load_tokenizer(source: str | os.PathLike[str]) -> "Tokenizer":
     except (UnknownName, OSError):
         raise
     except Exception as error:  # the package raises nothing narrower
-        raise ValueError(f"{path} is not a tokenizer: {error}") from None
+        raise ValueError(f"{path} is not a tokenizer: {' '.join(str(error).split())}") from None
 
 
 def tokenizer_config(path: Path) -> dict[str, str]:
