@@ -27,7 +27,9 @@ from experiments.models import chat, models
 from rqjax.core import PAGE, check_int
 from rqjax.nn import Engine, generate
 
-MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
+MODEL = flags.DEFINE_string(
+    "model", "llama-d128", "Of results/models, smollm2-135m, a folder, a GGUF file, or a name on Hugging Face."
+)
 STRATEGY = flags.DEFINE_string(
     "strategy",
     "eden_4",

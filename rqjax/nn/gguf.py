@@ -97,8 +97,8 @@ class Quantized:
     def array(self) -> "Quantized":
         return self
 
-    def __getitem__(self, index: slice | tuple[slice, ...]) -> Float32[np.ndarray, "*n"]:
-        """Dequantizes rows and takes columns of them. The file is mapped anew each time."""
+    def __getitem__(self, index: Any) -> Float32[np.ndarray, "*n"]:
+        """Dequantizes a slice of rows, and takes one of columns if it is given. The file is mapped anew each time."""
         import gguf
 
         rows, *columns = index if isinstance(index, tuple) else (index,)
@@ -189,7 +189,7 @@ def _header(path: Path) -> Header:
     """Parses a header. `gguf.GGUFReader` takes 40 times as long, and does not end if a count is damaged."""
     import gguf
 
-    data = memoryview(np.memmap(path, np.uint8, "r"))
+    data = np.memmap(path, np.uint8, "r").data
     place = 0
 
     def bytes_of(count: int) -> memoryview:

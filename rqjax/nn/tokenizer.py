@@ -134,7 +134,7 @@ def _bytes(tokens: Sequence[str], merges: Sequence[str], split: str) -> "Tokeniz
 
     vocabulary = {token: id for id, token in enumerate(tokens)}
     parts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in SPLITS[split]]
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=split in WHOLE))
     if split in NFC:
         tokenizer.normalizer = normalizers.NFC()

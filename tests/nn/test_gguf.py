@@ -124,7 +124,7 @@ def same_weights(one, other):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family, tmp_path, monkeypatch):
-    """Against transformers' logits of the same weights; few rows are read at once."""
+    """Logits are those of transformers for the same weights; few rows are read at once."""
     monkeypatch.setattr(tensors, "BLOCK_BYTES", 1000)
     decoder, expected = load_decoder(write(tmp_path / "x.gguf", family)), load_decoder(CHECKPOINTS / family)
     same_weights(decoder, expected)
@@ -273,7 +273,7 @@ SPLIT = {
 
 @pytest.mark.parametrize("split", SPLIT)
 def test_tokenizers_of_bytes(split, tmp_path):
-    """Against the tokenizer that the file was made of, on texts of several languages."""
+    """Ids are those of the tokenizer that the file was made of, on texts of several languages."""
     made = Tokenizer(models.BPE(ignore_merges=split == "llama-bpe"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Sequence(SPLIT[split]), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
