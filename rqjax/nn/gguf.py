@@ -257,6 +257,8 @@ def fields(path: Path) -> dict[str, Any]:
     if "model.embed_tokens.weight" not in stored:
         raise ValueError(f"{path} has no tensor 'token_embd.weight'")
     found: dict[str, Any] = {field: header.count(name) for name, field in FIELDS.items()}
+    if found["num_hidden_layers"] > len(stored):
+        raise ValueError(f"{path} has {len(stored)} tensors, too few for {found['num_hidden_layers']} layers")
     dim = header.count("attention.key_length", found["hidden_size"] // found["num_attention_heads"])
     if header.of("attention.value_length", dim) != dim:
         raise ValueError(f"{path}: expected keys and values of one length, got {dim} and another")

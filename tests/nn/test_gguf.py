@@ -43,14 +43,14 @@ TEXTS = [
 ]
 
 
-def write(path, family="llama", leave_out=(), metadata=(), coding=gguf.GGMLQuantizationType.F32, **options):
+def write(path, family="llama", leave_out=(), metadata=(), coding=gguf.GGMLQuantizationType.F32, layers=2, **options):
     """Writes a GGUF file of a checkpoint, as llama.cpp's converter does; rows that are no blocks are float32."""
     fields = json.loads((CHECKPOINTS / family / "config.json").read_text())
     arch, rope = FAMILIES[family], fields["rope_parameters"]
     writer = gguf.GGUFWriter(path, arch, **options)
     writer.add_context_length(fields["max_position_embeddings"])
     writer.add_embedding_length(fields["hidden_size"])
-    writer.add_block_count(2)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(fields["intermediate_size"])
     writer.add_head_count(fields["num_attention_heads"])
     writer.add_head_count_kv(fields["num_key_value_heads"])
@@ -204,6 +204,7 @@ def test_calibrations_lie_beside_the_file(tmp_path):
         ({"leave_out": ["blk.1.attn_v"]}, r"x\.gguf has no tensor 'model\.layers\.1\.self_attn\.v_proj\.weight'"),
         ({"leave_out": ["token_embd"]}, r"x\.gguf has no tensor 'token_embd\.weight'"),
         ({"metadata": {"llama.expert_count": 8}}, "mixture of experts"),
+        ({"layers": 2**24}, "has 20 tensors, too few for 16777216 layers"),
         ({"metadata": {"llama.rope.dimension_count": 16}}, "turns all 32 coordinates of a head, got 16"),
         ({"metadata": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}}, "'yarn' by 4.0"),
     ],
