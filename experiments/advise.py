@@ -25,7 +25,9 @@ from rqjax.core import check_int
 from rqjax.nn import save_calibration
 from rqjax.nn.advise import sensitivities
 
-MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
+MODEL = flags.DEFINE_string(
+    "model", "llama-d128", "Of results/models, smollm2-135m, a folder, a GGUF file, or a name on Hugging Face."
+)
 FAMILY = flags.DEFINE_string(
     "family", "klt_trellis+pre_rope", "A recipe without its bits, or KEYS/VALUES; options behind it as in a strategy."
 )

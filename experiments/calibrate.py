@@ -19,7 +19,9 @@ from experiments.models import fitted, models
 from rqjax.core import check_int
 from rqjax.nn import save_calibration
 
-MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
+MODEL = flags.DEFINE_string(
+    "model", "llama-d128", "Of results/models, smollm2-135m, a folder, a GGUF file, or a name on Hugging Face."
+)
 STRATEGY = flags.DEFINE_string(
     "strategy", "klt_trellis_2+pre_rope", "As in experiments.generate; recipes that learn, too. +turned has its mean."
 )

@@ -16,7 +16,9 @@ from experiments.models.models import captured
 from rqjax.core import check_int
 from rqjax.core.treefile import replacing
 
-MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
+MODEL = flags.DEFINE_string(
+    "model", "llama-d128", "Of results/models, smollm2-135m, a folder, a GGUF file, or a name on Hugging Face."
+)
 CORPUS = flags.DEFINE_string(
     "corpus", "", "Folder or file with text, or prose, code, dialogue or mixed; Python's standard library by default."
 )

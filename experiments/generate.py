@@ -2,7 +2,7 @@
 
 python -m experiments.generate --prompt="def main(" --strategy=eden_4 --tokens=300
 python -m experiments.generate --prompts=prompts.jsonl --out=texts.jsonl --slots=8 --pages=400 --degrade=eden_3,eden_2
-python -m experiments.generate --model=HuggingFaceTB/SmolLM3-3B --chat --prompt="Why is the sky blue?"
+python -m experiments.generate --model=smollm2-135m --chat --prompt="Why is the sky blue?"
 
 A line of the file is {"prompt": "def main("}, if need be with max_tokens, temperature, top_p and seed. Prompts that
 begin alike share their pages of the cache. With --chat a prompt is what a user says, put in the words of the
@@ -27,7 +27,9 @@ from experiments.models import chat, models
 from rqjax.core import PAGE, check_int
 from rqjax.nn import Engine, generate
 
-MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
+MODEL = flags.DEFINE_string(
+    "model", "llama-d128", "Of results/models, smollm2-135m, a folder, a GGUF file, or a name on Hugging Face."
+)
 STRATEGY = flags.DEFINE_string(
     "strategy",
     "eden_4",

@@ -22,7 +22,9 @@ with extras.explained():
 
     from experiments.models.cached_lm import CachedLM
 
-MODEL = flags.DEFINE_string("model", "llama-d128", "Of results/models, a folder, or a name on Hugging Face.")
+MODEL = flags.DEFINE_string(
+    "model", "llama-d128", "Of results/models, smollm2-135m, a folder, a GGUF file, or a name on Hugging Face."
+)
 STRATEGY = flags.DEFINE_string("strategy", "eden_4", "Of the cache, as in experiments.generate.")
 TASKS = flags.DEFINE_list("tasks", None, "Names of lm_eval's tasks, or of those in --include_path.")
 INCLUDE = flags.DEFINE_string("include_path", None, "Folder of tasks of your own (YAML); others are not known then.")

@@ -55,7 +55,7 @@ if not hopper.has_kernels():
 if importlib.util.find_spec("mlx") is None:  # with faiss, gguf and lm_eval in the environment of the full suite only
     collect_ignore += ["quantizers/test_affine.py", "backends/test_mps.py"]
     collect_ignore += ["search/test_faiss.py", "experiments/test_vector_files.py"]
-    collect_ignore += ["quantizers/test_formats.py", "experiments/test_lm_eval.py"]
+    collect_ignore += ["quantizers/test_formats.py", "nn/test_gguf.py", "experiments/test_lm_eval.py"]
 if importlib.util.find_spec("flatbuffers") is None:  # which `jax.export` writes with
     collect_ignore.append("core/test_export.py")
 if importlib.util.find_spec("tunix") is None:  # with gemma in an environment of their own

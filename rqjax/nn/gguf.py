@@ -23,9 +23,8 @@ FIELDS = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-"""Metadata that each file has, behind the name of its architecture, and the fields of `config.json`."""
+"""Whole numbers that each file has, behind the name of its architecture, and their fields of `config.json`."""
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -98,8 +97,8 @@ class Quantized:
     def array(self) -> "Quantized":
         return self
 
-    def __getitem__(self, index: slice | tuple[slice, ...]) -> Float32[np.ndarray, "*n"]:
-        """Dequantizes rows and takes columns of them. The file is mapped anew each time."""
+    def __getitem__(self, index: Any) -> Float32[np.ndarray, "*n"]:
+        """Dequantizes a slice of rows, and takes one of columns if it is given. The file is mapped anew each time."""
         import gguf
 
         rows, *columns = index if isinstance(index, tuple) else (index,)
@@ -108,16 +107,23 @@ class Quantized:
         data = np.memmap(self.path, np.uint8, "r", self.start, (*count, width // block * size))
         if not count:
             x = gguf.dequantize(data, self.coding)
-            return (x if self.order is None else x[self.order])[rows] - np.float32(self.added)
-        taken = data[rows] if self.order is None else data[self.order[rows]]
-        return gguf.dequantize(np.ascontiguousarray(taken), self.coding)[:, *columns] - np.float32(self.added)
+            x = (x if self.order is None else x[self.order])[rows]
+        else:
+            taken = data[rows] if self.order is None else data[self.order[rows]]
+            x = gguf.dequantize(np.ascontiguousarray(taken), self.coding)[:, *columns]
+        return x - np.float32(self.added) if self.added else x
 
 
 class Header(NamedTuple):
-    """What a file says of itself."""
+    """Metadata and tensors of a file."""
 
+    path: Path
     metadata: dict[str, Any]
     tensors: dict[str, Quantized]
+
+    @property
+    def architecture(self) -> Architecture:
+        return ARCHITECTURES[str(self.metadata.get("general.architecture"))]
 
     def of(self, name: str, default: Any = None) -> Any:
         """Returns what the architecture's metadata have of this name.
@@ -127,16 +133,20 @@ class Header(NamedTuple):
         """
         name = f"{self.metadata['general.architecture']}.{name}"
         if self.metadata.get(name, default) is None:
-            raise ValueError(f"the GGUF file has no {name!r}")
+            raise ValueError(f"{self.path} has no {name!r}")
         return self.metadata.get(name, default)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """Returns a whole number of the architecture's metadata."""
+        return check_int(f"{name} of {self.path}", self.of(name, default), 1, 2**31)
 
 
 def read(path: Path) -> Header:
     """Reads the header of a file, and those of its other parts.
 
     Raises:
-      ValueError: a file is no GGUF file, or not whole, or a part is missing, or it is not the first part.
-      UnknownName: an architecture that is not supported.
+      FileNotFoundError: a part is missing.
+      ValueError: a file is no GGUF file, or not whole, or not the first part, or cannot be dequantized.
     """
     stat = path.stat()
     return _read(path, stat.st_size, stat.st_mtime_ns)
@@ -146,7 +156,7 @@ def read(path: Path) -> Header:
 def _read(path: Path, size: int, changed: int) -> Header:
     """Reads a file once, for its fields, tensors and tokenizer, as long as it does not change."""
     header = _parsed(path)
-    parts = header.metadata.get("split.count", 1)
+    parts = check_int(f"split.count of {path}", header.metadata.get("split.count", 1), 0, 2**16)
     if parts > 1:
         place = re.fullmatch(r"(.*)-00001-of-(\d{5})", path.stem)
         if place is None or int(place[2]) != parts:
@@ -156,7 +166,6 @@ def _read(path: Path, size: int, changed: int) -> Header:
             if not other.exists():
                 raise FileNotFoundError(f"there is no {other.name} in {path.parent}, a part of {path.name}")
             header.tensors.update(_parsed(other).tensors)
-    ARCHITECTURES[str(header.metadata.get("general.architecture"))]
     return header
 
 
@@ -180,7 +189,7 @@ def _header(path: Path) -> Header:
     """Parses a header. `gguf.GGUFReader` takes 40 times as long, and does not end if a count is damaged."""
     import gguf
 
-    data = memoryview(np.memmap(path, np.uint8, "r"))
+    data = np.memmap(path, np.uint8, "r").data
     place = 0
 
     def bytes_of(count: int) -> memoryview:
@@ -210,7 +219,8 @@ def _header(path: Path) -> Header:
         return value_of(NUMBERS[kind])
 
     def value_of(dtype: str) -> Any:
-        return np.frombuffer(bytes_of(np.dtype(dtype).itemsize), dtype)[0].item()
+        found = np.frombuffer(bytes_of(np.dtype(dtype).itemsize), dtype)[0]
+        return float(str(found)) if dtype == "<f4" else found.item()  # 1e-6 is no number of 32 bits
 
     if bytes(bytes_of(4)) != b"GGUF":
         raise ValueError("it does not begin with GGUF")
@@ -229,7 +239,7 @@ def _header(path: Path) -> Header:
         block, size = gguf.GGML_QUANT_SIZES[coding]
         if not shape or shape[-1] % block or place + start + math.prod(shape) // block * size > len(data):
             raise ValueError(f"tensor {name!r} of shape {shape} does not fit into it")
-    return Header(metadata, {name: Quantized(path, code, shape, place + at) for name, shape, code, at in found})
+    return Header(path, metadata, {name: Quantized(path, code, shape, place + at) for name, shape, code, at in found})
 
 
 def fields(path: Path) -> dict[str, Any]:
@@ -240,15 +250,19 @@ def fields(path: Path) -> dict[str, Any]:
       ValueError: the file is damaged, or asks for what is not supported; it is named.
     """
     header = read(path)
-    metadata, stored = header.metadata, tensors(path)
-    kind = ARCHITECTURES[metadata["general.architecture"]].model_type
+    kind = header.architecture.model_type
     if header.of("expert_count", 0):
         raise ValueError(f"{path} has a mixture of experts: not supported in GGUF files")
-    found = {field: header.of(name) for name, field in FIELDS.items()}
-    dim = header.of("attention.key_length", found["hidden_size"] // found["num_attention_heads"])
+    stored = tensors(path)
+    if "model.embed_tokens.weight" not in stored:
+        raise ValueError(f"{path} has no tensor 'token_embd.weight'")
+    found: dict[str, Any] = {field: header.count(name) for name, field in FIELDS.items()}
+    if found["num_hidden_layers"] > len(stored):
+        raise ValueError(f"{path} has {len(stored)} tensors, too few for {found['num_hidden_layers']} layers")
+    dim = header.count("attention.key_length", found["hidden_size"] // found["num_attention_heads"])
     if header.of("attention.value_length", dim) != dim:
         raise ValueError(f"{path}: expected keys and values of one length, got {dim} and another")
-    turning, window = header.of("rope.dimension_count", dim), header.of("attention.sliding_window", 0)
+    turning, window = header.count("rope.dimension_count", dim), header.of("attention.sliding_window", 0)
     if turning != dim and kind != "phi3":
         raise ValueError(f"{path}: expected a rope that turns all {dim} coordinates of a head, got {turning}")
     found |= {
@@ -256,13 +270,14 @@ def fields(path: Path) -> dict[str, Any]:
         "vocab_size": stored["model.embed_tokens.weight"].shape[0],
         "head_dim": dim,
         "partial_rotary_factor": turning / dim,
+        "rms_norm_eps": header.of("attention.layer_norm_rms_epsilon"),
         "rope_theta": header.of("rope.freq_base", 1e4),
-        "rope_scaling": _scaling(path, header),
+        **_scaling(path, header),
         "sliding_window": window or None,
         "tie_word_embeddings": "lm_head.weight" not in stored,
         "attention_bias": "model.layers.0.self_attn.q_proj.bias" in stored,
         "mlp_bias": "model.layers.0.mlp.up_proj.bias" in stored,
-        "eos_token_id": _ends(metadata),
+        "eos_token_id": _ends(header.metadata),
     }
     if kind == "gemma3_text":
         found |= _of_gemma(header, found)
@@ -280,32 +295,31 @@ def _of_gemma(header: Header, found: Mapping[str, Any]) -> dict[str, Any]:
         "rope_local_base_freq": header.of("rope.freq_base_swa", 1e4),
         "layer_types": ["sliding_attention" if local else "full_attention" for local in pattern],
         "final_logit_softcapping": header.of("final_logit_softcapping", 0) or None,
-        "attn_logit_softcapping": header.of("attn_logit_softcapping", 0) or None,
     }
 
 
-def _scaling(path: Path, header: Header) -> dict[str, Any] | None:
-    """Returns the `rope_scaling` of a file. Llama 3's lies there as a divisor for each frequency, and not as the four
-    numbers that it was made of; so it is that of `longrope`, whose long and short divisors are the same."""
+def _scaling(path: Path, header: Header) -> dict[str, Any]:
+    """Returns the `rope_scaling` of a file, and the length that it stretches, which some families have beside it.
+
+    Llama 3's scaling lies there as a divisor of each frequency, and not as the four numbers that it was made of. It
+    becomes a `longrope` whose short and long divisors are the same.
+    """
     kind, factor = header.of("rope.scaling.type", "linear"), header.of("rope.scaling.factor", 0) or 1.0
-    length = header.of("rope.scaling.original_context_length", header.of("context_length"))
-    longer = header.of("rope.scaling.attn_factor", 1.0)
-    divisors = [_divisors(header, name) for name in ("rope_factors_short", "rope_factors_long")]
-    if divisors[0] is None:
-        divisors = [_divisors(header, "rope_freqs")] * 2
-    if divisors[0] is not None and divisors[1] is not None and (kind in ("longrope", "none") or factor == 1):
-        scaling = {"rope_type": "longrope", "short_factor": divisors[0], "long_factor": divisors[1]}
-        return scaling | {"attention_factor": longer, "factor": factor, "original_max_position_embeddings": length}
-    if divisors[0] is None and longer == 1:
+    longer, usual = header.of("rope.scaling.attn_factor", 1.0), header.count("context_length")
+    length = {"original_max_position_embeddings": header.count("rope.scaling.original_context_length", usual)}
+    both = _divisors(header, "rope_freqs")
+    short, long = (_divisors(header, f"rope_factors_{texts}") or both for texts in ("short", "long"))
+    if short and long and (kind in ("longrope", "none") or factor == 1):
+        scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long, "factor": factor, **length}
+        return {"rope_scaling": {**scaling, "attention_factor": longer}, **length}
+    if not short and longer == 1:
         if kind == "none" or (kind == "linear" and factor == 1):
-            return None
+            return {"rope_scaling": None}
         if kind == "linear":
-            return {"rope_type": kind, "factor": factor}
+            return {"rope_scaling": {"rope_type": kind, "factor": factor}}
         if kind == "yarn":
-            betas = {
-                f"beta_{name}": header.of(f"rope.scaling.yarn_beta_{name}", 0) or None for name in ("fast", "slow")
-            }
-            return {"rope_type": kind, "factor": factor, "original_max_position_embeddings": length} | betas
+            betas = {name: header.of(f"rope.scaling.yarn_{name}", 0) or None for name in ("beta_fast", "beta_slow")}
+            return {"rope_scaling": {"rope_type": kind, "factor": factor, **length, **betas}, **length}
     raise ValueError(f"{path} asks for a scaling of rotary positions that is not supported: {kind!r} by {factor}")
 
 
@@ -322,7 +336,7 @@ def tensors(path: Path) -> dict[str, Quantized]:
       ValueError: a tensor has a name that the architecture has not, or a type that cannot be dequantized.
     """
     header = read(path)
-    architecture = ARCHITECTURES[header.metadata["general.architecture"]]
+    architecture = header.architecture
     names = NAMES | dict(architecture.names)
     codings = {tensor.coding.name for tensor in header.tensors.values() if len(tensor.shape) > 1}
     kind = codings.pop() if codings in ({"F16"}, {"BF16"}) else "F32"
@@ -337,8 +351,9 @@ def tensors(path: Path) -> dict[str, Quantized]:
         heads = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}.get(place[2])
         order, added = None, float(architecture.unit_offset and module.endswith("norm"))
         if architecture.interleaved and heads:
-            rows = np.arange(tensor.shape[0]).reshape(header.of(heads), -1, 2)
-            order = rows.swapaxes(1, 2).reshape(-1)
+            if tensor.shape[0] % (2 * header.count(heads)):
+                raise ValueError(f"{path}: expected tensor {name!r} of {header.count(heads)} heads, got {tensor.shape}")
+            order = np.arange(tensor.shape[0]).reshape(header.count(heads), -1, 2).swapaxes(1, 2).reshape(-1)
         found[f"{module}.{place[3]}"] = dataclasses.replace(tensor, kind=kind, order=order, added=added)
     return found
 

@@ -14,7 +14,10 @@ from jaxtyping import Array, BFloat16, UInt8
 from rqjax.core.treefile import Stored, dtype_of
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.families import GATE_UP
+from rqjax.nn.gguf import Quantized
 
+Tensors = Mapping[str, Stored | Quantized]
+"""Tensors of files, by name."""
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 TURNED = {"q_proj", "k_proj", "q_b_proj", "kv_a_proj_with_mqa"}
 """Modules whose outputs turn with the positions."""
@@ -50,7 +53,7 @@ class Place(NamedTuple):
         scales = (experts, outer, inner // 32)
         return {f"{self.names[0]}_blocks": (*scales, 16), f"{self.names[0]}_scales": scales}
 
-    def part(self, files: Mapping[str, Stored], expert: int, rows: slice, columns: Sequence[slice]) -> np.ndarray:
+    def part(self, files: Tensors, expert: int, rows: slice, columns: Sequence[slice]) -> np.ndarray:
         """A part of it, or of what an expert has of it; where rows have an order, those of whole heads."""
         if self.experts == "mxfp4":
             each = (files[name].array()[expert, self.first :: self.step][rows] for name in self.tensors)
@@ -91,9 +94,7 @@ Parameters = Mapping[tuple[Any, ...], tuple[int, ...]]
 """Shapes by paths in the decoder."""
 
 
-def read(
-    place: Place, files: Mapping[str, Stored], shape: tuple[int, ...], index: Any, dtype: DTypeLike | None
-) -> np.ndarray:
+def read(place: Place, files: Tensors, shape: tuple[int, ...], index: Any, dtype: DTypeLike | None) -> np.ndarray:
     """Reads an index of a parameter, in a dtype, or in that of the file if it is one to compute in. The array is filled
     piece by piece, and begins where JAX can take it without a copy: on a CPU no tensor is in memory twice."""
     index = (*index, *[slice(None)] * (len(shape) - len(index)))
@@ -184,9 +185,7 @@ def _interleaved(config: DecoderConfig, module: str) -> np.ndarray:
     return np.concatenate([others + pairs, np.arange(others)])
 
 
-def found(
-    config: DecoderConfig, shapes: Parameters, tensors: Mapping[str, Stored], folder: Path
-) -> dict[tuple[Any, ...], Place]:
+def found(config: DecoderConfig, shapes: Parameters, tensors: Tensors, folder: Path) -> dict[tuple[Any, ...], Place]:
     """Returns the places of parameters in the tensors of a folder, if it holds all of them, of the right shapes."""
     prefix, head = _prefix(tensors, EMBEDDINGS, "norm.weight"), _prefix(tensors, HEAD)
     those = places(config, shapes, prefix, head)
@@ -220,7 +219,7 @@ def _prefix(tensors: Iterable[str], *anchors: str) -> str:
     return "model." if anchors[0] == EMBEDDINGS else ""
 
 
-def untied(tensors: Mapping[str, Stored]) -> bool:
+def untied(tensors: Tensors) -> bool:
     """Returns whether files hold embeddings and a head that differ; a config that ties them does not count then."""
     names = f"{_prefix(tensors, EMBEDDINGS)}{EMBEDDINGS}", f"{_prefix(tensors, HEAD)}{HEAD}"
     if not all(name in tensors for name in names):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rqjax.core import Registry, extras
+from rqjax.core import Registry, UnknownName, extras
 from rqjax.nn import gguf
 from rqjax.nn.checkpoint import find_checkpoint
 
@@ -72,10 +72,10 @@ def load_tokenizer(source: str | os.PathLike[str]) -> "Tokenizer":
         raise FileNotFoundError(f"there is no tokenizer.json in {checkpoint}")
     try:
         return _of_gguf(path, gguf.read(path).metadata) if checkpoint.is_file() else Tokenizer.from_file(str(path))
-    except (KeyError, OSError):
+    except (UnknownName, OSError):
         raise
     except Exception as error:  # the package raises nothing narrower
-        raise ValueError(f"{path} is not a tokenizer: {error}") from None
+        raise ValueError(f"{path} is not a tokenizer: {' '.join(str(error).split())}") from None
 
 
 def tokenizer_config(path: Path) -> dict[str, str]:
@@ -106,7 +106,7 @@ def _of_gguf(path: Path, metadata: Mapping[str, Any]) -> "Tokenizer":
     elif kind == "llama":
         if family == "gemma3":  # spaces are stored as they are in a text, and scores do not follow the merges
             tokens = ["\u2581" * len(token) if token.strip(" ") == "" else token for token in tokens]
-        scores = range(0, -len(tokens), -1) if family == "gemma3" else of("scores")
+        scores = [-float(id) for id in range(len(tokens))] if family == "gemma3" else of("scores")
         unknown = metadata.get("tokenizer.ggml.unknown_token_id")
         tokenizer = _sentencepiece(
             tokens,
@@ -134,7 +134,7 @@ def _bytes(tokens: Sequence[str], merges: Sequence[str], split: str) -> "Tokeniz
 
     vocabulary = {token: id for id, token in enumerate(tokens)}
     parts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in SPLITS[split]]
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=split in WHOLE))
     if split in NFC:
         tokenizer.normalizer = normalizers.NFC()

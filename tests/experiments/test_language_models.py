@@ -144,7 +144,7 @@ def test_tokenizers_that_do_not_match(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no tokenizer.json in"):
         models.load(str(tmp_path))
     text.make_tokenizer([], 256).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match=r"does not match: it has 256 tokens, vocab_size of config.json is 200"):
+    with pytest.raises(ValueError, match=r"does not match: it has 256 tokens, the decoder has 200"):
         models.load(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a tokenizer"):

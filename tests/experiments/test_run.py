@@ -24,6 +24,7 @@ from experiments.harness.rows import Rows
 from experiments.matrices import exchange_theory
 from experiments.search import peers, search
 from rqjax.core import extras
+from rqjax.nn import load_decoder
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {
@@ -404,6 +405,10 @@ def test_a_missing_extra_is_one_line(without, command, tmp_path):
     without("flax", "rqjax.nn")
     with pytest.raises(extras.MissingExtra, match=message("flax", "flax")):
         __import__("rqjax.nn")
+    without("gguf")
+    (tmp_path / "x.gguf").touch()
+    with pytest.raises(extras.MissingExtra, match=message("gguf", "real")):
+        load_decoder(tmp_path / "x.gguf")
     for package in ("faiss", "turbovec"):
         without(package)
         with pytest.raises(extras.MissingExtra, match=message(package, "bench")):
