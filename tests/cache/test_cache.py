@@ -70,8 +70,8 @@ class Schedule(RuleBasedStateMachine):
         self.used = (self.used + 1) % 999
         return (x[:, self.used : self.used + count] for x in self.texts)
 
-    def check(self, found, q):
-        assert error(found, self.plain.attend(q)) < self.tolerance
+    def check(self, found, q, **options):
+        assert error(found, self.plain.attend(q, **options)) < self.tolerance
 
     @precondition(lambda self: self.room() >= 1)
     @rule(size=st.sampled_from(SIZES), ragged=st.sampled_from([1, 0, 0.5]))
@@ -82,7 +82,7 @@ class Schedule(RuleBasedStateMachine):
         valid = np.minimum([size, round(ragged * size)], self.room())
         found, self.cache = attend_anew(q, k, None if self.cache.values_in_keys else v, self.cache, valid=valid)
         self.plain.append(k, None if self.cache.values_in_keys else v, valid, self.cache.key_form.mean)
-        self.check(found, q)
+        self.check(found, q, own=True)
 
     @rule(window=st.sampled_from([None, 30, 200]))
     def attend(self, window):
@@ -163,7 +163,7 @@ def in_pieces(kind, cache, texts, pieces):
         q, k, v = (x[:, len(plain.keys[0]) :][:, :size] for x in texts)
         found, cache = attend_anew(q, k, None if cache.values_in_keys else v, cache)
         plain.append(k, None if cache.values_in_keys else v, mean=cache.key_form.mean)
-        agree(found, q)
+        agree(found, q, own=True)
         return cache
 
     for size in pieces:
