@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from experiments.caches.attention_error import keep
 from experiments.data import text
@@ -24,9 +25,10 @@ from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
 from experiments.models import fitted, models
-from rqjax import KVCache
+from rqjax import KVCache, dot_product_attention
 from rqjax.nn import Decoder
 from rqjax.quantizers.formats import FORMATS
+from rqjax.rotations import Rope
 
 MADE_BY = (
     "experiments/models/models.py",
@@ -114,29 +116,76 @@ def _reference(name: str, corpus: str, context: int, count: int) -> tuple[Decode
     return decoder, windows, exact
 
 
-@functools.partial(jax.jit, static_argnums=4)
 def _scores(
     decoder: Decoder, caches: tuple[KVCache, ...], windows: jax.Array, exact: jax.Array, chunk: int
 ) -> dict[str, Any]:
-    """Computes means over the tokens of each window, and the divergence of each token."""
+    """Computes means over the tokens of each window, and the divergence of each token.
 
-    def split(x: jax.Array) -> jax.Array:
-        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+    All tokens go through a layer before the next one begins. Layers that are alike then share one program; XLA would
+    compile each layer of a whole decoder anew.
+    """
+    x = decoder.embedded(windows[:, :-1])
+    for layer, (block, cache) in enumerate(zip(decoder.layers, caches, strict=True)):
+        options = decoder.attention_options(layer)
+        sinks = options.pop("sink_logits")
+        x = _through(*nnx.split(block), x, cache, sinks, decoder.config.ropes[layer], tuple(options.items()), chunk)
+    return _compared(decoder, x, windows, exact, chunk)
 
-    def step(caches: Any, inputs: Any) -> tuple[Any, Any]:
-        tokens, targets, expected = inputs
-        logits, caches = decoder(tokens, caches)
-        got = jax.nn.log_softmax(logits)
+
+@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7))
+def _through(
+    graph: Any,
+    state: Any,
+    x: jax.Array,
+    cache: KVCache,
+    sinks: jax.Array | None,
+    rope: Rope,
+    options: tuple[tuple[str, Any], ...],
+    chunk: int,
+) -> jax.Array:
+    """Runs a layer on the tokens x (n, context, size), which attend from its cache."""
+    block = nnx.merge(graph, state)
+
+    def step(cache: KVCache, x: jax.Array) -> tuple[KVCache, jax.Array]:
+        positions, kept = cache.lengths[:, None, None] + jnp.arange(chunk)[:, None], []
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            if cache.key_form.rope is None:
+                q, k = rope(q, positions), rope(k, positions)
+            v = None if cache.values_in_keys else v
+            out, new = dot_product_attention(q, k, v, cache, sink_logits=sinks, **dict(options))
+            kept.append(new)
+            return out
+
+        x = block(x, attend)
+        return kept[0], x
+
+    chunks = jax.lax.scan(step, cache, _split(x, chunk))[1]
+    return jnp.moveaxis(chunks, 0, 1).reshape(x.shape)
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _compared(decoder: Decoder, x: jax.Array, windows: jax.Array, exact: jax.Array, chunk: int) -> dict[str, Any]:
+    """Compares logits of the last layer's output x with exact log-probabilities."""
+
+    def step(inputs: Any) -> tuple[dict[str, jax.Array], jax.Array]:
+        x, targets, expected = inputs
+        got = jax.nn.log_softmax(decoder.logits(decoder.norm(x)))
         each = {
             "nats": _nats(got, targets),
             "reference": _nats(expected, targets),
             "kl": jnp.sum(jnp.exp(expected) * (expected - got), axis=-1),
             "top1": got.argmax(-1) == expected.argmax(-1),
         }
-        return caches, ({name: x.mean(axis=-1) for name, x in each.items()}, each["kl"])
+        return {name: x.mean(axis=-1) for name, x in each.items()}, each["kl"]
 
-    _, (means, kl) = jax.lax.scan(step, caches, (split(windows[:, :-1]), split(windows[:, 1:]), split(exact)))
+    means, kl = jax.lax.map(step, [_split(part, chunk) for part in (x, windows[:, 1:], exact)])
     return {"kl_of_tokens": kl, **{name: x.mean(axis=0) for name, x in means.items()}}
+
+
+def _split(x: jax.Array, chunk: int) -> jax.Array:
+    """Splits (n, context, ...) into chunks (chunks, n, chunk, ...)."""
+    return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
 
 def _nats(log_probabilities: jax.Array, targets: jax.Array) -> jax.Array:
