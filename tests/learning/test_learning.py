@@ -114,7 +114,7 @@ def test_principal_axes_with_a_trellis():
 
 @pytest.mark.parametrize(("dim", "total", "alike"), [(64, 128, 8), (64, 160, 8), (64, 124, 4), (20, 50, 2)])
 def test_neighboring_coordinates_have_equal_bits(dim, total, alike):
-    """As many as divide both the coordinates and the bits, so that layers have few allocations."""
+    """Groups are of eight coordinates, or of the most fewer that divide both the coordinates and the bits."""
     bits = np.array(klt._allocated(jnp.geomspace(1, 1e-4, dim) * jnp.array([[1], [2]]), total))
     assert bits.sum() == total
     assert (np.diff(bits) <= 0).all()
