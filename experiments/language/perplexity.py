@@ -121,8 +121,8 @@ def _scores(
 ) -> dict[str, Any]:
     """Computes means over the tokens of each window, and the divergence of each token.
 
-    All tokens go through a layer before the next one begins. Layers that are alike then share one program; XLA would
-    compile each layer of a whole decoder anew.
+    All tokens go through a layer before the next one begins. Layers that are alike then share one program. In a
+    whole decoder each of them is compiled.
     """
     x = decoder.embedded(windows[:, :-1])
     for layer, (block, cache) in enumerate(zip(decoder.layers, caches, strict=True)):
@@ -152,8 +152,8 @@ def _through(
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             if cache.key_form.rope is None:
                 q, k = rope(q, positions), rope(k, positions)
-            v = None if cache.values_in_keys else v
-            out, new = dot_product_attention(q, k, v, cache, sink_logits=sinks, **dict(options))
+            value = None if cache.values_in_keys else v
+            out, new = dot_product_attention(q, k, value, cache, sink_logits=sinks, **dict(options))
             kept.append(new)
             return out
 
