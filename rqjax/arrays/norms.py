@@ -20,18 +20,25 @@ LOGARITHMIC = "uint8"
 def norm(x: Shaped[Array, "*n d"]) -> Float[Array, "*n 1"]:
     """Euclidean norms of vectors, right wherever the norm itself is a normal number."""
 
-    def size(x, scale):
-        return jnp.sqrt(jnp.sum((as_float32(x) * scale) ** 2, axis=-1, keepdims=True)) / scale
-
-    def rescaled(x):
-        return size(x, unit(usual))
-
     # The squares of huge and of tiny numbers leave float32. Such vectors are rare; on a CPU the others are read only
     # once. Elsewhere a condition would make the device wait for the host.
-    usual = size(x, 1)
+    usual = _size(x, 1)
     if not platforms.on_cpu():
-        return rescaled(x)
-    return lax.cond(jnp.all((usual > TINY) & (usual < HUGE)), lambda x: usual, rescaled, x)
+        return _rescaled(x, usual)
+    return lax.cond(jnp.all((usual > TINY) & (usual < HUGE)), _as_it_is, _rescaled, x, usual)
+
+
+def _size(x: Shaped[Array, "*n d"], scale: Float[Array, "*n 1"] | int) -> Float[Array, "*n 1"]:
+    return jnp.sqrt(jnp.sum((as_float32(x) * scale) ** 2, axis=-1, keepdims=True)) / scale
+
+
+# Branches of a condition outside jit are compiled once only if they are functions of a module and close over nothing.
+def _as_it_is(x: Shaped[Array, "*n d"], usual: Float[Array, "*n 1"]) -> Float[Array, "*n 1"]:
+    return usual
+
+
+def _rescaled(x: Shaped[Array, "*n d"], usual: Float[Array, "*n 1"]) -> Float[Array, "*n 1"]:
+    return _size(x, unit(usual))
 
 
 def direction(x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:

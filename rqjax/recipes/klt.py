@@ -1,6 +1,7 @@
 """A transform code without training: principal axes, bits by variance, one trellis through all coordinates."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -25,6 +26,9 @@ MIXED_COORDINATES = (8, 32)
 WORTH = 0.97
 """Share of the error of `turboquant_trellis`, which decodes faster, below which the error of a transform code has to
 be."""
+ALIKE = 8
+"""Neighboring principal coordinates with equal bits. A rotation mixes as many, so their variances are nearly equal, and
+the layers of a model have few allocations; programs are compiled for each."""
 HELD_OUT = 1024
 """Most held-out vectors, which choose the code; an eighth of all vectors is held out."""
 TRELLIS_GAIN = (1, 0.776, 0.644, 0.573, 0.572, 0.584, 0.649, 0.82, 1.017)
@@ -58,8 +62,15 @@ def klt_trellis(key: Key, x: Array, bits: float | int) -> Quantizer:
 
 def _transform_code(keys: Array, unit: Float[Array, "heads n d"], bits: float | int, block: int) -> Quantizer:
     rotation, mean, deviation = _principal(keys, unit, block)
-    columns = functools.partial(TrellisPerCoordinate.gaussian, bits=allocate(deviation**2, int(bits * unit.shape[2])))
+    columns = functools.partial(TrellisPerCoordinate.gaussian, bits=_allocated(deviation**2, int(bits * unit.shape[2])))
     return Scaled(Rotated(rotation, jax.vmap(columns)(mean, deviation)))
+
+
+def _allocated(variances: Float[Array, "heads d"], total: int) -> tuple[int, ...]:
+    """Allocates bits to `ALIKE` coordinates at a time, or to the most fewer that divide both numbers."""
+    size = math.gcd(ALIKE, variances.shape[1], total)
+    alike = variances.reshape(len(variances), -1, size).swapaxes(1, 2)
+    return tuple(np.repeat(allocate(alike, total // size), size).tolist())
 
 
 @operation

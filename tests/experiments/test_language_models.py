@@ -23,7 +23,7 @@ from experiments.language import (
     perplexity,
     train_lm,
 )
-from experiments.models import models, training
+from experiments.models import layered, models, training
 from rqjax.nn import Decoder, DecoderConfig, generate, load_decoder
 from tests.nn.test_decoder import CHECKPOINTS, FORWARD, fields
 
@@ -234,6 +234,35 @@ def test_perplexity_of_the_committed_decoder():
         perplexity.check({**point, "strategy": "v3_4", "context": 250})
     with pytest.raises(ValueError, match="expected windows to be a multiple of seeds = 2, got 3"):
         perplexity.check({**point, "strategy": "v3_4", "windows": 3})
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("glm4", "kivi_2"),
+        pytest.param("gemma3_text", "eden_3", marks=pytest.mark.full),  # layers with two ropes, some with a window
+        pytest.param("gpt_oss", "eden_3+pre_rope", marks=pytest.mark.full),
+        pytest.param("deepseek_v3", "eden_3", marks=pytest.mark.full),
+    ],
+)
+def test_layers_one_by_one_score_as_the_decoder(family, name):
+    model, tokens = load_decoder(CHECKPOINTS / family), np.load(CHECKPOINTS / family / "logits.npz")["tokens"][:, :33]
+    step = jax.jit(lambda model, tokens, caches: model(tokens, caches))
+    exact = jax.nn.log_softmax(FORWARD(model, tokens[:, :-1]))
+    caches = model.caches(name, jax.random.key(0), len(tokens), 32, window=0, sinks=2)
+    scores = perplexity._scores(model, caches, jnp.asarray(tokens), layered.exact(model, tokens[:, :-1]), 16)
+    found = []
+    for part in np.split(tokens[:, :-1], 2, axis=1):
+        logits, caches = step(model, part, caches)
+        found.append(jax.nn.log_softmax(logits))
+    got = jnp.concatenate(found, axis=1)
+    assert np.abs(got - exact).max() > 0.01  # codes do something
+    for name, log_p in (("nats", got), ("reference", exact)):
+        expected = -jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=-1)[..., 0]
+        np.testing.assert_allclose(scores[name], expected, rtol=1e-3, atol=1e-4)
+    divergence = (jnp.exp(exact) * (exact - got)).sum(-1)
+    np.testing.assert_allclose(scores["kl"].mean(1), divergence.mean(1), rtol=1e-2)
+    assert (scores["kl"] >= 0).all()
 
 
 def test_deviations_of_perplexities_are_over_the_windows(monkeypatch):

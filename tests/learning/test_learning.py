@@ -16,7 +16,7 @@ import rqjax
 from experiments.data import samples
 from rqjax import learning
 from rqjax.learning import losses
-from rqjax.recipes import learned
+from rqjax.recipes import klt, learned
 from rqjax.rotations import Chain, Permutation, Rotor, StridedRotor, butterfly
 from tests.tools.suites import some
 
@@ -110,6 +110,16 @@ def test_principal_axes_with_a_trellis():
     heads = rqjax.klt_trellis(KEY, jnp.stack([x, x[:, ::-1]]), BITS)
     errors = [measure(jax.tree.map(lambda leaf, i=i: leaf[i], heads.inner), x[:, :: (1, -1)[i]]) for i in range(2)]
     assert max(errors) < 0.25 * measure(dense, x)
+
+
+@pytest.mark.parametrize(("dim", "total", "alike"), [(64, 128, 8), (64, 160, 8), (64, 124, 4), (20, 50, 2)])
+def test_neighboring_coordinates_have_equal_bits(dim, total, alike):
+    """Groups are of eight coordinates, or of the most fewer that divide both the coordinates and the bits."""
+    bits = np.array(klt._allocated(jnp.geomspace(1, 1e-4, dim) * jnp.array([[1], [2]]), total))
+    assert bits.sum() == total
+    assert (np.diff(bits) <= 0).all()
+    assert len(set(bits.tolist())) > 1
+    assert (bits.reshape(-1, alike) == bits[::alike, None]).all()
 
 
 @pytest.mark.full

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import rqjax
-from rqjax.nn import load_calibration, load_decoder, save_calibration
+from rqjax.nn import Decoder, DecoderConfig, load_calibration, load_decoder, save_calibration
 from rqjax.nn.calibration import through
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
@@ -86,6 +87,21 @@ def test_a_calibration_knows_its_checkpoint(tmp_path):
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match="is not a whole safetensors file"):
         load_calibration(model, tmp_path, "eden_2+turned")
+
+
+def test_fitting_more_layers_compiles_nothing_more(caplog):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    fields = {"model_type": "llama", "vocab_size": 32, "head_dim": 32, **sizes}
+
+    def compiled(layers):
+        model = Decoder(DecoderConfig.parse({**fields, "num_hidden_layers": layers}), rngs=nnx.Rngs(0))
+        caplog.clear()
+        with jax.log_compiles():
+            model.calibrate(np.arange(128).reshape(2, 64) % 32, "klt_trellis_2+pre_rope", KEY)
+        return [record.message for record in caplog.records if record.message.startswith("Compiling")]
+
+    assert compiled(2)
+    assert compiled(4) == []
 
 
 def test_calibrate_rejects_invalid_arguments():
