@@ -1,7 +1,11 @@
 """Error of the methods on real embeddings: WordLlama's tokens, and a sentence encoder's passages of text.
 
-Claim: a uniform rotation has the error of the sphere on both, whatever mean and spectrum they have. Rotors in blocks of
-three and no rotation have more on the passages, whose coordinates differ.
+Claim: a rotation brings next to nothing here. Without one, levels have at most 1.5 % more error than behind a uniform
+rotation on WordLlama's vectors, and 2 to 5 % more on the passages. Loud channels, for which rotations are made,
+are not in these embeddings. The worst of the rotations, `rotorquant`, has 1 % more than a uniform one.
+
+To see: errors are those of the sphere, 0.116 at 2 bits and 0.034 at 3, and `turboquant_trellis` has 0.57 to 0.77 of
+`turboquant`'s.
 
     python -m experiments.run --config=configs/codes/distortion_real.py
 

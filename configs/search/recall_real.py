@@ -23,15 +23,12 @@ def get_config() -> ConfigDict:
             "seeds": 3,
             "grid": {
                 "vectors": ("wordllama, d = 256", "passages, d = 384"),
-                "bits": (1, 2, 4),
+                "bits": (2, 4, 1),
                 "codec": (
-                    "turboquant",
                     "eden_unbiased",
-                    "eden_unbiased:centered",
                     "eden_unbiased:l2",
                     "turboquant_trellis:unit",
                     "klt_trellis:tight",
-                    "klt_trellis:l2",
                     "faiss_rabitq",
                     "faiss_eden",
                     "faiss_pq",
