@@ -7,8 +7,8 @@ QET's error.
 It does not reproduce on keys and values: QET leaves 47 and 46 %, and from ratio 8 on more than PQ; with 4,096 rows it
 is no better. On weights of the feed-forward layers vanilla leaves 38 to 40 %, QET 6.6 to 7.3 %. Rounded codebooks leave
 30 to 33 % of vanilla's error there (40.08 in the paper), residuals 54 to 62 %. Round-to-nearest's multiples are half to
-three quarters of the published ones, and at ratio 4 it beats QET on all weights. The worst row is QET on keys and values
-at ratio 12: 1.6 to 1.7 times PQ's error.
+three quarters of the published ones, and at ratio 4 it beats QET on all weights. The worst row is QET on keys and
+values at ratio 12: 1.6 to 1.7 times PQ's error.
 
     python -m experiments.run --config=configs/matrices/qet_matrices.py
     python -m experiments.run --config=configs/matrices/qet_matrices.py \\
