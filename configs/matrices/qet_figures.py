@@ -9,6 +9,8 @@ A method that does not fit into the bytes says so in the table.
 
 from ml_collections import ConfigDict
 
+RATIOS = tuple(range(2, 17))
+
 
 def get_config() -> ConfigDict:
     return ConfigDict(
@@ -16,9 +18,10 @@ def get_config() -> ConfigDict:
             "experiment": "matrix_budget",
             "seeds": 5,
             "scale": 1,
+            "mean_over": RATIOS,
             "grid": {
                 "data": ("synthetic_1", "synthetic_2", "synthetic_3"),
-                "ratio": tuple(range(2, 17)),
+                "ratio": RATIOS,
                 "method": ("rtn", "pq", "opq", "lopq", "qet_vanilla", "qet", "qet_best"),
             },
         }

@@ -28,12 +28,13 @@ TABLES = (
 
 def check(point: dict[str, Any]) -> None:
     """Fails on a point that cannot run, before the first one does."""
-    jax.eval_shape(lambda key: rqjax.METHODS[point["method"]](key, point["dim"], point["bits"]), jax.random.key(0))
     samples.check(point["data"])
+    dim = samples.dimension(point)
+    jax.eval_shape(lambda key: rqjax.METHODS[point["method"]](key, dim, point["bits"]), jax.random.key(0))
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    method, dim, bits = point["method"], point["dim"], point["bits"]
+    method, dim, bits = point["method"], samples.dimension(point), point["bits"]
     recipe = rqjax.METHODS[method]
     result = distortion(method, recipe, point)
     seen = point["data"] == "sphere" and dim == 128
@@ -48,17 +49,19 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 def distortion(name: str, recipe: Callable[..., rqjax.Quantizer], point: dict[str, Any]) -> dict[str, Any]:
     """Measures relative squared error (mean, deviation over the seeds), cosine, stored bits a coordinate, and
     `over_shannon`."""
-    x = samples.sample(point["data"], point["seeds"], point["n"], point["dim"])
+    dim = samples.dimension(point)
+    x = samples.sample(point["data"], point["seeds"], point["n"], dim)
     keys = jax.random.split(jax.random.key(0), point["seeds"])
-    mse, cosine = _measure(name, recipe, point["dim"], point["bits"])(keys, x)
-    quantizer = jax.eval_shape(lambda key: recipe(key, point["dim"], point["bits"]), keys[0])
+    mse, cosine = _measure(name, recipe, dim, point["bits"])(keys, x)
+    quantizer = jax.eval_shape(lambda key: recipe(key, dim, point["bits"]), keys[0])
     mean, deviation = float(mse.mean()), float(mse.std(ddof=1)) if len(mse) > 1 else None
-    stored = quantizer.bits_per_vector / point["dim"]
+    stored = quantizer.bits_per_vector / dim
     return {
         "mse": mean,
         "mse_sd": deviation,
         "cosine": float(cosine.mean()),
         "stored_bits": stored,
+        "dim": dim,
         **over_shannon(stored, mean, deviation),
     }
 

@@ -40,7 +40,7 @@ TABLES = (
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    method, dim, bits, seeds = point["method"], point["dim"], point["bits"], point["seeds"]
+    method, bits, seeds, dim = point["method"], point["bits"], point["seeds"], samples.dimension(point)
     x = samples.sample(point["data"], seeds, 2 * point["n"], dim)
     x, y = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in jnp.split(x, 2, axis=1))
     keys = jax.random.split(jax.random.key(0), seeds)
@@ -53,6 +53,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         result[f"published_{name}"] = value
     return {
         **result,
+        "dim": dim,
         "stored_bits": jax.eval_shape(lambda k: rqjax.METHODS[method](k, dim, bits), keys[0]).bits_per_vector / dim,
         "lower_bound": dim * theory.inner_product_lower_bound(dim, bits),
         "upper_bound": dim * theory.inner_product_bound(dim, bits),

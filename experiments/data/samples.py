@@ -2,12 +2,15 @@
 
 import functools
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.data import vector_files, words as english
+from experiments.data import passages as sentences, vector_files, words as english
 from rqjax.core import Registry, extras
 from rqjax.rotations import Dense
 
@@ -69,6 +72,26 @@ def words(key, n, dim):
     return _rows(english.vectors(), key, n, dim, "words")
 
 
+def wordllama(key, n, dim):
+    """Embeddings of 32,000 tokens in 256 dimensions, of the package `wordllama` (Miller, 2024; MIT)."""
+    return _rows(vector_files.read(str(_wordllama())), key, n, dim, "wordllama")
+
+
+def _wordllama() -> Path:
+    """Finds the file in the package, whose code is not imported."""
+    with extras.explained():
+        spec = find_spec("wordllama")
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(name="wordllama")
+    return Path(spec.origin).parent / "weights" / "l2_supercat_256.safetensors"
+
+
+def passages(key, n, dim):
+    """Sentence embeddings of 10,510 passages of Python's own library in 384 dimensions, with the mean that they have in
+    common, no download."""
+    return _rows(sentences.vectors(), key, n, dim, "passages")
+
+
 def kv(key, n, dim):
     """Keys and values of all layers and heads of the model in `results/models` whose head dimension is `dim`.
 
@@ -110,6 +133,8 @@ DATA: Registry = Registry(
             decaying_spectrum_rotated,
             clustered,
             words,
+            wordllama,
+            passages,
             kv,
         )
     },
@@ -118,9 +143,17 @@ DATA: Registry = Registry(
 
 def check(name: str) -> None:
     """Raises for a data set that does not exist, or that needs a missing package."""
-    if not name.startswith("file:") and DATA[name] is kv:
+    sampler = None if name.startswith("file:") else DATA[name]
+    if sampler is wordllama:
+        _wordllama()
+    if sampler is kv:
         with extras.explained():
             from experiments.models import models as models
+
+
+def dimension(point: dict[str, Any]) -> int:
+    """Returns the dimension of the vectors of a point: its `dim`, or if that is 0 all that its `data` have."""
+    return point["dim"] or {"words": english.WORD_DIMS, "wordllama": 256, "passages": 384}[point["data"]]
 
 
 @functools.lru_cache(maxsize=2)

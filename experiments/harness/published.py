@@ -81,7 +81,7 @@ QET_VS_PQ = {
     "synthetic_1": {("qet_vanilla", 4): 36.53, ("qet", 4): 6.94},
     "synthetic_2": {("qet_vanilla", 4): 36.51, ("qet", 4): 7.13},
     "synthetic_3": {("qet_vanilla", 4): 36.54, ("qet", 4): 7.21},
-    "gaussian_weights": {("qet_vanilla", 4): 36.64, ("qet", 4): 5.05},
+    "weights": {("qet_vanilla", 4): 36.64, ("qet", 4): 5.05},
     "keys": {("qet_vanilla", 4): 50.24, ("qet", 4): 13.33},
     "values": {("qet_vanilla", 4): 45.83, ("qet", 4): 11.89},
 }
@@ -98,7 +98,7 @@ QET_RTN = {
     "synthetic_1": 71.74,
     "synthetic_2": 334.59,
     "synthetic_3": 247.39,
-    "gaussian_weights": 12.56,
+    "weights": 12.56,
     "keys": 10.57,
     "values": 7.69,
 }

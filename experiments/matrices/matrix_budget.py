@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import rqjax
 from experiments.harness import plot as plots, published
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Row, Table
-from experiments.matrices.matrices import MATRICES, matrix, word_bits
+from experiments.matrices import matrices
+from experiments.matrices.matrices import matrix, word_bits
 from rqjax.recipes.budget import method
 
 MADE_BY = (
@@ -31,10 +33,11 @@ TABLES = (
         each=("data",),
     ),
     Table(
-        "Round-to-nearest's mean squared error as a multiple of QET's; the paper has its mean over the ratios",
+        "Round-to-nearest's mean squared error as a multiple of QET's, and the multiple of their means over the ratios",
         rows=("ratio",),
         columns=("data",),
-        values=("multiple_of_qet", "published_mean_multiple"),
+        values=("multiple_of_qet",),
+        footers=("mean_multiple", "published_mean_multiple"),
         having="multiple_of_qet",
     ),
     Table(
@@ -69,8 +72,7 @@ TABLES = (
 
 def check(point: dict[str, Any]) -> None:
     method(point["method"], 1.0)
-    if not point["data"].startswith("file:"):
-        _ = MATRICES[point["data"]]
+    matrices.check(point["data"])
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +90,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         columns[name] = 100 * columns["mse"] / np.array(errors)
     if point["method"] == "rtn":
         columns["multiple_of_qet"] = columns["mse"] / np.array([fitted("qet", *place, s)["mse"] for s in seeds])
+        columns["mean_multiple"] = np.array([_mean_multiple(*place[:2], point["mean_over"], s) for s in seeds])
     return {**mean_and_deviation(columns), **times, **_published(point)}
 
 
@@ -117,19 +120,26 @@ def fitted(name: str, data: str, scale: int, ratio: float, seed: int) -> dict[st
     }
 
 
+def _mean_multiple(data: str, scale: int, ratios: Sequence[float], seed: int) -> float:
+    """Returns round-to-nearest's mean over the ratios that hold it, as a multiple of QET's."""
+    held = [ratio for ratio in ratios if ratio < word_bits(data)]
+    rtn, qet = (sum(fitted(name, data, scale, ratio, seed)["mse"] for ratio in held) for name in ("rtn", "qet"))
+    return rtn / qet
+
+
 @jax.jit
 def decode(quantizer: Any, codes: Any) -> jax.Array:
     return quantizer.decode(codes)
 
 
 def _published(point: dict[str, Any]) -> dict[str, Any]:
-    place = point["method"], point["ratio"]
+    place, kind = (point["method"], point["ratio"]), matrices.kind(point["data"])
     found = {
-        "published_vs_pq": published.QET_VS_PQ.get(point["data"], {}).get(place),
-        "published_vs_vanilla": published.QET_VS_VANILLA.get(place) if point["data"] == "gaussian_weights" else None,
+        "published_vs_pq": published.QET_VS_PQ.get(kind, {}).get(place),
+        "published_vs_vanilla": published.QET_VS_VANILLA.get(place) if kind == "weights" else None,
     }
     if point["method"] == "rtn":
-        found["published_mean_multiple"] = published.QET_RTN.get(point["data"])
+        found["published_mean_multiple"] = published.QET_RTN.get(kind)
     if point["method"] in ("pq", "qet_vanilla") and point["ratio"] in published.QET_RANGE_AND_SHARE:
         values = published.QET_RANGE_AND_SHARE[point["ratio"]]
         found |= dict(zip(("published_range_ratio", "published_codebook_share"), values, strict=True))

@@ -1,7 +1,8 @@
 """Parts that the search experiments share: vectors and queries, true neighbors, indexes of this library and of others.
 
 A codec is a name of `METHODS`, `FITTED` or `peers.PEERS`. With a suffix, a vector of this library takes d b / 8 bytes,
-as with product quantization: ":tight" gives as many bits less as a scale takes, ":unit" stores no scale.
+as with product quantization: ":tight" gives as many bits less as a scale takes, ":unit" stores no scale. ":centered"
+subtracts the mean of all vectors, and ":l2" also ranks by squared distances, for which a vector takes 4 bytes more.
 """
 
 from typing import Any
@@ -45,32 +46,35 @@ def quantizer(codec: str, x: np.ndarray, bits: int, seed: int) -> Any:
     dim, key = x.shape[1], jax.random.key(seed)
     exact = bits - 16 / dim if suffix == "tight" else bits
     fitted = name in rqjax.FITTED
+    mean = x.mean(axis=0) if suffix in ("centered", "l2") else None
+    x = x if mean is None else x - mean
     # A key of its own: the mean of `samples.clustered` is of key 1, and a rotation of those numbers tripled its error.
     method_key = jax.random.fold_in(key, dim)
     code = rqjax.FITTED[name](key, jnp.asarray(x), exact) if fitted else rqjax.METHODS[name](method_key, dim, exact)
-    return code.inner if suffix == "unit" else code
+    code = code.inner if suffix == "unit" else code
+    return code if mean is None else rqjax.Centered(jnp.asarray(mean), code)
 
 
 def build(codec: str, x: np.ndarray, bits: int, seed: int) -> Peer:
-    """An index of x for inner products, trained and filled; its bytes are those of codes alone, without ids."""
+    """An index of x, trained and filled; its bytes are those of codes alone, without ids."""
     if codec in PEERS:
         return PEERS[codec](x, bits, seed)
-    code = quantizer(codec, x, bits, seed)
-    index = rqjax.Index.build(code, x)
+    code, by_distance = quantizer(codec, x, bits, seed), codec.endswith(":l2")
+    index = rqjax.Index.build(code, x, metric="l2" if by_distance else "ip")
     jax.block_until_ready(index.rows)
 
     def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         scores, ids = index.search(queries, k)
         return np.asarray(scores), np.asarray(ids)
 
-    return Peer(code.bits_per_vector / 8, rqjax.nbytes(code), search)
+    return Peer(code.bits_per_vector / 8 + 4 * by_distance, rqjax.nbytes(code), search)
 
 
 def check(codec: str) -> None:
     """Raises for a codec that does not exist."""
     name, _, suffix = codec.partition(":")
     names = [*rqjax.METHODS, *rqjax.FITTED, *PEERS]
-    if name not in names or suffix not in ("", "tight", "unit"):
+    if name not in names or suffix not in ("", "tight", "unit", "centered", "l2"):
         raise unknown_name("codec", codec, names)
     if name in PEERS:
         library(name.partition("_")[0])

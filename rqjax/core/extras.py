@@ -6,7 +6,7 @@ from collections.abc import Iterator
 EXTRAS = {
     "experiments": ("absl", "ml_collections", "matplotlib", "tqdm"),
     "flax": ("flax", "huggingface_hub", "jinja2", "tokenizers"),
-    "real": ("gguf",),
+    "real": ("gguf", "wordllama"),
     "bench": ("faiss", "h5py", "turbovec"),
     "eval": ("lm_eval",),
 }

@@ -12,9 +12,9 @@ from safetensors.flax import save_file
 import rqjax
 from experiments.caches import attention_error, kv_memory, kv_throughput, latent_throughput, needle, turning_bias
 from experiments.codes import fractional, rate_distortion, train_rotor, trellis_tables, trellis_throughput
-from experiments.data import samples, words
+from experiments.data import passages, samples, words
 from experiments.harness import cache
-from experiments.matrices import matrix_budget
+from experiments.matrices import matrices, matrix_budget
 
 
 def vectors():
@@ -52,6 +52,16 @@ def test_bad_files(name, content, message, tmp_path):
     path.write_bytes(content) if isinstance(content, bytes) else np.save(path, content)
     with pytest.raises(ValueError, match=message):
         samples.sample(f"file:{path}", 1, 2, 3)
+
+
+def test_embeddings_of_passages():
+    """Committed, as unit vectors that have a mean in common; passages are whole lines, each of them once."""
+    x = passages.vectors()
+    assert x.shape == (10_510, samples.dimension({"dim": 0, "data": "passages"}))
+    np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1, rtol=1e-5)
+    assert np.linalg.norm(x.mean(axis=0)) > 0.2
+    line = "a line of forty characters, or nearly so"
+    assert passages.passages([f"{line}\n\n{line}\nthe rest", f"{line}\n{line}"]) == [f"{line}\n{line}"]
 
 
 def test_too_few_dimensions(tmp_path):
@@ -193,6 +203,11 @@ def test_needles_are_found():
         ),
         (matrix_budget, {"method": "l3w8c10", "data": "synthetic_4"}, "unknown matrix 'synthetic_4'; did you mean"),
         (
+            matrix_budget,
+            {"method": "pq", "data": "llama-d128#key"},
+            "unknown matrix of a model 'key'; did you mean 'keys'",
+        ),
+        (
             rate_distortion,
             {"code": "trelis_8", "dim": 128, "bits": 2.0, "data": "sphere"},
             "unknown code 'trelis_8'; did you mean 'trellis_8'",
@@ -291,6 +306,23 @@ def test_matrices_under_a_budget_in_a_table(tmp_path):
 
 
 @pytest.mark.full
+def test_matrices_of_a_model():
+    """A seed is a layer. Rows are spread over a weight; a row of keys has all heads of a token."""
+    first, again, other = (matrices.matrix("llama-d128#up_proj", seed, 1) for seed in (0, 4, 1))
+    assert first.shape == (448, 192)
+    assert bool((first == again).all())  # of four layers
+    assert not bool((first == other).all())
+    assert matrices.matrix("llama-d128#embed_tokens", 0, 2).shape == (128, 192)
+    assert matrices.matrix("llama-d128#keys", 0, 1).shape == (matrices.ROWS, 2 * 128)
+    assert [matrices.word_bits(f"llama-d128#{part}") for part in ("keys", "values", "k_proj")] == [16, 16, 32]
+    row = matrix_budget.run(
+        {"data": "llama-d128#values", "scale": 8, "ratio": 4, "seeds": 2, "method": "rtn", "mean_over": (4, 16)}
+    )
+    assert row["mean_multiple"] == row["multiple_of_qet"]  # 16 bits hold none at ratio 16
+    assert row["published_mean_multiple"] == 7.69
+
+
+@pytest.mark.full
 def test_trellis_codes_in_tables(tmp_path):
     """Fractional bits, the curve of entropy-coded scalars, speeds, and the file of tables."""
     point = {"dim": 64, "bits": 1.5, "data": "sphere", "n": 500, "seeds": 2}
@@ -324,6 +356,9 @@ def test_search_in_tables(tmp_path):
     assert few["1@1"] < few["1@4"] <= few["1@64"]
     assert few["10@10"] + 0.1 < many["10@10"]
     assert all(path.exists() for path in recall.plot(rows, tmp_path))
+    by_distance = recall.run({**point, "codec": "klt_trellis:l2", "bits": 2})
+    assert by_distance["bytes"] == recall.run({**point, "codec": "klt_trellis:centered", "bits": 2})["bytes"] + 4
+    assert by_distance["10@10"] > few["10@10"]  # it has the scale's bits more
     faiss = recall.run({**point, "codec": "faiss_rabitq", "bits": 2})
     assert faiss["bytes"] == 28
     assert faiss["10@10"] < few["10@10"]

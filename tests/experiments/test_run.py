@@ -402,6 +402,9 @@ def test_a_missing_extra_is_one_line(without, command, tmp_path):
     for check in (samples.check, lambda name: exchange_theory.check({"data": name})):
         with pytest.raises(extras.MissingExtra, match=message("tokenizers", "flax")):
             check("kv")
+    without("wordllama")
+    with pytest.raises(extras.MissingExtra, match=message("wordllama", "real")):
+        samples.check("wordllama")
     without("flax", "rqjax.nn")
     with pytest.raises(extras.MissingExtra, match=message("flax", "flax")):
         __import__("rqjax.nn")
