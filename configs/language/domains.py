@@ -1,7 +1,7 @@
 """Domains crossed: transform codes fitted on one kind of text and tested on all.
 
-Claim: a code that learns loses more on text of another kind than it was fitted to, and still less than codes that
-learn nothing; text of several kinds to fit to is worth most of the difference.
+Claim: a code that learns loses more on text of another kind than it was fitted to. It still loses less than codes that
+learn nothing. Text of several kinds to fit to is worth most of the difference.
 
     python -m experiments.run --config=configs/language/domains.py
 

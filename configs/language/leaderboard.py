@@ -1,8 +1,8 @@
 """All methods beside each other at equal stored bits: what a pretrained decoder loses through a compressed cache.
 
-Claim: with the default window of 128 newest and 4 first tokens exact, a transform code of keys before rotary positions
-(`klt_trellis` with "+pre_rope"), learned from text, has the least divergence at 2 and 3 bits, and of codes that learn
-nothing trellis and nested lattice codes.
+Claim: with the default window (128 newest and 4 first tokens exact) a transform code of keys before rotary positions
+has the least divergence at 2 and 3 bits. It is `klt_trellis` with "+pre_rope", learned from text. Of codes that learn
+nothing, trellis and nested lattice codes have the least.
 
     python -m experiments.run --config=configs/language/leaderboard.py
     python -m experiments.run --config=configs/language/leaderboard.py --config.grid.model="('FOLDER_OF_A_CHECKPOINT',)"

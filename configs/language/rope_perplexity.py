@@ -1,7 +1,7 @@
 """Keys before rotary positions, or less a mean that turns with them: what a pretrained decoder loses.
 
-Claims: codes of keys before rotary positions (KVQuant, Hooper et al. 2024, arXiv:2401.18079), in a transform code,
-take off most of what keys lose; a mean that turns with the positions helps where keys have one (Qwen 2 and 2.5).
+Claims: a transform code of keys before rotary positions (KVQuant, Hooper et al. 2024, arXiv:2401.18079) takes off
+most of what keys lose. A mean that turns with the positions helps where keys have one (Qwen 2 and 2.5).
 
     python -m experiments.run --config=configs/language/rope_perplexity.py
 

@@ -124,8 +124,8 @@ PERPLEXITY_CHANGE = {
     "v3_2": "+64.3, +65.5, +19.3, +20.2",
     "turboquant_prod_3": "+50.5",
 }
-"""TurboQuant MLX, "Multi-Model Quality": change of the perplexity in % for Llama 3.2 3B, Llama 3.1 8B, Mistral 7B and
-Gemma 3 4B with weights of 4 bits; of its section on QJL, Llama 3.2 3B alone."""
+"""TurboQuant MLX, "Multi-Model Quality": change of the perplexity in %, with weights of 4 bits. The order is Llama 3.2
+3B, Llama 3.1 8B, Mistral 7B, Gemma 3 4B; the section on QJL has Llama 3.2 3B alone."""
 
 FIDELITY = {
     ("turboquant_3", 2048): "0.9906, 0.812, 0.938",

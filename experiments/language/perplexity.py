@@ -4,8 +4,8 @@ Each window of held-out text is fed in chunks, whose tokens see each other in fu
 the cache. Nothing is scored that a decoder would not see. Deviations are over the windows, whose rotations differ too:
 each seed draws those of its share of the windows.
 
-Quantizers that learn, and the mean of a strategy with ":calibrated" behind it, are fitted to each layer on text that is
-not scored, for each seed anew: training text of the models trained here, calibration text of others.
+Quantizers that learn are fitted to each layer on text that is not scored, for each seed anew. So is the mean of a
+strategy with ":calibrated" behind it. It is training text of the models trained here, calibration text of others.
 """
 
 import functools
