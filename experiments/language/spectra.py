@@ -10,7 +10,7 @@ from experiments.harness.table import Table
 from experiments.models.models import captured
 
 PARTS = ("keys before rotary positions", "keys", "values")
-MADE_BY = ("experiments/models/models.py",)
+MADE_BY = ("experiments/models/models.py", "rqjax/rotations/rope.py")
 TABLES = (
     Table(
         "Dimensions of a head that hold 90 and 99 % of the energy, mean over layers and heads ± over layers; those of"

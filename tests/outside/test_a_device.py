@@ -23,7 +23,7 @@ def decode(quantizer, codes, dtype=None):
     return codes[1] * jnp.ones(quantizer.dim, dtype)
 
 
-def attend(cache, q, mask, **options):
+def attend(cache, q, mask, new, **options):
     return jnp.full_like(q, options["scale"])
 
 
@@ -31,7 +31,13 @@ Entry = rqjax.kernels.Entry
 TABLE = [
     Entry(rqjax.Quantizer.encode, (Steps,), lambda quantizer, x: FEW if len(x) > 8 else None, encode),
     Entry(rqjax.Quantizer.decode, (Steps,), lambda *_, **__: None, decode),
-    Entry(rqjax.attend, (rqjax.KVCache,), lambda _, q, mask, **__: mask if mask is None else "no masks", attend, False),
+    Entry(
+        rqjax.attend,
+        (rqjax.KVCache,),
+        lambda _, q, mask, *__, **___: mask if mask is None else "no masks",
+        attend,
+        False,
+    ),
 ]
 rqjax.kernels.register("my_device", lambda: None if PLUGGED.get() else "my_device is not plugged in", TABLE)
 
