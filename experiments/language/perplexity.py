@@ -41,7 +41,7 @@ TABLES = (
         "Language models through a compressed cache: KL of the next-token distribution (nats), mean, median and that of"
         " the worst token in a thousand, how often the first token is the same, perplexity and its change in %; ± over"
         " windows of held-out text; seconds to fit what learns, all seeds",
-        rows=("strategy", "bits"),
+        rows=("strategy", "bits", "fitted_on"),
         columns=(),
         values=("kl", "kl_median", "kl_999", "top1", "perplexity", "change", "published_change", "seconds_to_fit"),
         footers=("float_perplexity",),
