@@ -115,7 +115,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         sources = np.array(text.sources(point["corpus"], len(windows)))
         result |= {f"kl_{kind or 'library'}": float(columns["kl"][sources == kind].mean()) for kind in text.KINDS}
     if point.get("published"):
-        result["published_change"] = published.PERPLEXITY_CHANGE.get(point["strategy"])
+        result["published_change"] = published.PERPLEXITY_CHANGE.get(point["strategy"])  # pyright: ignore[reportArgumentType]
     return {**result, "bits": round(bits[0], 3), "fitted_on": fitted_on, "seconds_to_fit": seconds or None}
 
 

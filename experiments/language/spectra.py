@@ -40,7 +40,11 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         rows.append([dims(single, 0.9).mean(), dims(single, 0.99).mean(), dims(whole, 0.99).mean() / whole.shape[2]])
     columns = dict(zip(("dims_90", "dims_99", "together_99"), np.array(rows).T, strict=True))
     result = {name: float(x.mean()) for name, x in columns.items()}
-    return {**result, **{f"{name}_sd": float(x.std(ddof=1)) for name, x in columns.items()}, "dim": x.shape[2]}
+    return {
+        **result,
+        **{f"{name}_sd": float(x.std(ddof=1)) for name, x in columns.items()},
+        "dim": decoder.config.head_dim,
+    }
 
 
 def dims(x: jax.Array, share: float) -> np.ndarray:

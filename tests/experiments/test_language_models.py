@@ -232,7 +232,7 @@ def test_perplexity_of_the_committed_decoder():
     assert min(row[f"{name}_sd"] for name in ("perplexity", "float_perplexity", "change", "kl", "top1")) > 0
     with pytest.raises(ValueError, match="expected context to be a multiple of chunk = 16, got 250"):
         perplexity.check({**point, "strategy": "v3_4", "context": 250})
-    with pytest.raises(ValueError, match="expected windows to be a multiple of seeds = 2, got 3"):
+    with pytest.raises(ValueError, match="expected windows to be a multiple of 2, seeds times kinds of text, got 3"):
         perplexity.check({**point, "strategy": "v3_4", "windows": 3})
 
 
