@@ -6,7 +6,8 @@ learn nothing. Text of several kinds to fit to is worth most of the difference.
     python -m experiments.run --config=configs/language/domains.py
 
 To see: the first part holds, and little is lost. Fitted to another kind, text loses 1.0 to 1.8 times what it loses
-fitted to its own; code loses the most with what was fitted to dialogue. Text of four kinds is no better than the best of one.
+fitted to its own; code loses the most with what was fitted to dialogue. Text of four kinds is no better than the best
+of one.
 
 The setting is that of `configs/language/leaderboard.py`, which has the rows fitted to all four kinds.
 """
