@@ -47,6 +47,7 @@ def attend(
     sliding_window: int | None = None,
     softcap: Number | None = None,
     sink_logits: Shaped[Array | np.ndarray, "..."] | None = None,
+    new: New | None = None,
     implementation: str | None = None,
 ) -> Shaped[Array, "batch time q_heads value_dim"]:
     """Attention of the newest tokens to all tokens of the cache up to themselves.
@@ -68,6 +69,8 @@ def attend(
       sink_logits: (q_heads,), of each query head one more score in the softmax, whose value is zero, as gpt-oss learns
         them (OpenAI, 2025, arXiv:2508.10925; Miller, 2023, "Attention is off by one"); -inf is none. Neither `scale`
         nor `softcap` applies to them.
+      new: the queries' own tokens, to be seen in full precision whatever the cache has of them, as
+        `dot_product_attention` makes them.
       implementation: how codes are attended to: "xla" for all caches, devices and options, "mosaic_gpu" for a fused
         kernel on Hopper GPUs, "mosaic_tpu" for one on TPUs, "mps" for MLX's products on Apple GPUs, None for the kernel
         wherever there is one.
@@ -88,9 +91,37 @@ def attend(
       >>> rqjax.attend(cache, jnp.ones((1, 1, 8, 64))).shape  # four query heads share a head of keys
       (1, 1, 8, 64)
     """
-    options = {"scale": scale, "mask": mask, "sliding_window": sliding_window, "softcap": softcap}
-    options |= {"sink_logits": sink_logits, "implementation": implementation}
-    return _checked(cache.of(checked_slots(cache, slots)), q, None, **options)
+    q = jnp.asarray(as_array(q))
+    cache = cache.of(checked_slots(cache, slots))
+    batch, kv_heads, _, dim = cache.exact_keys.shape
+    if q.ndim != 4 or (q.shape[0], q.shape[3]) != (batch, dim) or q.shape[2] % kv_heads or q.shape[2] == 0:
+        raise ValueError(f"expected q of shape ({batch}, time, a multiple of {kv_heads}, {dim}), got {q.shape}")
+    if not jnp.issubdtype(q.dtype, jnp.floating):
+        raise TypeError(f"expected q of a floating-point dtype, got {q.dtype}")
+    if sliding_window is not None:
+        sliding_window = check_int("sliding_window", sliding_window, 1, 2**30)
+    if softcap is not None and not is_traced(softcap) and not softcap > 0:
+        raise ValueError(f"expected softcap to be positive, got {softcap}")
+    time, q_heads = q.shape[1:3]
+    if time == 0:
+        return q[..., : cache.value_quantizer.dim]
+    if mask is not None:
+        shape = (batch, q_heads, time, cache.max_len)
+        mask = jnp.asarray(mask)
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        if mask.dtype != bool or not all(size in (1, full) for size, full in zip(mask.shape, shape, strict=False)):
+            raise ValueError(f"expected a boolean mask broadcastable to {shape}, got {mask.dtype} {mask.shape}")
+    if not is_traced(cache.overflow):
+        cache.check()
+    if sink_logits is not None:
+        sink_logits = jnp.asarray(sink_logits)
+        if sink_logits.shape != (q_heads,):
+            raise ValueError(f"expected sink_logits of shape ({q_heads},), got {sink_logits.shape}")
+        if not jnp.issubdtype(sink_logits.dtype, jnp.floating):
+            raise TypeError(f"expected sink_logits of a floating-point dtype, got {sink_logits.dtype}")
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    options = {"scale": scale, "sliding_window": sliding_window, "softcap": softcap, "sink_logits": sink_logits}
+    return _attend(cache, q, mask, new, implementation=implementation, **options)
 
 
 def dot_product_attention(
@@ -128,7 +159,7 @@ def dot_product_attention(
     cache = append(cache, key, value, valid=valid, slots=slots)
     own = cache.of(checked_slots(cache, slots))
     new = None if time <= max(window, 1) else _new(own, key, value, valid)
-    return _checked(own, query, new, **options), cache
+    return attend(own, query, new=new, **options), cache
 
 
 def _new(cache: KVCache, k: Tokens, v: Tokens | None, valid: Any) -> New:
@@ -141,51 +172,6 @@ def _new(cache: KVCache, k: Tokens, v: Tokens | None, valid: Any) -> New:
     v = k[..., -cache.value_quantizer.dim :] if v is None else jnp.asarray(as_array(v))
     k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
     return New(k, v, jnp.where(places < first[:, None], -1, places), first)
-
-
-def _checked(
-    cache: KVCache,
-    q: Tokens,
-    new: New | None,
-    *,
-    scale: Number | None = None,
-    mask: Shaped[Array | np.ndarray, "..."] | None = None,
-    sliding_window: int | None = None,
-    softcap: Number | None = None,
-    sink_logits: Shaped[Array | np.ndarray, "..."] | None = None,
-    implementation: str | None = None,
-) -> Array:
-    """Checks the arguments of `attend` and attends."""
-    q = jnp.asarray(as_array(q))
-    batch, kv_heads, _, dim = cache.exact_keys.shape
-    if q.ndim != 4 or (q.shape[0], q.shape[3]) != (batch, dim) or q.shape[2] % kv_heads or q.shape[2] == 0:
-        raise ValueError(f"expected q of shape ({batch}, time, a multiple of {kv_heads}, {dim}), got {q.shape}")
-    if not jnp.issubdtype(q.dtype, jnp.floating):
-        raise TypeError(f"expected q of a floating-point dtype, got {q.dtype}")
-    if sliding_window is not None:
-        sliding_window = check_int("sliding_window", sliding_window, 1, 2**30)
-    if softcap is not None and not is_traced(softcap) and not softcap > 0:
-        raise ValueError(f"expected softcap to be positive, got {softcap}")
-    time, q_heads = q.shape[1:3]
-    if time == 0:
-        return q[..., : cache.value_quantizer.dim]
-    if mask is not None:
-        shape = (batch, q_heads, time, cache.max_len)
-        mask = jnp.asarray(mask)
-        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-        if mask.dtype != bool or not all(size in (1, full) for size, full in zip(mask.shape, shape, strict=False)):
-            raise ValueError(f"expected a boolean mask broadcastable to {shape}, got {mask.dtype} {mask.shape}")
-    if not is_traced(cache.overflow):
-        cache.check()
-    if sink_logits is not None:
-        sink_logits = jnp.asarray(sink_logits)
-        if sink_logits.shape != (q_heads,):
-            raise ValueError(f"expected sink_logits of shape ({q_heads},), got {sink_logits.shape}")
-        if not jnp.issubdtype(sink_logits.dtype, jnp.floating):
-            raise TypeError(f"expected sink_logits of a floating-point dtype, got {sink_logits.dtype}")
-    scale = 1 / math.sqrt(dim) if scale is None else scale
-    options = {"scale": scale, "sliding_window": sliding_window, "softcap": softcap, "sink_logits": sink_logits}
-    return _attend(cache, q, mask, new, implementation=implementation, **options)
 
 
 @operation
