@@ -1,7 +1,7 @@
 """Bits for each layer's keys and values, against the same bits in all layers.
 
-Both are fitted to the same training text, take the same bytes, and are judged on the same windows of held-out text.
-Each draw is of other training text and other rotations; deviations are over draws.
+Both are fitted to the same text, take the same bytes, and are judged on the same windows of held-out text. These go
+through caches a chunk at a time. Each draw is of other calibration text and rotations; deviations are over draws.
 """
 
 import functools
@@ -13,16 +13,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.caches.attention_error import keep
 from experiments.data import text
 from experiments.harness import plot as plots
 from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
-from experiments.models import models
+from experiments.models import layered, models
 from rqjax import Strategy
 from rqjax.nn import Decoder
 from rqjax.nn.advise import Sensitivities, divergence, named_at, rates, sensitivities
 
-MADE_BY = ("experiments/models/models.py", "rqjax/recipes/strategies.py", "rqjax/nn/advise.py")
+MADE_BY = (
+    "experiments/models/layered.py",
+    "experiments/models/models.py",
+    "rqjax/recipes/strategies.py",
+    "rqjax/nn/advise.py",
+)
 TABLES = (
     Table(
         "The same bits in all layers, keys and values, and bits as advised: stored bits a number, KL of the next-token"
@@ -39,31 +45,36 @@ TABLES = (
 def check(point: dict[str, Any]) -> None:
     if point["uniform_bits"] not in rates(point["family"]):
         raise ValueError(f"expected uniform_bits of {rates(point['family'])}, got {point['uniform_bits']}")
-    if point["held_out"] % point["windows"]:
-        raise ValueError(f"expected held_out to be a multiple of windows = {point['windows']}")
+    keep(point["keep"])
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """Measures one budget: that of the family's strategy with these bits everywhere."""
-    tokens = text.held_out(point["corpus"], models.load(point["model"]).tokenizer)
-    held_out = jnp.asarray(text.windows(tokens, point["context"], point["held_out"])[:, :-1])
+    decoder, held_out, exact = _reference(point["model"], point["corpus"], point["context"], point["held_out"])
+    window, sinks = keep(point["keep"])
+
+    def lost(strategies: list[Strategy], key: jax.Array) -> float:
+        """Averages the divergence over the held-out tokens."""
+        caches = decoder.caches(strategies, key, len(held_out), point["context"], window=window, sinks=sinks)
+        coded = layered.cached(decoder, held_out, caches, point["chunk"])
+        return float(divergence(decoder, exact, coded).mean())
 
     def one(draw: int) -> dict[str, float]:
-        decoder, windows, found, seconds = _measured(
-            point["model"], point["family"], point["corpus"], point["context"], point["windows"], draw
-        )
-        name, start = named_at(point["family"], *[point["uniform_bits"]] * 2), time.perf_counter()
-        uniform = decoder.calibrate(windows, name, jax.random.key(draw))
+        given = (point[name] for name in ("model", "family", "corpus", "read", "keep", "windows", "draws"))
+        windows, found, seconds = _measured(*given, draw)
+        key, name = jax.random.key(draw), named_at(point["family"], *[point["uniform_bits"]] * 2)
+        start = time.perf_counter()
+        uniform = decoder.calibrate(windows, name, key)
         bits = float(np.mean([part.bits_per_vector / part.dim for one in uniform for part in (one.keys, one.values)]))
         advice = found.under(bits)
-        strategies = decoder.calibrate(windows, advice.names, jax.random.key(draw))
+        advised = decoder.calibrate(windows, advice.names, key)
         seconds += time.perf_counter() - start
-        lost, least = (_mean(decoder, held_out, some, len(windows)) for some in (uniform, strategies))
+        most, least = lost(uniform, key), lost(advised, key)
         return {
             "stored_bits": advice.bits,
-            "kl_uniform": lost,
+            "kl_uniform": most,
             "kl_advised": least,
-            "over_uniform": least / lost,
+            "over_uniform": least / most,
             "kl_expected": float(advice.kl.sum()),
             "seconds_to_advise": seconds,
         }
@@ -72,26 +83,27 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     return mean_and_deviation({name: np.array([draw[name] for draw in draws]) for name in draws[0]})
 
 
+@functools.lru_cache(maxsize=1)
+def _reference(name: str, corpus: str, context: int, count: int) -> tuple[Decoder, jax.Array, jax.Array]:
+    """Returns a model, windows (n, context) of held-out text, the last layer's output for them without a cache."""
+    decoder, tokenizer = models.load(name)
+    windows = jnp.asarray(text.sample(corpus, "held_out", tokenizer, context, count)[:, :-1])
+    return decoder, windows, layered.exact(decoder, windows)
+
+
 @functools.lru_cache(maxsize=4)
 def _measured(
-    name: str, family: str, corpus: str, context: int, count: int, draw: int
-) -> tuple[Decoder, jax.Array, Sensitivities, float]:
-    """Returns the model, training text, the losses that were measured there, and the seconds it took."""
+    name: str, family: str, corpus: str, context: int, kept: str, count: int, draws: int, draw: int
+) -> tuple[jax.Array, Sensitivities, float]:
+    """Returns calibration text, the losses that were measured there, and the seconds it took."""
     if draw == 0:
         jax.clear_caches()  # of the model before, or there are more executables than Linux has mappings of memory
     decoder, tokenizer = models.load(name)
-    tokens = text.seen(corpus, tokenizer)
-    first = len(tokens) * draw // 8  # so that no two of eight draws have their windows in the same places
-    windows = jnp.asarray(text.windows(np.roll(tokens, -first), context, count)[:, :-1])
+    windows = jnp.asarray(text.sample(corpus, "seen", tokenizer, context, count * draws)[draw::draws, :-1])
     start = time.perf_counter()
-    found = sensitivities(decoder, windows, jax.random.key(draw), family=family)
-    return decoder, windows, found, time.perf_counter() - start
-
-
-def _mean(decoder: Decoder, tokens: jax.Array, strategies: list[Strategy], at_a_time: int) -> float:
-    """Averages the divergence; shapes are those of the calibration, so that nothing is compiled again."""
-    parts = jnp.split(tokens, len(tokens) // at_a_time)
-    return float(np.mean([divergence(decoder, part, strategies) for part in parts]))
+    window, sinks = keep(kept)
+    found = sensitivities(decoder, windows, jax.random.key(draw), family=family, window=window, sinks=sinks)
+    return windows, found, time.perf_counter() - start
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:

@@ -1,7 +1,6 @@
 """Bits for each layer's keys and values, where they take off most of what the decoder loses."""
 
 import inspect
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rqjax.cache.strategy import Strategy
-from rqjax.core import Quantizer, Registry, operation
+from rqjax.core import Quantizer, Registry, check_int, operation
 from rqjax.nn.calibration import calibrated, check_tokens, through
 from rqjax.recipes.allocation import least_loss
 from rqjax.recipes.fitted import FITTED
@@ -72,11 +71,14 @@ def advise(
     *,
     bits: float | int,
     family: str = "klt_trellis+pre_rope",
+    window: int = 128,
+    sinks: int = 4,
 ) -> list[Strategy]:
     """Returns the strategy of each layer, keys and values apart, that loses least in a budget of bits.
 
     The losses from each layer's keys, and from its values, are measured on text, one at a time. They nearly add up.
-    They differ by 5 to 30 times between layers, and one more bit makes a loss four times smaller.
+    They differ by 5 to 30 times between layers, and one more bit makes a loss four times smaller. What a cache keeps in
+    full precision is exact here, too: with it in codes the advice would be worse than the same bits everywhere.
 
     Args:
       decoder: a `Decoder`.
@@ -85,28 +87,37 @@ def advise(
       bits: stored bits a number, scales included, on average over the layers.
       family: a recipe of `METHODS` or `FITTED` without its bits, or "a/b" for keys and values, with options as in
         `rqjax.strategy`.
+      window, sinks: as in `Decoder.caches`; the rest of a window of tokens is in codes.
 
     Returns:
       Strategies for `Decoder.caches`, one for each layer.
 
     Raises:
       UnknownName: there is no such family.
-      ValueError: there are fewer tokens than dimensions of a head, the family stores more bits than these, or the
-        decoder has latent attention.
+      ValueError: there are fewer tokens than dimensions of a head, none of them would be in codes, the family stores
+        more bits than these, or the decoder has latent attention.
 
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from rqjax.nn import advise, load_decoder
       >>> decoder, text = load_decoder("results/models/qwen2-d64"), jnp.arange(64)[None]
-      >>> strategies = advise(decoder, text, jax.random.key(0), bits=3.25, family="eden")
+      >>> strategies = advise(decoder, text, jax.random.key(0), bits=3.25, family="eden", window=16)
       >>> len(decoder.caches(strategies, jax.random.key(0), batch=1, max_len=256))
       4
     """
-    advice = sensitivities(decoder, tokens, key, family=family).under(bits)
+    advice = sensitivities(decoder, tokens, key, family=family, window=window, sinks=sinks).under(bits)
     return calibrated(decoder, jnp.asarray(tokens), advice.names, key)
 
 
-def sensitivities(decoder: Any, tokens: Int[Array | np.ndarray, "n time"], key: Array, *, family: str) -> Sensitivities:
+def sensitivities(
+    decoder: Any,
+    tokens: Int[Array | np.ndarray, "n time"],
+    key: Array,
+    *,
+    family: str,
+    window: int = 128,
+    sinks: int = 4,
+) -> Sensitivities:
     """Measures the losses from each layer's keys and values at all `rates`, as in `advise`.
 
     One side of one layer is in codes at a time; the rest is exact. Only later layers are run again, and only a layer
@@ -115,6 +126,11 @@ def sensitivities(decoder: Any, tokens: Int[Array | np.ndarray, "n time"], key: 
     measured = rates(family)
     tokens = jnp.asarray(tokens)
     check_tokens(decoder, tokens)
+    window, sinks = check_int("window", window, 0, 2**20), check_int("sinks", sinks, 0, 2**20)
+    if tokens.shape[1] <= window + sinks:
+        raise ValueError(
+            f"expected more than {window + sinks} tokens in a row, the window and the sinks, got {tokens.shape[1]}"
+        )
     if decoder.config.kv_lora_rank:
         raise ValueError("expected a decoder with keys and values apart, got latent attention")
     uniform = [calibrated(decoder, tokens, named_at(family, rate, rate), key) for rate in measured]
@@ -123,37 +139,19 @@ def sensitivities(decoder: Any, tokens: Int[Array | np.ndarray, "n time"], key: 
         x, found, _ = through(decoder, layer, inputs[-1], uniform[0][layer].key_form)
         inputs.append(x)
         samples.append(found)
-    shape = len(samples), len(SIDES), len(measured)
+    exact, shape = decoder.norm(inputs[-1]), (len(samples), len(SIDES), len(measured))
     bits, kl = np.zeros(shape), np.zeros(shape)
     for layer, side, rate in np.ndindex(shape):
         strategy, own = uniform[rate][layer], samples[layer]
         part = getattr(strategy, SIDES[side])
         errors = {name: jnp.zeros_like(own[name]) for name in SIDES}
         errors[SIDES[side]] = _error(part, own[SIDES[side]])
-        x, *_ = through(decoder, layer, inputs[layer], strategy.key_form, errors=errors)
+        x, *_ = through(decoder, layer, inputs[layer], strategy.key_form, errors=errors, window=window, sinks=sinks)
         for later in range(layer + 1, len(samples)):
             x, *_ = through(decoder, later, x, uniform[rate][later].key_form)
         bits[layer, side, rate] = part.bits_per_vector / part.dim
-        kl[layer, side, rate] = _divergence(decoder, inputs[-1], x).mean()
+        kl[layer, side, rate] = divergence(decoder, exact, decoder.norm(x)).mean()
     return Sensitivities(family, bits, kl)
-
-
-def divergence(
-    decoder: Any, tokens: Int[Array | np.ndarray, "n time"], strategies: Sequence[Strategy]
-) -> Float[Array, "n time"]:
-    """Returns the KL divergence of each next token's distribution, in nats, if all keys and values go through codes.
-
-    All tokens of a prompt are encoded at once. A cache without a window and sinks has this divergence, but for its
-    newest tokens, which are exact. The mean of keys has to be known.
-    """
-    x = exact = decoder.embedded(jnp.asarray(tokens))
-    for layer, strategy in enumerate(strategies):
-        form = strategy.key_form
-        _, samples, _ = through(decoder, layer, x, form)
-        errors = {side: _error(getattr(strategy, side), samples[side]) for side in SIDES}
-        x, *_ = through(decoder, layer, x, form, errors=errors)
-        exact, *_ = through(decoder, layer, exact, form)
-    return _divergence(decoder, exact, x)
 
 
 def rates(family: str) -> tuple[float | int, ...]:
@@ -180,13 +178,19 @@ def _error(quantizer: Quantizer, x: Float[Array, "heads n d"]) -> Float[Array, "
 
 
 @jax.jit
-def _divergence(
+def divergence(
     decoder: Any, exact: Float[Array, "n time size"], x: Float[Array, "n time size"]
 ) -> Float[Array, "n time"]:
-    """Computes the divergence from the last layer's output, exact and through codes."""
+    """Computes the KL divergence of each next token's distribution, in nats.
+
+    Args:
+      decoder: the decoder.
+      exact: the last layer's output, normalized, (n, time, hidden_size).
+      x: the same of other keys and values.
+    """
 
     def one(inputs: tuple[Array, Array]) -> Float[Array, ""]:
-        expected, got = (jax.nn.log_softmax(decoder.logits(decoder.norm(part[None, None]))[0, 0]) for part in inputs)
+        expected, got = (jax.nn.log_softmax(decoder.logits(part[None, None])[0, 0]) for part in inputs)
         more = expected - got
         return jnp.sum(jnp.exp(expected) * (more + jnp.expm1(-more)))  # no term is negative: rounding adds up less
 

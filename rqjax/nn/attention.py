@@ -1,7 +1,8 @@
 """Attention: exact, without a cache, and with a compressed one as an nnx module."""
 
 import functools
-from typing import Any
+import operator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +62,17 @@ class CachedAttention(nnx.Module):
         return out
 
 
+class Decoded(NamedTuple):
+    """Keys and values as a cache decodes them, which stand for those of tokens that it holds as codes."""
+
+    keys: Float[Array, "batch time heads dim"]
+    values: Float[Array, "batch time heads value_dim"]
+    window: int
+    """Newest tokens that a query sees in full precision, itself among them."""
+    sinks: int
+    """First tokens in full precision."""
+
+
 def exact_attention(
     q: Float[Array, "batch time q_heads dim"],
     k: Float[Array, "batch time heads dim"],
@@ -70,10 +82,12 @@ def exact_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sink_logits: Float[Array, "q_heads"] | None = None,
+    decoded: Decoded | None = None,
 ) -> Float[Array, "batch time q_heads value_dim"]:
     """Causal attention of tokens to one another, without a cache; options as in `rqjax.attend`.
 
-    A block of queries meets only the keys that it sees. Its weights are computed again for the gradient.
+    A block of queries meets only the keys that it sees. Its weights are computed again for the gradient. With `decoded`
+    tokens outside of a query's window are seen as a cache decodes them.
 
     Example:
       >>> import jax.numpy as jnp
@@ -85,22 +99,35 @@ def exact_attention(
     time, reach = q.shape[1], sliding_window or q.shape[1]
 
     @functools.partial(jax.checkpoint, static_argnums=(3, 4))
-    def block(q: Array, k: Array, v: Array, start: int, first: int) -> Array:
-        y = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
-        scores = scale * jnp.einsum("bthgd,bshd->bhgts", y, k, preferred_element_type=jnp.float32)
+    def block(q: Array, keys: list[Array], values: list[Array], start: int, first: int) -> Array:
+        y = q.reshape(*q.shape[:2], keys[0].shape[2], -1, q.shape[3])
+        token = first + jnp.arange(keys[0].shape[1])
+        age = start + jnp.arange(q.shape[1])[:, None] - token
+        product = functools.partial(jnp.einsum, "bthgd,bshd->bhgts", y, preferred_element_type=jnp.float32)
+        scores, in_codes = product(keys[0]), False
+        if decoded is not None:
+            in_codes = (age >= decoded.window) & (token >= decoded.sinks)
+            scores = jnp.where(in_codes, product(keys[1]), scores)
+        scores = scale * scores
         if softcap is not None:
             scores = softcap * jnp.tanh(scores / softcap)
-        age = start + jnp.arange(q.shape[1])[:, None] - first - jnp.arange(k.shape[1])
         scores = jnp.where((age >= 0) & (age < reach), scores, -jnp.inf)
         weights = jax.nn.softmax(scores, axis=-1)
         if sink_logits is not None:  # tokens keep total / (total + exp(sink)) of the weights
-            sinks = sink_logits.astype(jnp.float32).reshape(k.shape[2], -1, 1)
+            sinks = sink_logits.astype(jnp.float32).reshape(y.shape[2], -1, 1)
             weights *= jax.nn.sigmoid(jax.nn.logsumexp(scores, axis=-1) - sinks)[..., None]
-        return jnp.einsum("bhgts,bshd->bthgd", weights.astype(v.dtype), v).reshape(*q.shape[:3], -1)
+        parts = [weights] if decoded is None else [jnp.where(in_codes, 0, weights), jnp.where(in_codes, weights, 0)]
+        summed = functools.partial(jnp.einsum, "bhgts,bshd->bthgd")
+        out = functools.reduce(operator.add, [summed(w.astype(v.dtype), v) for w, v in zip(parts, values, strict=True)])
+        return out.reshape(*q.shape[:3], -1)
 
+    keys, values = [k], [v]
+    if decoded is not None:
+        keys, values = [k, decoded.keys], [v, decoded.values]
     size = max(128, -(-time // 16))
     parts = []
     for start in range(0, time, size):
         first, end = max(0, start - reach + 1), start + size
-        parts.append(block(q[:, start:end], k[:, first:end], v[:, first:end], start, first))
+        seen = ([x[:, first:end] for x in side] for side in (keys, values))
+        parts.append(block(q[:, start:end], *seen, start, first))
     return jnp.concatenate(parts, axis=1)

@@ -14,7 +14,7 @@ from rqjax.cache.key_forms import KeyForm
 from rqjax.cache.kv import LastPart
 from rqjax.cache.strategy import Strategy
 from rqjax.core import Quantizer, random
-from rqjax.nn.attention import exact_attention
+from rqjax.nn.attention import Decoded, exact_attention
 from rqjax.quantizers.combinators import Split
 from rqjax.recipes.fitted import FITTED
 from rqjax.recipes.strategies import checked, named, with_bits
@@ -77,12 +77,13 @@ def through(
       layer: which of its layers.
       x: what the layer takes.
       form: of the keys, as a strategy has it.
-      given: `queries`; `errors` of samples, as they are returned, with which the keys and values are to be attended to.
+      given: `queries`; `errors` of samples, as they are returned, that keys and values have in a cache of codes with
+        this `window` and these `sinks`.
     """
     graph, state = nnx.split(decoder.layers[layer])
     options = decoder.attention_options(layer)
-    sinks = options.pop("sink_logits")
-    return _through(graph, state, x, sinks, form, decoder.config.ropes[layer], tuple(options.items()), **given)
+    sink_logits = options.pop("sink_logits")
+    return _through(graph, state, x, sink_logits, form, decoder.config.ropes[layer], tuple(options.items()), **given)
 
 
 def _asked(name: str, side: str) -> list[str]:
@@ -102,18 +103,20 @@ def _quantizer(name: str, side: str, key: Array, samples: dict[str, Array], laye
         raise ValueError(f"{side} of layer {layer}: {error}") from None
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "rope", "options", "queries"))
+@functools.partial(jax.jit, static_argnames=("graph", "rope", "options", "queries", "window", "sinks"))
 def _through(
     graph: Any,
     state: Any,
     x: Float[Array, "n time size"],
-    sinks: Float[Array, "q_heads"] | None,
+    sink_logits: Float[Array, "q_heads"] | None,
     form: KeyForm,
     rope: Rope,
     options: tuple[tuple[str, Any], ...],
     *,
     queries: bool = False,
     errors: dict[str, Float[Array, "heads m d"]] | None = None,
+    window: int = 0,
+    sinks: int = 0,
 ) -> Any:
     """Computes `through` for a layer that is split into graph and state."""
     block, positions = nnx.merge(graph, state), jnp.arange(x.shape[1])[:, None]
@@ -131,11 +134,12 @@ def _through(
                 y = asked.reshape(len(positions), k.shape[2], -1, k.shape[3])
                 moments = jnp.einsum("tkgd,tkge->kde", y, y, precision="highest")
                 seen["queries"] = moments / (y.shape[0] * y.shape[2])
-            k = rope(k, positions)
+            k, decoded = rope(k, positions), None
             if wrong:
-                k = k + placed.change(wrong["keys"], positions).astype(k.dtype)
-                v = v + wrong["values"].astype(v.dtype)
-            return exact_attention(at_positions, k, v, sink_logits=sinks, **dict(options))
+                changes = placed.change(wrong["keys"], positions), wrong["values"]
+                keys, values = (x + change.astype(x.dtype) for x, change in zip((k, v), changes, strict=True))
+                decoded = Decoded(keys, values, window, sinks)
+            return exact_attention(at_positions, k, v, sink_logits=sink_logits, decoded=decoded, **dict(options))
 
         return block(x[None], attend)[0], seen
 

@@ -67,7 +67,8 @@ def test_generate_finds_what_was_advised(tmp_path):
 @pytest.mark.full
 def test_a_row():
     """Less lost in the same bits; by eden, four bits, the layers of qwen2-d64 differ enough for a small text."""
-    point = {"model": "qwen2-d64", "family": "eden", "corpus": "", "context": 256, "windows": 2, "held_out": 4}
+    point = {"model": "qwen2-d64", "family": "eden", "corpus": "", "keep": "16+4", "chunk": 16, "held_out": 4}
+    point |= {"context": 256, "read": 256, "windows": 2}
     row = advise.run({**point, "draws": 2, "uniform_bits": 4})
     assert row["stored_bits"] <= 4.25
     assert row["kl_advised"] < row["kl_uniform"]

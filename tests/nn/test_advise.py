@@ -1,5 +1,6 @@
 """Bits for each layer's keys and values: budgets, losses that are what caches lose, wrong input."""
 
+import functools
 import itertools
 import re
 
@@ -10,15 +11,13 @@ import pytest
 
 import rqjax
 from rqjax.nn import advise
-from rqjax.nn.advise import divergence, named_at, rates, sensitivities
+from rqjax.nn.advise import named_at, rates, sensitivities
 from rqjax.recipes.allocation import least_loss
 from tests.nn.test_calibration import KEY, checkpoint
 from tests.tools.suites import some
 
 pytestmark = pytest.mark.full
-
-BOTH = "eden_3/eden_2+pre_rope"
-"""Strategy with different codes for keys and values, and keys before they turn."""
+KEEP = {"window": 4, "sinks": 1}
 
 
 def stored_bits(strategies):
@@ -40,7 +39,7 @@ def quiet():
 
 @pytest.fixture(scope="module")
 def found(quiet):
-    return sensitivities(quiet[0], quiet[1], KEY, family="eden")
+    return sensitivities(quiet[0], quiet[1], KEY, family="eden", **KEEP)
 
 
 def test_a_layer_that_hardly_matters_gets_the_fewest_bits(found):
@@ -78,18 +77,47 @@ def test_marginal_gains_find_the_least_loss():
     assert least_loss(np.array([[1.0, 2]]), np.array([[1.0, 1]]), 9).tolist() == [0]  # nothing for nothing
 
 
-@pytest.mark.parametrize("name", some(["eden_2", "eden_2+turned", BOTH], [BOTH]))
-def test_the_divergence_is_what_caches_lose(name):
-    """A unit of tokens is in codes from the moment it is full; the last of them alone are exact."""
-    model, tokens, logits = checkpoint("llama")
-    strategies = model.calibrate(tokens, name, KEY)
-    caches = model.caches(strategies, KEY, *tokens.shape, window=0, sinks=0, dtype=jnp.float32)
-    out, _ = jax.jit(lambda model, tokens, caches: model(tokens, caches))(model, tokens, caches)
-    exact, got = jax.nn.log_softmax(logits), jax.nn.log_softmax(out)
-    expected = jnp.sum(jnp.exp(exact) * (exact - got), axis=-1)
-    coded = int(caches[0].unit) * (tokens.shape[1] // int(caches[0].unit))
-    assert coded == tokens.shape[1]
-    np.testing.assert_allclose(divergence(model, tokens, strategies), expected, rtol=0.02, atol=1e-5)
+@pytest.mark.parametrize("family", some(["eden", "eden+turned", "eden/eden+pre_rope"], ["eden/eden+pre_rope"]))
+def test_losses_are_those_of_a_layer_attending_to_decoded_vectors(family):
+    """Oracle: all scores of a layer, with keys or values that are encoded and decoded by hand outside of the window."""
+    model, tokens, _ = checkpoint("llama")
+    found, rate = sensitivities(model, tokens, KEY, family=family, **KEEP), 3
+    strategies = model.calibrate(tokens, named_at(family, rate, rate), KEY)
+    token = np.arange(tokens.shape[1])
+    age, positions = token[:, None] - token, token[:, None]
+    near = (age < KEEP["window"]) | (token < KEEP["sinks"])
+
+    def coded(layer, side, before, v):
+        rope, one = model.config.ropes[layer], strategies[layer]
+        if side == "values":
+            return one.values.decode(one.values.encode(v))
+        mean = jnp.zeros(before.shape[2:]) if one.key_form.mean is None else one.key_form.mean
+        if family.endswith("+pre_rope"):
+            return rope(one.keys.decode(one.keys.encode(before - mean)) + mean, positions)
+        mean = rope(jnp.broadcast_to(mean, before.shape), positions)
+        return one.keys.decode(one.keys.encode(rope(before, positions) - mean)) + mean
+
+    def logits(which=None):
+        def attend(layer, q, k, v):
+            rope, scale = model.config.ropes[layer], model.attention_options(layer)["scale"]
+            far = {"keys": rope(k, positions), "values": v}
+            if which and which[0] == layer:
+                far[which[1]] = coded(*which, k, v)
+            each = [rope(k, positions), far["keys"], v, far["values"]]
+            keys, far_keys, values, far_values = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in each)
+            product = functools.partial(jnp.einsum, "bthd,bshd->bhts", rope(q, positions))
+            scores = scale * jnp.where(near, product(keys), product(far_keys))
+            weights = jax.nn.softmax(jnp.where(age >= 0, scores, -jnp.inf), axis=-1)
+            sides = (near, values), (~near, far_values)
+            return sum(jnp.einsum("bhts,bshd->bthd", weights * here, x) for here, x in sides)
+
+        return jax.nn.log_softmax(model.logits(model.hidden(tokens, attend)))
+
+    exact = logits()
+    for layer, side in itertools.product(range(2), ("keys", "values")):
+        expected = jnp.sum(jnp.exp(exact) * (exact - logits((layer, side))), axis=-1).mean()
+        kl = found.kl[layer, ("keys", "values").index(side), rates(family).index(rate)]
+        np.testing.assert_allclose(kl, expected, rtol=1e-2)
 
 
 def test_names_of_families():
@@ -106,6 +134,7 @@ def test_advise_rejects_invalid_arguments(found):
         (lambda: advise(model, tokens, KEY, bits=3, family="eden_3"), "unknown family 'eden_3'; did you mean 'eden'"),
         (lambda: advise(model, tokens, KEY, bits=3, family="eden+cent"), "did you mean 'centered'"),
         (lambda: advise(model, tokens[:1, :9], KEY, bits=3, family="eden"), "expected at least 32 tokens"),
+        (lambda: advise(model, tokens, KEY, bits=3, family="eden"), "expected more than 132 tokens in a row"),
         (lambda: found.under(1), "at least 1.5 bits a number, scales included, the least of eden, got 1"),
         (lambda: model.calibrate(tokens, ["eden_3"], KEY), "expected 2 names, one a layer, got 1"),
     ]
