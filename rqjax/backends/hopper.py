@@ -32,7 +32,7 @@ def _missing() -> str | None:
     if reason := finders.old_jax(NAME):
         return reason
     if not INTERPRET.get():
-        capability = getattr(jax.devices()[0], "compute_capability", None)
+        capability = platforms.compute_capability()
         if platforms.platform() != "gpu" or capability is None or not str(capability).startswith("9."):
             where = platforms.platform() if capability is None else f"compute capability {capability}"
             return f"mosaic_gpu kernels need a Hopper GPU (compute capability 9.0), this is {where}"

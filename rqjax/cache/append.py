@@ -2,17 +2,21 @@
 more."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32, pick, put
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
-from rqjax.core import PAGE, as_array, check_int, check_ints, is_traced, operation
+from rqjax.core import PAGE, Codes, as_array, check_int, check_ints, is_traced, operation, platforms
+
+PIECE_BYTES = 2**28
+"""Bytes of keys and values in float32 that a GPU encodes at once."""
 
 
 def append(
@@ -117,27 +121,39 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     fits = (count >= 0) & (count <= time) & has_room(cache, cache.lengths + count)
     count = jnp.where(fits, count, 0)
     lengths = cache.lengths + count
-    before, after = cache.coded, jnp.maximum(cache.held, cache.coded_at(lengths))
-    t = cache.lengths[:, None] + jnp.arange(time) - (time - count[:, None])
+    if platforms.on_gpu():  # if what follows were of the old lengths, XLA would copy them before it overwrites them
+        lengths, count = lax.optimization_barrier((lengths, count))
+    first = lengths - count
+    before, after = (jnp.maximum(cache.held, cache.coded_at(n)) for n in (first, lengths))
+    t = first[:, None] + jnp.arange(time) - (time - count[:, None])
     k = cache.key_form.turned(k, t[:, :, None])
     k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
 
+    def stored(rings):
+        """The rings with the new tokens. Those that newer ones of the same chunk would overwrite, and padding, go
+        nowhere."""
+        stays = (t >= first[:, None]) & ((t < cache.sinks) | (t >= lengths[:, None] - cache.ring))
+        places = jnp.where(stays, cache.slot(t), cache.sinks + cache.ring)
+        one = jax.vmap(lambda ring, places, chunk: put(ring, (slice(None), places), chunk))
+        return tuple(one(ring, places, x) for ring, x in zip(rings, (k, v), strict=True))
+
+    # A ring is read before it is written, or after, lest XLA copy it. After one token it still has what becomes codes.
+    exact = cache.exact_keys, cache.exact_values
+    exact = stored(exact) if time == 1 else exact
     # Codes have no derivative, and a loop of unknown length would refuse one.
-    past, new_keys, new_values = lax.stop_gradient((cache, k, v))
+    past, rings, new = lax.stop_gradient((cache, exact, (k, v)))
 
     def tokens(start, size):
-        """`size` tokens from token `start` of each sequence on, as they will be stored: (batch, heads, size, dim)."""
+        """`size` tokens from token `start` of each sequence on, as they are stored: twice (batch, heads, size, dim)."""
         t = start[:, None] + jnp.arange(size)
-        new = t - past.lengths[:, None] + (time - count[:, None])
-
-        def of(exact, chunk):
-            def one(exact, chunk, t, new, length):
-                before = pick(exact, (slice(None), past.slot(t)))
-                return jnp.where((t < length)[:, None], before, chunk[:, jnp.clip(new, 0, time - 1)])
-
-            return jax.vmap(one)(exact, chunk, t, new, past.lengths)
-
-        return of(past.exact_keys, new_keys), of(past.exact_values, new_values)
+        of_ring = jax.vmap(lambda ring, t: pick(ring, (slice(None), past.slot(t))))
+        if time == 1:
+            return tuple(of_ring(ring, t) for ring in rings)
+        chunk, is_new = t - first[:, None] + (time - count[:, None]), (t >= first[:, None])[:, None, :, None]
+        of_chunk = jax.vmap(lambda x, at: x[:, jnp.clip(at, 0, time - 1)])
+        return tuple(
+            jnp.where(is_new, of_chunk(x, chunk), of_ring(ring, t)) for ring, x in zip(rings, new, strict=True)
+        )
 
     form = past.key_form
     if form.learned:  # when the first tokens of a sequence become codes
@@ -147,39 +163,76 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
             mean = past.key_form.learn(as_float32(tokens(start, size)[0]), past.sinks + jnp.arange(size))
             return jnp.where(begins[:, None, None], mean, past.key_form.mean)
 
-        form = form.changed(mean=lax.cond(begins.any(), learn, lambda: past.key_form.mean))
+        mean = learn() if platforms.on_gpu() else lax.cond(begins.any(), learn, lambda: past.key_form.mean)
+        form = form.changed(mean=mean)
 
-    def encode(i, stored):
-        """Moves the i-th unit of each sequence that has one to codes."""
-        start = before + i * past.unit
-        key, value = tokens(past.sinks + start, past.unit)
-        positions = (past.sinks + start[:, None] + jnp.arange(past.unit))[:, None]
-        codes = past.key_quantizer.encode(form.encode_form(as_float32(key), positions))
-        units = past.key_quantizer.laid_out(codes, past.values_in_keys), past.values
-        if not past.values_in_keys:
-            codes = past.value_quantizer.encode(as_float32(value))
-            units = units[0], past.value_quantizer.laid_out(codes, True)
-        return over(lambda old, new: old.write(new, start, start < after, past.tables), stored, units)
+    def encode(i, stored, units=1):
+        """Moves `units` units of each sequence, from the i-th such piece on, to codes; fewer where there are fewer."""
+        start, size = before + i * units * past.unit, units * past.unit
+        active = start[:, None] + past.unit * jnp.arange(units) < after[:, None]
+        key, value = map(as_float32, tokens(past.sinks + start, size))
+        key = form.encode_form(key, (past.sinks + start[:, None] + jnp.arange(size))[:, None])
+        return over(lambda old, new: old.write(new, start, active, past.tables), stored, _codes(past, key, value))
 
-    keys, values = past.keys, past.values
+    codes = past.keys, past.values
     if past.capacity:
-        keys, values = lax.fori_loop(0, ((after - before) // past.unit).max(), encode, (keys, values))
-
-    # Tokens that newer ones of the same chunk would overwrite, and padding, go nowhere.
-    stays = (t >= cache.lengths[:, None]) & ((t < cache.sinks) | (t >= lengths[:, None] - cache.ring))
-    places = jnp.where(stays, cache.slot(t), cache.sinks + cache.ring)
-    stored = jax.vmap(lambda exact, places, chunk: put(exact, (slice(None), places), chunk))
+        most = -(-time // past.unit)
+        if platforms.on_gpu() and not _loops(past):  # the host would read how often a loop is to run
+            units = max(1, min(most, PIECE_BYTES // (8 * k[:, :, :1].size * past.unit)))
+            piece, pieces = functools.partial(encode, units=units), -(-most // units)
+            codes = piece(0, codes) if pieces == 1 else lax.fori_loop(0, pieces, piece, codes)
+        else:
+            codes = lax.fori_loop(0, ((after - before) // past.unit).max(), encode, codes)
+    if time > 1:
+        if platforms.on_gpu():
+            codes, exact = lax.optimization_barrier((codes, exact))
+        exact = stored(exact)
     cache = dataclasses.replace(
         cache,
-        keys=keys,
-        values=values,
-        exact_keys=stored(cache.exact_keys, places, k),
-        exact_values=stored(cache.exact_values, places, v),
+        keys=codes[0],
+        values=codes[1],
+        exact_keys=exact[0],
+        exact_values=exact[1],
         key_form=form,
         lengths=lengths,
         overflow=cache.overflow | ~fits,
     )
     return whole.with_sequences(slots, cache)
+
+
+def _codes(cache: KVCache, key: Float[Array, "b h t d"], value: Float[Array, "b h t d"]) -> tuple[Codes, Codes]:
+    """Encodes keys and values, laid out; at once if they have one quantizer."""
+    keys, values = cache.key_quantizer, cache.value_quantizer
+    if cache.values_in_keys:
+        return keys.laid_out(keys.encode(key), True), cache.values
+    if cache.own_value_quantizer is None:
+        both = keys.encode(jnp.concatenate([key, value]))
+        of_keys, of_values = (
+            jax.tree.map(lambda x, part=part: x[part], both) for part in (slice(len(key)), slice(len(key), None))
+        )
+    else:
+        of_keys, of_values = keys.encode(key), values.encode(value)
+    return keys.laid_out(of_keys, False), values.laid_out(of_values, True)
+
+
+def _loops(cache: KVCache) -> bool:
+    """Tells whether a quantizer encodes in loops, as trellis codes do. These launch thousands of kernels, so that a
+    step that fills no unit should not run them."""
+    x = jax.ShapeDtypeStruct((1, cache.exact_keys.shape[1], cache.unit, cache.key_quantizer.dim), jnp.float32)
+    quantizers = [cache.key_quantizer, cache.value_quantizer][: 1 if cache.values_in_keys else 2]
+    return any(_has_loop(jax.make_jaxpr(q.encode)(x).jaxpr) for q in quantizers)
+
+
+def _has_loop(jaxpr: Any) -> bool:
+    """Tells whether there is a loop in a program outside of kernels."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("while", "scan"):
+            return True
+        if equation.primitive.name not in ("pallas_call", "mpmd_map"):
+            inner = [getattr(value, "jaxpr", value) for value in jax.tree.leaves([*equation.params.values()])]
+            if any(hasattr(one, "eqns") and _has_loop(one) for one in inner):
+                return True
+    return False
 
 
 def has_room(cache: KVCache, lengths: Int[Array, "batch"]) -> Bool[Array, "batch"]:

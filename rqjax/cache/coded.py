@@ -11,12 +11,13 @@ from rqjax.arrays.planes import materialized
 from rqjax.cache.kv import KVCache, over
 from rqjax.cache.queries import Queries
 from rqjax.cache.sums import NEVER, Sums, merged
-from rqjax.core import PAGE, Codes, Quantizer
+from rqjax.core import PAGE, Codes, Quantizer, platforms
 from rqjax.scoring import integers
 
-BLOCK_BYTES = 2**23
+BLOCK_BYTES, GPU_BLOCK_BYTES = 2**23, 2**29
 """Bytes of keys, and of scores, that are unpacked at once: one a coordinate in int8, four in float32. The rest of a
-history that does not fill half a block is taken in blocks of an eighth."""
+history that does not fill half a block is taken in blocks of an eighth. A GPU takes all that there is room for, since
+the host would have to read how many blocks there are, and launches a dozen kernels for each."""
 
 
 def coded_sums(cache: KVCache, queries: Queries) -> Sums:
@@ -25,10 +26,11 @@ def coded_sums(cache: KVCache, queries: Queries) -> Sums:
     keys, values, form = cache.key_quantizer, cache.value_quantizer, cache.key_form
     prepared = keys.prepare(form.probes(queries.y))
     widest = max(4 * form.turns_late, keys.width, values.width)
-    large = max(BLOCK_BYTES // (batch * kv_heads * max(widest * dim, 4 * count)), PAGE)
+    room = GPU_BLOCK_BYTES if platforms.on_gpu() else BLOCK_BYTES
+    large = max(room // (batch * kv_heads * max(widest * dim, 4 * count)), PAGE)
     large = min(large, integers.TOKENS)
     large = min(cache.capacity, 1 << large.bit_length() - 1)
-    small = min(large, max(large // 8 // PAGE, 1) * PAGE)
+    small = large if platforms.on_gpu() else min(large, max(large // 8 // PAGE, 1) * PAGE)
     first, stop = queries.coded(cache)
 
     def block(at, size, before):
@@ -48,9 +50,9 @@ def coded_sums(cache: KVCache, queries: Queries) -> Sums:
     shapes = jax.eval_shape(lambda: block(0, small, jnp.zeros((1, 1, 1))))
     sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     sums = sums._replace(largest=jnp.full(shapes.largest.shape, NEVER))
-    at, last = first.min() // PAGE * PAGE, stop.max()
+    at, last = (0, cache.capacity) if platforms.on_gpu() else (first.min() // PAGE * PAGE, stop.max())
     for size in dict.fromkeys((large, small)):  # as many large ones as are at least half full
-        blocks = jnp.maximum(last - at + (size // 2 if size > small else size - 1), 0) // size
+        blocks = (last - at + (size // 2 if size > small else size - 1)) // size  # below 0 if nothing is left
         add = lambda i, sums, at=at, size=size: merged(sums, block(at + i * size, size, sums.total))  # noqa: E731
         sums = lax.fori_loop(0, blocks, add, sums)
         at = at + blocks * size

@@ -26,7 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 IMPLEMENTATIONS = {"xla"}
 """Names of implementations: plain JAX, and each backend that has registered a kernel."""
-CONTEXT: list[Callable[[], Hashable]] = [platforms.platform]
+CONTEXT: list[Callable[[], Hashable]] = [platforms.platform, platforms.CAPABILITY.get]
 """Functions whose values tracing depends on beside the arguments; a change of one compiles anew."""
 _ONLY_XLA: ContextVar[bool] = ContextVar("only_xla", default=False)
 

@@ -17,6 +17,9 @@ APPLE = ("METAL", "mps")
 PLATFORM: ContextVar[str | None] = ContextVar("platform", default=None)
 """Platform to formulate for in the place of the actual one; functions compiled before stay as they are."""
 
+CAPABILITY: ContextVar[str | None] = ContextVar("capability", default=None)
+"""Compute capability of an NVIDIA GPU to formulate for in the place of the actual device's."""
+
 
 def platform() -> str:
     """The platform to formulate for: "cpu", "gpu", "METAL", "mps" or another one of jax."""
@@ -25,6 +28,16 @@ def platform() -> str:
 
 def on_cpu() -> bool:
     return platform() == "cpu"
+
+
+def on_gpu() -> bool:
+    """Returns whether the code is for NVIDIA's or AMD's GPUs, where the host launches each operation of a program."""
+    return platform() == "gpu"
+
+
+def compute_capability() -> str | None:
+    """Returns the compute capability of an NVIDIA GPU, as "9.0", or None for another device."""
+    return CAPABILITY.get() or getattr(jax.devices()[0], "compute_capability", None)
 
 
 def on_apple() -> bool:

@@ -3,10 +3,9 @@
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int, Shaped
+from jaxtyping import Array, Bool, Int, Shaped
 
 from rqjax.core.pytree import pytree, static
 
@@ -74,25 +73,33 @@ class TokenArray:
         self,
         new: "TokenArray",
         start: Int[Array, "batch"],
-        active: Shaped[Array, "batch"],
+        active: Bool[Array, "batch units"],
         tables: Int[Array, "batch pages"] | None = None,
     ) -> "TokenArray":
-        """Writes `new`, within a page, from token `start[b]` on in each sequence b that is active."""
+        """Writes units of `new`, each within a page, from token `start[b]` on in each sequence b, those that are
+        active: by one scatter, without a read of what was there.
 
-        def one(old, new, start, active, page=None):
-            at = [jnp.zeros_like(start)] * new.ndim
-            at[self.axis - 1] = start // self.tokens_per_entry
-            if page is not None:
-                at, new = [page, *at], new[None]
-            kept = lax.dynamic_slice(old, at, new.shape)
-            return lax.dynamic_update_slice(old, jnp.where(active, new, kept), at)
-
-        if tables is None:
-            bits = jax.vmap(one)(self.bits, new.bits, start, active)
-        else:
-            pages = jnp.maximum(jnp.take_along_axis(tables, start[:, None] // PAGE, axis=1)[:, 0], 0)
-            at = lambda b, bits: one(bits, new.bits[b], start[b] % PAGE, active[b], pages[b])  # noqa: E731
-            bits = lax.fori_loop(0, len(start), at, self.bits)
+        The scatter has an index for each axis, or XLA would transpose the array, a copy of the cache.
+        """
+        batch, units = active.shape
+        axis, rank, shape = self.axis, self.bits.ndim, new.bits.shape
+        entries = shape[axis] // units
+        token = start[:, None] + entries * self.tokens_per_entry * jnp.arange(units)
+        row = jnp.broadcast_to(jnp.arange(batch)[:, None], token.shape)
+        if tables is not None:
+            row = jnp.take_along_axis(tables, jnp.minimum(token // PAGE, tables.shape[1] - 1), axis=1)
+            active, token = active & (row >= 0), token % PAGE
+        at = [jnp.zeros_like(token)] * rank
+        at[0], at[axis] = jnp.where(active, row, len(self.bits)), token // self.tokens_per_entry
+        numbers = lax.ScatterDimensionNumbers(
+            update_window_dims=tuple(i for i in range(rank + 1) if i not in (0, axis)),
+            inserted_window_dims=(0,),
+            scatter_dims_to_operand_dims=tuple(range(rank)),
+        )
+        updates = new.bits.reshape(*shape[:axis], units, entries, *shape[axis + 1 :])
+        mode = lax.GatherScatterMode.FILL_OR_DROP  # rows out of range are dropped
+        places = jnp.stack(at, axis=-1)
+        bits = lax.scatter(self.bits, places, updates, numbers, unique_indices=True, mode=mode)
         return dataclasses.replace(self, bits=bits)
 
     def row(self, b: Int[Array, ""]) -> "TokenArray":

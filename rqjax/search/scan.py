@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +12,33 @@ from jaxtyping import Array, Float, Int32, Shaped
 
 from rqjax.arrays.blocks import in_blocks
 from rqjax.arrays.planes import materialized, part, pick
-from rqjax.core import Codes, Quantizer
+from rqjax.core import Codes, Quantizer, platforms
 from rqjax.search.rough import counted, exact, rough
 
 QUERIES_TOGETHER = 1024
 """Queries that scan the codes together; fewer than twice as many do, too."""
-BLOCK_SCORES, BLOCK_COORDINATES = 2**20, 2**21
-"""Limits of a block of codes: 4 MiB of scores, 2 MiB of levels in int8."""
 GROUP = 32
 """Rows that are ranked by the best of their scores, at most: the top-k of all scores takes longer than to make them."""
-RANKED_TOGETHER = 16
-"""Queries whose best groups are scored row by row together."""
+
+
+class Block(NamedTuple):
+    """Limits of what is done at once."""
+
+    scores: int
+    """Scores of a block of codes, of all queries."""
+    coordinates: int
+    """Coordinates of a block of codes, a byte each in int8."""
+    ranked: int
+    """Queries whose best groups are scored row by row together."""
+
+
+IN_CACHE, IN_MEMORY = Block(2**20, 2**21, 16), Block(2**27, 2**28, 1024)
+"""Limits on a CPU, whose cache a block fits, and on a GPU, where each block is a dozen launches."""
+
+
+def limits() -> Block:
+    """Returns the limits for the device."""
+    return IN_MEMORY if platforms.on_gpu() else IN_CACHE
 
 
 def scan(
@@ -54,7 +70,8 @@ def _scan(
     rows, wanted, group = len(bias), math.ceil(first.spare * k), GROUP
     while group > 1 and 4 * group * wanted > rows:
         group //= 2
-    size = BLOCK_SCORES if few else min(BLOCK_SCORES // max(1, len(y)), BLOCK_COORDINATES // quantizer.dim)
+    limit = limits()
+    size = limit.scores if few else min(limit.scores // max(1, len(y)), limit.coordinates // quantizer.dim)
     size = min(-(-max(size, wanted) // group), rows // group) * group
     made = functools.partial(first.scores, prepared)
     best = _groups(made, codes, bias, len(y), min(wanted, rows // group), group, size)
@@ -72,7 +89,7 @@ def _scan(
         scores = quantizer.scores(quantizer.prepare(y[:, None, None]), some)[:, 0, 0]
         return largest(scores + jnp.where(seen, -jnp.inf, bias[row]), k, row)
 
-    return in_blocks(ranked, y, *best, rows=RANKED_TOGETHER)
+    return in_blocks(ranked, y, *best, rows=limit.ranked)
 
 
 def _groups(
@@ -81,7 +98,7 @@ def _groups(
     """The groups of the best rows, by blocks of `size`: their best scores, and their first rows."""
     rows, in_block = len(bias), size // group
     blocks = -(-rows // size)
-    parts = -(-blocks * in_block // max(count, in_block, BLOCK_SCORES // max(1, m)))
+    parts = -(-blocks * in_block // max(count, in_block, limits().scores // max(1, m)))
     together = -(-blocks // parts)
 
     def block(i: Array, j: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:

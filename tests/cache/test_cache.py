@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import rqjax
 from rqjax.cache.coded import BLOCK_BYTES
+from tests.tools.apple import formulated
 from tests.tools.plain import PlainCache, error, recoded
 from tests.tools.suites import some
 
@@ -230,6 +231,38 @@ def test_any_split_into_chunks_gives_the_same_bits(name):
 
     for whole, parts in zip(cached(200), cached(*[1] * 40, 130, *[1] * 30), strict=True):
         np.testing.assert_array_equal(whole, parts)
+
+
+FORMULATED = (
+    *("eden_4", "v2_lean", "rotorquant_3+centered", "eden_3+turned", "kivi_2", "turboquant_trellis_2"),
+    *("eden_4/rtn_3", "v3_3.5", "eden_3+centered+pre_rope", "v2_rotated_qjl", "kvarn_4/kvarn_2"),
+)
+
+
+@pytest.mark.parametrize("pages", [None, 12])
+@pytest.mark.parametrize("name", some(FORMULATED, ["eden_3+turned"]))
+def test_gpus_append_the_same_bits(name, pages):
+    """All units of a call at once, where a CPU takes one after the other: of ragged calls, after `truncate`, too."""
+    rng, rope = np.random.default_rng(0), rqjax.Rope(1e4) if "turned" in name or "pre_rope" in name else None
+    cache = empty(name, batch=3, heads=2, dim=64, max_len=300, window=32, pages=pages, rope=rope)
+    if pages:
+        cache = dataclasses.replace(cache, tables=jnp.asarray(rng.permutation(12)[:9].reshape(3, 3), jnp.int32))
+    there, lengths = copied(cache), np.zeros(3, int)
+    with formulated("gpu"):
+        appended = jax.jit(lambda cache, k, v, valid: rqjax.append(cache, k, v, valid=valid), donate_argnums=0)
+    for size in (40, 1, 1, 130, *[1] * 20, 17, 5, 1, 60):
+        valid = np.minimum(rng.integers(0, size + 1, 3) if rng.random() < 0.5 else size, 300 - lengths)
+        k, v = (random(int(rng.integers(1000)), 3, size, 2, 64) + 1 for _ in range(2))
+        cache = append(cache, k, v, valid=valid)
+        with formulated("gpu"):
+            there = appended(there, k, v, valid)
+        lengths += valid
+        if size == 17:
+            lengths -= rng.integers(0, 40, 3)
+            cache, there = truncate(cache, lengths), truncate(there, lengths)
+        for one, other in zip(leaves(cache), leaves(there), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert cache.lengths.tolist() == lengths.tolist()
 
 
 @pytest.mark.full

@@ -85,7 +85,7 @@ def test_many_blocks_of_codes_and_queries_find_the_same(monkeypatch):
     x, queries = vectors(), vectors(37, seed=1)
     expected = Index.build(quantizer(), x).search(queries, 7)
     monkeypatch.setattr(scan, "QUERIES_TOGETHER", 8)
-    monkeypatch.setattr(scan, "BLOCK_COORDINATES", 48 * DIM)
+    monkeypatch.setattr(scan, "IN_CACHE", scan.IN_CACHE._replace(coordinates=48 * DIM))
     again = jax.jit(lambda index, queries: index.search(queries, 7))(Index.build(quantizer(), x), queries)
     for one, other in zip(expected, again, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -95,7 +95,7 @@ def test_many_blocks_of_codes_and_queries_find_the_same(monkeypatch):
 @pytest.mark.parametrize("count", [5000, 8191])
 def test_the_best_of_groups_are_the_best(monkeypatch, count):
     """Many scores, most of them equal to others, in three blocks, the last of which overlaps the second."""
-    monkeypatch.setattr(scan, "BLOCK_COORDINATES", 3000 * DIM)
+    monkeypatch.setattr(scan, "IN_CACHE", scan.IN_CACHE._replace(coordinates=3000 * DIM))
     x = np.repeat(vectors(count // 4 + 1), 4, axis=0)[:count]
     built = Index.build(rqjax.Exact(DIM, "float32"), x).remove(np.arange(count // 2, count // 2 + 100))
     products = np.where(np.asarray(built.rows.ids) < 0, -np.inf, vectors(70, seed=1) @ x.T)

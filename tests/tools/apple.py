@@ -43,11 +43,12 @@ TYPES = {"i1", "i8", "i32", "i64", "ui8", "ui16", "ui32", "ui64", "f16", "bf16",
 
 
 @contextlib.contextmanager
-def formulated(name: str) -> Iterator[str]:
-    """Formulates programs for a platform that is not there."""
-    token = platforms.PLATFORM.set(name)
+def formulated(name: str, capability: str | None = None) -> Iterator[str]:
+    """Formulates programs for a platform that is not there, with the kernels for a GPU of this capability."""
+    token, own = platforms.PLATFORM.set(name), platforms.CAPABILITY.set(capability)
     yield name
     platforms.PLATFORM.reset(token)
+    platforms.CAPABILITY.reset(own)
 
 
 def violations(program: jax.stages.Lowered) -> list[str]:

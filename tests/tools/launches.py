@@ -1,0 +1,175 @@
+"""Counts what compiled programs for GPUs launch: kernels, copies, loops, and what the host waits for.
+
+    python -m tests.tools.launches             # every program of `PROGRAMS` as a table
+    python -m tests.tools.launches NAME --show # one of them, launch by launch
+
+Counts are of the optimized HLO. A loop whose trips the compiler knows waits for nothing. The host reads the predicate
+of any other loop, and of each condition, unless it is within a command buffer.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import rqjax
+
+FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"}
+"""Instructions that launch nothing."""
+ASSIGNED = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.+)$")
+BODY = re.compile(r"body=%?([\w.\-]+)")
+CALLED = re.compile(r"(?:condition|body|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+TRIPS = re.compile(r"known_trip_count[^0-9]*(\d+)")
+
+
+class Counts(NamedTuple):
+    """Launches of a program."""
+
+    launches: int
+    """Kernels, copies and calls of libraries; those of loops with known trips as often as these run."""
+    waits: int
+    """Loops and conditions whose predicate the host reads."""
+    within: int
+    """Launches of one pass through those."""
+
+
+def counted(text: str) -> Counts:
+    """Counts the launches of a program, the text of its optimized HLO."""
+    computations = _computations(text)
+
+    def of(name: str) -> Counts:
+        launches = waits = within = 0
+        for line, opcode in _launching(computations[name]):
+            if opcode not in ("while", "conditional", "call"):
+                launches += 1
+                continue
+            trips, branches = TRIPS.search(line), BRANCHES.search(line)
+            if opcode == "call" or trips:
+                body = of((BODY.search(line) or CALLED.search(line))[1])
+                launches += body.launches * (int(trips[1]) if trips else 1)
+                waits, within = waits + body.waits, within + body.within
+            else:
+                names = CALLED.findall(line) + re.findall(r"[\w.\-]+", branches[1] if branches else "")
+                inner = [of(one) for one in names]
+                waits += 1 + sum(one.waits for one in inner)
+                within += sum(one.launches + one.within for one in inner)
+        return Counts(launches, waits, within)
+
+    return of("ENTRY")
+
+
+def shown(text: str) -> list[str]:
+    """Returns a line for each launch of the entry computation."""
+    lines = _launching(_computations(text)["ENTRY"])
+    return [f"{opcode:12} {line.strip()[:120]} {line.partition('op_name=')[2][:80]}" for line, opcode in lines]
+
+
+def _launching(lines: list[str]) -> list[tuple[str, str]]:
+    """Returns the lines that launch something, each with its opcode."""
+    found = [(line, _opcode(assigned[2])) for line in lines if (assigned := ASSIGNED.match(line))]
+    return [(line, opcode) for line, opcode in found if opcode not in FREE]
+
+
+def _computations(text: str) -> dict[str, list[str]]:
+    """Returns the lines of each computation of a module; those of the entry as "ENTRY", too."""
+    found: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in text.splitlines():
+        begins = re.match(r"(ENTRY )?%?([\w.\-]+) .*\{\s*$", line)
+        if begins:
+            current = found.setdefault(begins[2], [])
+            if begins[1]:
+                found["ENTRY"] = current
+        elif " = " in line:
+            current.append(line)
+    return found
+
+
+def _opcode(assigned: str) -> str:
+    """Returns the opcode of "type opcode(operands)"; a type may be a tuple."""
+    if assigned.startswith("("):
+        depth = 0
+        for end, character in enumerate(assigned):
+            depth += {"(": 1, ")": -1}.get(character, 0)
+            if depth == 0:
+                return assigned[end + 1 :].split("(", 1)[0].strip()
+    return assigned.split(" ", 1)[1].split("(", 1)[0].strip()
+
+
+def bfloat16(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def cache(name: str, batch: int, max_len: int) -> Any:
+    """Returns the shapes of a cache of 8 heads of 128."""
+    make = lambda key: rqjax.strategy(name, key, 128).cache(batch, 8, max_len)  # noqa: E731
+    return jax.eval_shape(make, jax.random.key(0))
+
+
+def appended(name: str, batch: int, time: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    x = bfloat16(batch, time, 8, 128)
+    return rqjax.append, (cache(name, batch, 16_384), x, x)
+
+
+def attended(name: str, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    return rqjax.attend, (cache(name, batch, 16_384), bfloat16(batch, 1, 32, 128))
+
+
+def step(name: str, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def run(cache: Any, q: Any, k: Any, v: Any) -> Any:
+        return rqjax.dot_product_attention(q, k, v, cache)[::-1]
+
+    x = bfloat16(batch, 1, 8, 128)
+    return run, (cache(name, batch, 16_384), bfloat16(batch, 1, 32, 128), x, x)
+
+
+def encoded(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    quantizer = jax.eval_shape(lambda key: rqjax.METHODS[name](key, 128, 4), jax.random.key(0))
+    x = jax.ShapeDtypeStruct((65_536, 128), jnp.float32)
+    return lambda x, quantizer: quantizer.encode(x), (x, quantizer)
+
+
+def searched() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    make = lambda key, x: rqjax.Index.build(rqjax.METHODS["eden_unbiased"](key, 128, 4), x)  # noqa: E731
+    index = jax.eval_shape(make, jax.random.key(0), jax.ShapeDtypeStruct((100_000, 128), jnp.float32))
+    return lambda y, index: index.search(y, 10), (jax.ShapeDtypeStruct((1000, 128), jnp.float32), index)
+
+
+PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
+    "append 1 token to 8 sequences, eden_4": lambda: appended("eden_4", 8, 1),
+    "append 4,096 tokens, eden_4": lambda: appended("eden_4", 1, 4096),
+    "append 1 token to 8 sequences, v2_lean": lambda: appended("v2_lean", 8, 1),
+    "append 1 token to 8 sequences, eden_3+centered": lambda: appended("eden_3+centered", 8, 1),
+    "append 1 token to 8 sequences, turboquant_trellis_3": lambda: appended("turboquant_trellis_3", 8, 1),
+    "attend to 8 sequences, eden_4": lambda: attended("eden_4", 8),
+    "append and attend, 8 sequences, eden_4": lambda: step("eden_4", 8),
+    "attend to 8 sequences, klt of plain XLA: eden_3+pre_rope": lambda: attended("eden_3+pre_rope", 8),
+    "encode 65,536 vectors, rotorquant": lambda: encoded("rotorquant"),
+    "encode 65,536 vectors, eden": lambda: encoded("eden"),
+    "search 100,000 vectors for 1,000 queries": searched,
+}
+
+
+def main(names: list[str], show: bool) -> dict[str, Counts]:
+    """Compiles programs and counts; the environment is that of `hopper.environment`."""
+    from tests.tools.apple import formulated
+    from tests.tools.hopper_compile import lower
+
+    found = {}
+    for name in names:
+        with formulated("gpu", capability="9.0"):
+            function, shapes = PROGRAMS[name]()
+            text = lower(function, shapes, donate_argnums=0).compile().as_text()
+        found[name] = counted(text)
+        if show:
+            print(name, *shown(text), sep="\n", file=sys.stderr)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: counts._asdict() for name, counts in main(sys.argv[2:], sys.argv[1] == "show").items()}))
