@@ -219,7 +219,7 @@ def test_gradients_are_those_of_the_twin():
 
 @pytest.mark.parametrize(("columns", "itemsize"), [(128, 4), (80, 4), (80, 2), (64, 2), (512, 4)])
 def test_swizzled_memory_is_the_hardwares(columns, itemsize):
-    """The 16-byte chunk c of row r lies where chunk c xor (r w / 128 mod w / 16) would, in a block's rows of w bytes."""
+    """The 16-byte chunk c of row r lies where chunk c xor (r w / 128 mod w / 16) would, in blocks of w bytes a row."""
     tokens = 32
     row, column = np.meshgrid(np.arange(tokens), np.arange(columns), indexing="ij")
     width = next(w for w in (128, 64, 32) if columns * itemsize % w == 0)
