@@ -23,7 +23,6 @@ from pallas_kernels.gpu.launch import (
     table_memory,
     tile_of,
 )
-from pallas_kernels.gpu.rows import swizzled
 
 
 def decode(
@@ -76,15 +75,15 @@ def decode(
         tile.for_lanes(unpacked, functools.partial(tile.write, m["levels of tile"]))
         rows.synchronize()
         tile.for_lanes(rotate(tile, names, m, m["levels of tile"]), functools.partial(tile.write, m["tile"]))
-        copy_out(m["tile"], of_tile(m["out"], start, tile))
+        copy_out(rows.by_token(m["tile"]), of_tile(m["out"], start, tile))
 
     memory = {
-        "levels of tile": swizzled(rows.tokens, dim, jnp.float32),
-        "tile": swizzled(rows.tokens, dim, dtype),
+        "levels of tile": rows.swizzled(dim, jnp.float32),
+        "tile": rows.swizzled(dim, dtype),
         **stage_memory(tile, names, jnp.float32),
         **lane_memory(tile, bits),
         "table": table_memory(bits),
     }
     inputs = {"norm": norm[:, None], "words": words, "levels": table(levels, bits), **arrays}
-    out = {"out": jax.ShapeDtypeStruct((n, dim), dtype)}
-    return launch(body, inputs, out, memory, tile, n, interpret, "_".join(["decode", *names]))[0]
+    out = {"out": jax.eval_shape(rows.blocks, jax.ShapeDtypeStruct((n, dim), dtype))}
+    return launch(body, inputs, out, memory, tile, n, interpret, "_".join(["decode", *names]))[0].reshape(n, dim)

@@ -25,7 +25,6 @@ from pallas_kernels.gpu.launch import (
     table_memory,
     tile_of,
 )
-from pallas_kernels.gpu.rows import swizzled
 
 
 def encode(
@@ -67,11 +66,11 @@ def encode(
     def body(m):
         start, count = start_of(tile, n)
         copy_in(m["boundaries"], m["table"], m)
-        copy_in(of_tile(m["x"], start, tile), m["tile"], m)
+        copy_in(of_tile(m["x"], start, tile), rows.by_token(m["tile"]), m)
         source = m["tile"]
         if minus is not None:
             source = m["residual"]
-            copy_in(of_tile(m["minus"], start, tile), source, m)
+            copy_in(of_tile(m["minus"], start, tile), rows.by_token(source), m)
             tile.for_lanes(
                 functools.partial(_difference, tile, m["tile"], source), functools.partial(tile.write, source)
             )
@@ -112,9 +111,9 @@ def encode(
         rows.poke(of_tile(m["norm"], start, tile), rows.token, rows.part * 0, [norm.astype(norm_dtype)], own)
         packing.write_words(rows, m["lanes"], of_tile(m["words"], start, tile), dim, bits, count)
 
-    inputs = {"x": x, "boundaries": table(boundaries, bits), **arrays}
+    inputs = {"x": rows.blocks(x), "boundaries": table(boundaries, bits), **arrays}
     memory = {
-        "tile": swizzled(rows.tokens, dim, x.dtype),
+        "tile": rows.swizzled(dim, x.dtype),
         **stage_memory(tile, names, x.dtype),
         **lane_memory(tile, bits),
         **norm_memory(tile),
@@ -123,7 +122,7 @@ def encode(
     if scaled is not None:
         inputs["levels"], memory["table of levels"] = table(scaled[1], bits), table_memory(bits)
     if minus is not None:
-        inputs["minus"], memory["residual"] = minus, swizzled(rows.tokens, dim, jnp.float32)
+        inputs["minus"], memory["residual"] = rows.blocks(minus), rows.swizzled(dim, jnp.float32)
         if x.dtype == jnp.float32:
             memory.pop("work", None)
     out = {

@@ -17,9 +17,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gpu import packing, stages
+from pallas_kernels.gpu import packing, registers, stages
 from pallas_kernels.gpu.mosaic import LANE
-from pallas_kernels.gpu.rows import Rows, swizzled
+from pallas_kernels.gpu.rows import Rows
 from pallas_kernels.gpu.stages import Fields, Tile
 
 DIMS = (64, 80, 96, 128, 192, 256, 512)
@@ -45,11 +45,11 @@ def launch(
     """Runs `body` on each tile of n tokens. A GPU's copies stop at the last row; the interpreter needs more rows."""
     count = -(-n // tile.rows.tokens)
     rows = count * tile.rows.tokens if interpret else n
-    arrays = [jnp.pad(a, ((0, rows - n), (0, 0))) if k in BY_TOKEN else a for k, a in inputs.items()]
+    arrays = [jnp.pad(a, [(0, rows - n)] + [(0, 0)] * (a.ndim - 1)) if k in BY_TOKEN else a for k, a in inputs.items()]
     keys = [*inputs, *out, *memory, "barrier"]
     run = plgpu.kernel(
         lambda *refs: body(dict(zip(keys, refs, strict=True))),
-        out_type=[jax.ShapeDtypeStruct((rows, s.shape[1]), s.dtype) for s in out.values()],
+        out_type=[jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype) for s in out.values()],
         scratch_types=[*memory.values(), plgpu.Barrier()],
         grid=(count,),
         grid_names=("tile",),
@@ -142,9 +142,10 @@ def stage_arrays(rotation: Rotation) -> tuple[list[str], dict[str, jax.Array]]:
 
 def stage_memory(tile: Tile, names: list[str], dtype: Any) -> Memory:
     """Shared memory for stages that cannot work in place in a tile of a dtype."""
-    work = {"work": swizzled(tile.rows.tokens, tile.dim, jnp.float32)}
+    work = {"work": tile.rows.swizzled(tile.dim, jnp.float32)}
     if names == ["dense"]:
-        half = swizzled(stages.dense_rows(tile.dim), tile.dim, jnp.bfloat16)
+        shape = stages.dense_rows(tile.dim), tile.dim
+        half = plgpu.SMEM(shape, jnp.bfloat16, transforms=registers.tiling(tile.dim, jnp.bfloat16))
         return work | {"rows of high": half, "rows of low": half, "barrier of both": plgpu.Barrier(num_arrivals=2)}
     return work if "rotor" in names[:-1] or (dtype != jnp.float32 and names[0] != "rotor") else {}
 

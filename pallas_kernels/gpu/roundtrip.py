@@ -18,7 +18,6 @@ from pallas_kernels.gpu.launch import (
     table_memory,
     tile_of,
 )
-from pallas_kernels.gpu.rows import swizzled
 
 
 def rotor_roundtrip(
@@ -46,7 +45,7 @@ def rotor_roundtrip(
         start, _ = start_of(tile, n)
         copy_in(m["boundaries"], m["table"], m)
         copy_in(m["levels"], m["table of levels"], m)
-        copy_in(of_tile(m["x"], start, tile), m["tile"], m)
+        copy_in(of_tile(m["x"], start, tile), rows.by_token(m["tile"]), m)
         norm = quantize.norm(tile, m["tile"], m).astype(norm_dtype).astype(jnp.float32)
         values = quantize.readable(rows, m["table of levels"])
         nearest = quantize.nearest(rows, m["table"], bits, symmetric, norm)
@@ -59,16 +58,16 @@ def rotor_roundtrip(
         rows.synchronize()
         back = functools.partial(stages.rotor, tile, m["levels of tile"], m["backward"])
         tile.for_lanes(back, functools.partial(tile.write, m["tile"]))
-        copy_out(m["tile"], of_tile(m["out"], start, tile))
+        copy_out(rows.by_token(m["tile"]), of_tile(m["out"], start, tile))
 
     memory = {
-        "tile": swizzled(rows.tokens, dim, x.dtype),
-        "levels of tile": swizzled(rows.tokens, dim, jnp.float32),
+        "tile": rows.swizzled(dim, x.dtype),
+        "levels of tile": rows.swizzled(dim, jnp.float32),
         **norm_memory(tile),
         "table": table_memory(bits),
         "table of levels": table_memory(bits),
     }
-    inputs = {"x": x, "boundaries": table(boundaries, bits), "levels": table(levels, bits)}
+    inputs = {"x": rows.blocks(x), "boundaries": table(boundaries, bits), "levels": table(levels, bits)}
     inputs |= {"forward": forward, "backward": backward}
-    out = {"out": jax.ShapeDtypeStruct((n, dim), x.dtype)}
-    return launch(body, inputs, out, memory, tile, n, interpret, "rotor_roundtrip")[0]
+    out = {"out": inputs["x"]}
+    return launch(body, inputs, out, memory, tile, n, interpret, "rotor_roundtrip")[0].reshape(n, dim)

@@ -6,6 +6,7 @@ To Pallas a number per thread is an array of shape (128,), the threads of a warp
 own place in memory. That is written in Mosaic's operations, beside its plain form for the interpreter.
 """
 
+import dataclasses
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -13,11 +14,9 @@ import jax.experimental.mosaic.gpu as mgpu
 import jax.numpy as jnp
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, llvm, vector
-from jax._src.state import indexing
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gpu import registers
-from pallas_kernels.gpu.registers import THREADS, array, constant, threads, tiling
+from pallas_kernels.gpu.registers import THREADS, array, constant, swizzle_width, threads
 
 PER_THREAD = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
 
@@ -48,6 +47,33 @@ class Rows(NamedTuple):
     def full(self, value: Any, dtype: Any = jnp.float32) -> jax.Array:
         x = jnp.full((THREADS,), value, dtype)
         return x if self.interpret else plgpu.layout_cast(x, PER_THREAD)
+
+    def swizzled(self, dim: int, dtype: Any) -> Any:
+        """Shared memory for vectors (tokens, d), in which 8 threads read 16 bytes of 8 rows without a bank conflict.
+
+        Its shape is (blocks, tokens, columns). Tiles of 8 rows would do as well, but a copy into them takes only arrays
+        with a multiple of 8 rows; one into blocks stops at the last row. The interpreter has neither blocks nor views.
+        """
+        if self.interpret:
+            return plgpu.SMEM((self.tokens, dim), dtype)
+        columns = _columns(dim, dtype)
+        return plgpu.SMEM((dim // columns, self.tokens, columns), dtype, transforms=_swizzle(columns, dtype))
+
+    def blocks(self, x: Any) -> Any:
+        """Vectors (n, d) as (n, blocks, columns), to be copied to and from `by_token`."""
+        return x if self.interpret else x.reshape(x.shape[0], -1, _columns(x.shape[1], x.dtype))
+
+    def by_token(self, ref: Any) -> Any:
+        """The view (tokens, blocks, columns) of `swizzled` memory."""
+        return ref if self.interpret else ref.transpose((1, 0, 2))
+
+    def flat(self, ref: Any) -> Any:
+        """The view (tokens, d) of `swizzled` memory."""
+        if self.interpret:
+            return ref
+        tiles = ref.reshape(1, *ref.shape)
+        untiling = plgpu.TilingTransform(ref.shape[1:]).undo(tiles)
+        return dataclasses.replace(tiles, transforms=(*tiles.transforms, untiling))
 
     def peek(self, ref: Any, row: jax.Array, column: jax.Array, width: int = 1, at: "At" = (0, 0)) -> list[jax.Array]:
         """Reads the numbers ref[row, column + offset + (0 ... width - 1)] of each thread, swizzled memory or not.
@@ -106,37 +132,46 @@ class Rows(NamedTuple):
             plgpu.inline_mgpu()(lambda _: mgpu.warpgroup_barrier())()
 
 
-def swizzled(tokens: int, dim: int, dtype: Any) -> Any:
-    """Shared memory (tokens, dim) in which 8 threads read 16 bytes of 8 rows each without a bank conflict."""
-    return plgpu.SMEM((tokens, dim), dtype, transforms=tiling(dim, dtype))
+def _columns(dim: int, dtype: Any) -> int:
+    """Returns the columns of a block: 128, 64 or 32 bytes."""
+    size = jnp.dtype(dtype).itemsize
+    return swizzle_width(dim * size) // size
+
+
+def _swizzle(columns: int, dtype: Any) -> tuple[Any, ...]:
+    return (plgpu.SwizzleTransform(columns * jnp.dtype(dtype).itemsize),)
 
 
 def _transforms(ref: Any) -> tuple[Any, ...]:
-    """Returns the transforms of `swizzled` memory, or none for other memory."""
-    seen = getattr(ref, "transforms", ())
-    return () if all(isinstance(t, indexing.NDIndexer) for t in seen) else tiling(ref.shape[1], ref.dtype)
+    """Returns the transforms of swizzled memory, or none for other memory."""
+    return _swizzle(ref.shape[2], ref.dtype) if len(ref.shape) == 3 else ()
 
 
 At: TypeAlias = tuple[int, int]
 
 
-def swizzled_byte(row: Any, column: Any, at: At, columns: int, itemsize: int) -> Any:
-    """The byte where the number (row, column + offset) of `swizzled` memory of so many columns begins.
+def swizzled_byte(row: Any, column: Any, at: At, tokens: int, width: int, itemsize: int) -> Any:
+    """The byte where the number (row, column + offset) of swizzled memory in blocks of `width` bytes begins.
 
-    If column and offset share no bits, the offset is put in last, so that the rest is computed once for all offsets.
+    Bits 4 to 6 of the address become themselves xor the bits 7 to 9, as many of them as `width` has chunks of 16 bytes.
+    If the offset is whole blocks, or shares no bits with the column, it is put in last, so that the rest is computed
+    once for all offsets.
     """
-    (offset, power), width = at, registers.swizzle_width(columns * itemsize)
-    late = power and power * itemsize <= width
-    byte = registers.swizzled(row, (column if late else column + offset) * itemsize, columns * itemsize, width)
+    offset, power = at
+    late = offset * itemsize % width == 0 or (power and power * itemsize <= width)
+    byte = (column if late else column + offset) * itemsize
+    start = (row * width) ^ (((row * width >> 7) & (width // 16 - 1)) << 4)
+    byte = (byte & -width) * tokens + (start ^ (byte & (width - 1)))
     if late:
-        byte = (byte ^ offset * itemsize % width) + offset * itemsize // width * (8 * width)
+        byte = (byte ^ offset * itemsize % width) + offset * itemsize // width * (tokens * width)
     return byte
 
 
 def _byte(ref: Any, row: jax.Array, column: jax.Array, at: At) -> jax.Array:
-    columns, size = ref.shape[1], ref.dtype.itemsize
+    *_, rows, columns = ref.shape
+    size = ref.dtype.itemsize
     if _transforms(ref):
-        return swizzled_byte(row, column, at, columns, size)
+        return swizzled_byte(row, column, at, rows, columns * size, size)
     return row * (columns * size) + (column + at[0]) * size
 
 

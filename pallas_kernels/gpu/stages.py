@@ -122,6 +122,7 @@ def dense(tile: Tile, source: Any, matrix: Any, parts: list[Any], barrier: Any, 
     `matrix` (2, d, d) holds M as the sum of two numbers of 8 bits, x is split in two likewise, and three products are
     added: 16 bits of both. `parts` is shared memory (`dense_rows`, d) for rows of either half.
     """
+    source, target = tile.rows.flat(source), tile.rows.flat(target)
     columns = [pl.ds(k, 64) for k in range(0, tile.dim, 64)]
     size = dense_rows(tile.dim)
 

@@ -10,9 +10,12 @@ import os
 import pytest
 
 from tests.tools import example_kernel, hopper
+from tests.tools.hopper_shapes import CONFIGURATIONS
 from tests.tools.programs import PROGRAMS
 
 pytestmark = pytest.mark.full
+
+RAGGED = [name for name in CONFIGURATIONS if name.endswith(" vectors")]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def compiled(tmp_path_factory):
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         if not file.read(1):
-            json.dump(hopper.compiled([*hopper.TESTED, "example_spills"]), file)
+            json.dump(hopper.compiled([*hopper.TESTED, *RAGGED, "example_spills"]), file)
     return json.loads(path.read_text())
 
 
@@ -42,6 +45,13 @@ def test_resources(name, compiled, golden):
     goldens, slack = golden
     worse = hopper.complaints(name, compiled[name], goldens.get(name), slack=slack)
     assert not worse, "; ".join(worse) + f": if it must be so, renew {hopper.GOLDENS.name} by `make goldens`"
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_any_number_of_vectors_compiles(name, compiled):
+    (kernel,) = compiled[name].values()
+    assert kernel["spills"] == 0
+    assert kernel["shared"] <= hopper.MAX_SHARED
 
 
 def test_no_golden_is_left_over(golden):

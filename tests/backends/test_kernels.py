@@ -175,7 +175,7 @@ def test_tiles_of_few_vectors_are_smaller(dim, few, many):
 def test_lowers_in_shards():
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
     spec = jax.sharding.PartitionSpec
-    quantizer, x = recipe("rotorquant", 64, 3), vectors(64, 64)
+    quantizer, x = recipe("rotorquant", 64, 3), vectors(66, 64)
 
     def shard(quantizer, x):
         hopper.INTERPRET.set(False)
@@ -219,17 +219,19 @@ def test_gradients_are_those_of_the_twin():
 
 @pytest.mark.parametrize(("columns", "itemsize"), [(128, 4), (80, 4), (80, 2), (64, 2), (512, 4)])
 def test_swizzled_memory_is_the_hardwares(columns, itemsize):
-    """The 16-byte chunk c of row r lies where chunk c xor (r w / 128 mod w / 16) would, in rows of w bytes."""
-    row, column = np.meshgrid(np.arange(16), np.arange(columns), indexing="ij")
+    """The 16-byte chunk c of row r lies where chunk c xor (r w / 128 mod w / 16) would, in blocks of w bytes a row."""
+    tokens = 32
+    row, column = np.meshgrid(np.arange(tokens), np.arange(columns), indexing="ij")
     width = next(w for w in (128, 64, 32) if columns * itemsize % w == 0)
     byte = column * itemsize
-    chunk = byte % width // 16 ^ (row % 8 * width // 128) % (width // 16)
-    want = row // 8 * 8 * columns * itemsize + byte // width * 8 * width + row % 8 * width + chunk * 16 + byte % 16
-    np.testing.assert_array_equal(rows.swizzled_byte(row, column, (0, 0), columns, itemsize), want)
+    chunk = byte % width // 16 ^ (row * width // 128) % (width // 16)
+    want = byte // width * tokens * width + row * width + chunk * 16 + byte % 16
+    layout = tokens, width, itemsize
+    np.testing.assert_array_equal(rows.swizzled_byte(row, column, (0, 0), *layout), want)
     lanes = columns // 8
     power = lanes if lanes & (lanes - 1) == 0 else 0
     for plane in range(8):
-        part = rows.swizzled_byte(row[:, :lanes], column[:, :lanes], (plane * lanes, power), columns, itemsize)
+        part = rows.swizzled_byte(row[:, :lanes], column[:, :lanes], (plane * lanes, power), *layout)
         np.testing.assert_array_equal(part, want[:, plane * lanes : (plane + 1) * lanes])
 
 

@@ -15,6 +15,13 @@ Configuration: TypeAlias = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct,
 """A function and the shapes of its arguments."""
 
 N = 65536
+RAGGED = (
+    ("rotor_encode_80_3_float32", 9),
+    ("rotor_decode_256_3_float16", 130),
+    ("rotor_roundtrip_128_3_bfloat16", 300),
+    ("sign_sketch_256_bfloat16", 130),
+)
+"""Configurations that are compiled for a number of vectors, too, that is no multiple of 8."""
 
 
 def _floats(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
@@ -26,50 +33,50 @@ def _stage(name: str, dim: int) -> jax.ShapeDtypeStruct:
     return shapes.get(name, _floats(1, dim))
 
 
-def _encode(names: tuple[str, ...], dim: int, bits: int, dtype: str) -> Configuration:
+def _encode(names: tuple[str, ...], dim: int, bits: int, dtype: str, n: int = N) -> Configuration:
     def run(x, boundaries, *arrays):
         return encoding.encode(x, tuple(zip(names, arrays, strict=True)), boundaries, symmetric=True)
 
-    return run, (_floats(N, dim, dtype=dtype), _floats(2**bits - 1), *(_stage(name, dim) for name in names))
+    return run, (_floats(n, dim, dtype=dtype), _floats(2**bits - 1), *(_stage(name, dim) for name in names))
 
 
-def _encode_scaled(dim: int, bits: int) -> Configuration:
+def _encode_scaled(dim: int, bits: int, n: int = N) -> Configuration:
     def run(x, boundaries, levels, matrix):
         return encoding.encode(x, (("dense", matrix),), boundaries, symmetric=True, scaled=("mse", levels))
 
-    return run, (_floats(N, dim), _floats(2**bits - 1), _floats(2**bits), _stage("dense", dim))
+    return run, (_floats(n, dim), _floats(2**bits - 1), _floats(2**bits), _stage("dense", dim))
 
 
-def _decode(names: tuple[str, ...], dim: int, bits: int, dtype: str) -> Configuration:
+def _decode(names: tuple[str, ...], dim: int, bits: int, dtype: str, n: int = N) -> Configuration:
     def run(norm, words, levels, *arrays):
         return decoding.decode(norm, words, tuple(zip(names, arrays, strict=True)), levels, dtype=dtype)
 
-    words = jax.ShapeDtypeStruct((N, packing.words_per_vector(dim, bits)), jnp.uint32)
-    return run, (_floats(N, dtype="bfloat16"), words, _floats(2**bits), *(_stage(name, dim) for name in names))
+    words = jax.ShapeDtypeStruct((n, packing.words_per_vector(dim, bits)), jnp.uint32)
+    return run, (_floats(n, dtype="bfloat16"), words, _floats(2**bits), *(_stage(name, dim) for name in names))
 
 
-def _roundtrip(dim: int, bits: int, dtype: str) -> Configuration:
+def _roundtrip(dim: int, bits: int, dtype: str, n: int = N) -> Configuration:
     run = functools.partial(roundtrip.rotor_roundtrip, symmetric=True)
     coefficients = _stage("rotor", dim)
-    return run, (_floats(N, dim, dtype=dtype), coefficients, coefficients, _floats(2**bits - 1), _floats(2**bits))
+    return run, (_floats(n, dim, dtype=dtype), coefficients, coefficients, _floats(2**bits - 1), _floats(2**bits))
 
 
-def _sketch(dim: int, dtype: str) -> Configuration:
+def _sketch(dim: int, dtype: str, n: int = N) -> Configuration:
     def run(x, minus, matrix):
         stages = (("dense", matrix),)
         return encoding.encode(x, stages, jnp.zeros(1), symmetric=False, minus=minus, norm_dtype=jnp.float32)
 
-    return run, (_floats(N, dim, dtype=dtype), _floats(N, dim), _stage("dense", dim))
+    return run, (_floats(n, dim, dtype=dtype), _floats(n, dim), _stage("dense", dim))
 
 
-def _attention(name: str) -> Configuration:
+def attention(name: str, **sizes: int) -> Configuration:
     def run(*arguments):
         return decode_attention(*arguments[:-1], tables=arguments[-1])
 
-    return run, SHAPES[name].arguments()
+    return run, SHAPES[name]._replace(**sizes).arguments()
 
 
-CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {
+OF_VECTORS: dict[str, Callable[..., Configuration]] = {
     **{
         f"rotor_encode_{dim}_{bits}_{dtype}": functools.partial(_encode, ("rotor",), dim, bits, dtype)
         for dim, bits, dtype in (
@@ -99,5 +106,11 @@ CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {
     "eden_encode_128_3_float32": functools.partial(_encode_scaled, 128, 3),
     "sign_sketch_128_float32": functools.partial(_sketch, 128, "float32"),
     "sign_sketch_256_bfloat16": functools.partial(_sketch, 256, "bfloat16"),
-    **{f"decode_attention {name}": functools.partial(_attention, name) for name in SHAPES},
+}
+"""Configurations by name, which take the number of vectors `n`."""
+
+CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {
+    **OF_VECTORS,
+    **{f"{name}, {n} vectors": functools.partial(OF_VECTORS[name], n=n) for name, n in RAGGED},
+    **{f"decode_attention {name}": functools.partial(attention, name) for name in SHAPES},
 }
