@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Int, Shaped
 from rqjax.arrays.planes import as_float32, pick, put
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
 from rqjax.core import PAGE, as_array, check_int, check_ints, is_traced, operation
+from rqjax.core.products import rounded_to
 
 
 def append(
@@ -120,7 +121,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     before, after = cache.coded, jnp.maximum(cache.held, cache.coded_at(lengths))
     t = cache.lengths[:, None] + jnp.arange(time) - (time - count[:, None])
     k = cache.key_form.turned(k, t[:, :, None])
-    k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
+    k, v = (rounded_to(jnp.swapaxes(x, 1, 2), cache.exact_keys.dtype) for x in (k, v))
 
     # Codes have no derivative, and a loop of unknown length would refuse one.
     past, new_keys, new_values = lax.stop_gradient((cache, k, v))
