@@ -31,13 +31,13 @@ def all_in_floats() -> Iterator[None]:
         ALL_IN_FLOATS.reset(token)
 
 
-def full_precision(*operands: Shaped[Array, "..."]) -> lax.Precision | None:
+def full_precision(*operands: Shaped[Array, "..."]) -> lax.Precision:
     """Returns the precision of a product in which no bits of its operands are lost.
 
     NVIDIA GPUs take products of float32 with 10 bits of mantissa (TF32) unless they say otherwise. Narrower operands
     need no precision: their products are exact, and sums are float32.
     """
-    return lax.Precision.HIGHEST if jnp.result_type(*operands).itemsize >= 4 else None
+    return lax.Precision.HIGHEST if jnp.result_type(*operands).itemsize >= 4 else lax.Precision.DEFAULT
 
 
 def rounded_to(x: Float[Array, "*n"], dtype: DTypeLike) -> Float[Array, "*n"]:
@@ -69,7 +69,8 @@ def full_precision_einsum(
     for _ in range(3):
         parts.append(rounded_to(y, jnp.bfloat16))
         y = y - parts[-1].astype(jnp.float32)
-    found = jnp.einsum(subscripts, jnp.concatenate(parts, axis=2), x, preferred_element_type=jnp.float32)
+    y, precision = jnp.concatenate(parts, axis=2), full_precision(x)
+    found = jnp.einsum(subscripts, y, x, precision=precision, preferred_element_type=jnp.float32)
     return functools.reduce(operator.add, jnp.split(found, 3, axis=2))
 
 

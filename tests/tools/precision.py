@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax._src import source_info_util
 
 from tests.tools.apple import formulated
 
@@ -112,10 +111,10 @@ def _bodies(eqn: Any) -> Iterator[tuple[Any, list[Any]]]:
 def _place(eqn: Any) -> str:
     """File and line of the library that an equation is from, the innermost."""
     of_library = ROOT / "rqjax"
-    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+    for frame in eqn.source_info.traceback.frames:
         path = Path(frame.file_name).resolve()
         if path.is_relative_to(of_library):
-            return f"{path.relative_to(ROOT)}:{frame.start_line}"
+            return f"{path.relative_to(ROOT)}:{frame.line_num}"
     return "outside of the library"
 
 

@@ -1,4 +1,4 @@
-"""Programs of plain JAX to compile: the library's uses of each part of methods, of caches and indexes."""
+"""Programs of plain JAX: the library's uses of each part of methods, of caches, indexes and decoders."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,20 +37,29 @@ def x(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def of_method(name: str) -> Program:
+def of(quantizer: Any) -> Program:
     """Encodes, decodes and takes inner products."""
-    quantizer = jax.eval_shape(lambda key: rqjax.METHODS[name](key, DIM, 2.5 if "mixed" in name else 3), key())
-    return _of_quantizer, (quantizer, x(256, DIM))
+
+    def run(quantizer: Any, vectors: Any) -> Any:
+        codes = quantizer.encode(vectors)
+        return codes, quantizer.decode(codes), quantizer.dot(vectors[:4], codes)
+
+    return run, (quantizer, x(256, DIM))
+
+
+def of_method(name: str) -> Program:
+    return of(jax.eval_shape(lambda key: rqjax.METHODS[name](key, DIM, 2.5 if "mixed" in name else 3), key()))
 
 
 def of_fitted(name: str) -> Program:
-    some = jnp.asarray(np.random.default_rng(0).standard_normal((512, DIM)), jnp.float32)
-    return _of_quantizer, (rqjax.FITTED[name](jax.random.key(0), some, 2), x(256, DIM))
-
-
-def _of_quantizer(quantizer: Any, vectors: Any) -> Any:
-    codes = quantizer.encode(vectors)
-    return codes, quantizer.decode(codes), quantizer.dot(vectors[:4], codes)
+    """Uses a quantizer that is made of shapes alone, unless the fit looks at its data."""
+    fit = lambda key, some: rqjax.FITTED[name](key, some, 2)  # noqa: E731
+    try:
+        quantizer = jax.eval_shape(fit, key(), x(512, DIM))
+    except jax.errors.JAXTypeError:
+        some = np.random.default_rng(0).standard_normal((512, DIM))
+        quantizer = fit(jax.random.key(0), jnp.asarray(some, jnp.float32))
+    return of(quantizer)
 
 
 def of_cache(name: str) -> Program:
@@ -130,13 +139,11 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 TRACED: dict[str, Callable[[], Program]] = {
     **PROGRAMS,
     **{f"cache {name}": lambda name=name: of_cache(name) for name in ("kvarn_2", "float8")},
-    **{
-        f"format {name}": lambda name=name: (_of_quantizer, (rqjax.Formats(DIM, name), x(256, DIM))) for name in FORMATS
-    },
-    "centered": lambda: (_of_quantizer, (rqjax.Centered(jnp.ones(DIM), rqjax.Exact(DIM, "float16")), x(256, DIM))),
+    **{f"format {name}": lambda name=name: of(rqjax.Formats(DIM, name)) for name in FORMATS},
+    "centered": lambda: of(rqjax.Centered(jnp.ones(DIM), rqjax.Exact(DIM, "float16"))),
     "decoder": lambda: of_decoder("llama"),
     "decoder of experts": lambda: of_decoder("gpt_oss", num_local_experts=4, num_experts_per_tok=2),
     "decoder with latents": lambda: of_decoder("deepseek_v2", n_routed_experts=4, num_experts_per_tok=2, **LATENT),
     "exact attention": of_exact_attention,
 }
-"""Programs that are traced, and not all of them compiled."""
+"""Programs that tests trace. Only `PROGRAMS` are compiled, which takes longer."""
