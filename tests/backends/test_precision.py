@@ -82,6 +82,7 @@ def narrowed(x):
         (lambda x: lax.scan(lambda y, _: (y * jnp.dot(y, x), None), x, None, 3), ["product of float32"]),
         (lambda x: jnp.sin(x.astype(jnp.bfloat16).reshape(3, 1).astype(jnp.float32)), ["rounded to bfloat16, widened"]),
         (lambda x: narrowed(x).astype(jnp.float32) + 1, ["rounded to bfloat16, widened"]),
+        (lambda x: x.astype(jnp.float16).astype(jnp.float32), ["rounded to float16, widened again for a result"]),
         (lambda x: jnp.sin(x.astype(jnp.float16)), []),
         (lambda x: jnp.sin(rounded_to(x, "float16").astype(jnp.float32)), []),
         (lambda x: jnp.sin(rounded_to(x.astype(jnp.bfloat16), "bfloat16").astype(jnp.float32)), []),

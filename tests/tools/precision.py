@@ -27,6 +27,7 @@ MOVES = {
 }
 """Operations whose results are numbers of their operands, past which XLA may move a conversion."""
 KERNELS = {"pallas_call", "mpmd_map", "core_map"}
+"""Operations that are not entered."""
 
 
 class Numbers(NamedTuple):
@@ -43,17 +44,15 @@ class Numbers(NamedTuple):
 def findings(function: Callable[..., Any], *operands: Any) -> list[str]:
     """Traces a function for a GPU, and returns places where its precision is not that of its formulas."""
     with formulated("gpu"), jax.default_matmul_precision(None):
-        return sorted(set(_walk(jax.make_jaxpr(function)(*operands).jaxpr, {})))
+        jaxpr = jax.make_jaxpr(function)(*operands).jaxpr
+    known: dict[Any, Numbers] = {}
+    return sorted({*_walk(jaxpr, known), *_widened(jaxpr.outvars, known, "a result")})
 
 
 def _walk(jaxpr: Any, known: dict[Any, Numbers]) -> Iterator[str]:
     """Yields findings; `known` are numbers by variable, those of the results are added to it."""
-
-    def numbers(variable: Any) -> Numbers:
-        return Numbers() if hasattr(variable, "val") else known.get(variable, Numbers())
-
     for eqn in jaxpr.eqns:
-        name, operands = eqn.primitive.name, [numbers(v) for v in eqn.invars]
+        name, operands = eqn.primitive.name, [_of(v, known) for v in eqn.invars]
         dtypes = [getattr(v.aval, "dtype", None) for v in eqn.invars]
         if name in PRODUCTS and eqn.params["precision"] is None and all(_wide(dtype) for dtype in dtypes[:2]):
             yield f"{_place(eqn)}: product of float32 without a precision"
@@ -66,16 +65,24 @@ def _walk(jaxpr: Any, known: dict[Any, Numbers]) -> Iterator[str]:
             here = next((one for one in operands if one.narrowed), max(operands, key=lambda one: one.rounded or 0))
         elif name not in KERNELS and (bodies := list(_bodies(eqn))):
             for body, given in bodies:
-                inside = {v: numbers(w) for v, w in zip(body.invars, given, strict=True)}
+                inside = {v: _of(w, known) for v, w in zip(body.invars, given, strict=True)}
                 yield from _walk(body, inside)
-                results = [Numbers() if hasattr(v, "val") else inside.get(v, Numbers()) for v in body.outvars]
+                results = [_of(v, inside) for v in body.outvars]
                 known.update((v, one) for v, one in zip(eqn.outvars, results) if one.narrowed or v not in known)  # noqa: B905
             continue
         known.update((v, here) for v in eqn.outvars)
         if name not in MOVES | {"reduce_precision", "convert_element_type"}:
-            for dtype, one in zip(dtypes, operands, strict=True):
-                if one.narrowed and _wide(dtype):
-                    yield f"{one.narrowed}: rounded to {one.dtype}, widened again for {_place(eqn)}"
+            yield from _widened(eqn.invars, known, _place(eqn))
+
+
+def _of(variable: Any, known: dict[Any, Numbers]) -> Numbers:
+    return Numbers() if hasattr(variable, "val") else known.get(variable, Numbers())  # constants are not hashable
+
+
+def _widened(variables: list[Any], known: dict[Any, Numbers], use: str) -> Iterator[str]:
+    for variable in variables:
+        if (one := _of(variable, known)).narrowed and _wide(variable.aval.dtype):
+            yield f"{one.narrowed}: rounded to {one.dtype}, widened again for {use}"
 
 
 def _converted(eqn: Any, one: Numbers, before: Any, after: Any) -> Numbers:
