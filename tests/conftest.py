@@ -44,6 +44,10 @@ def pytest_configure(config):
     known = importlib.metadata.version("jaxlib").startswith("0.10.")  # others end where they do not know it
     if known and config.getoption("markexpr") != "not full":
         add_flag("--xla_cpu_use_fusion_emitters=false")
+    import jax  # after the flags
+
+    # The tests' own products are exact on any device. The library's say their precision: `backends/test_precision.py`.
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 
 collect_ignore: list[str] = []

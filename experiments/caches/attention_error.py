@@ -70,12 +70,12 @@ def errors(
     if cache.key_form.rope is not None:
         turned = [cache.key_form.rope(x, jnp.arange(time - x.shape[1], time)[:, None]) for x in turned]
     turned[1], v_of_heads = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (turned[1], v))
-    scores = jnp.einsum("bthd,bshd->bhts", *turned) / dim**0.5
+    scores = jnp.einsum("bthd,bshd->bhts", *turned, precision="highest") / dim**0.5
     exact = jax.nn.log_softmax(jnp.where(seen, scores, -jnp.inf))
     coded = jnp.log(jnp.maximum(weights(cache, q, k, sliding_window), TINY))
     kl = jnp.where(seen, jnp.exp(exact) * (exact - coded), 0).sum(-1)
     top, first = (jax.lax.top_k(s, 5)[1] for s in (exact, coded))
-    out = jnp.einsum("bhts,bshd->bthd", jnp.exp(exact), v_of_heads)
+    out = jnp.einsum("bhts,bshd->bthd", jnp.exp(exact), v_of_heads, precision="highest")
     return {
         "kl": kl.mean(),
         "top1": (top[..., 0] == first[..., 0]).mean(),
@@ -114,7 +114,7 @@ def _sample(point: dict[str, Any], key: jax.Array) -> list[jax.Array]:
     k, v = (jax.random.normal(key, (1, point["context"], heads, dim)) for key in keys[1:3])
     if point["data"].startswith("outlier_channels"):
         k *= loudness(keys[3], heads, dim, 10)
-    q *= 2 / (jnp.einsum("bthd,bshd->bhts", q, k) / dim**0.5).std()
+    q *= 2 / (jnp.einsum("bthd,bshd->bhts", q, k, precision="highest") / dim**0.5).std()
     if point["data"].endswith("key_bias"):
         k += 10 * jax.random.normal(keys[4], (heads, dim))
     return [q, k, v]

@@ -88,7 +88,7 @@ def _strategy(point: dict[str, Any], key: jax.Array, learned: jax.Array, of_mode
             q, k = rope(q, positions[-count:]), rope(k + bias, positions)
         else:
             k = k + bias
-        moments = {"queries": jnp.einsum("bthd,bthe->hde", q, q) / count}
+        moments = {"queries": jnp.einsum("bthd,bthe->hde", q, q, precision="highest") / count}
         taken = moments if "queries" in inspect.signature(make).parameters else {}
         keys = make(key, jnp.swapaxes(k[0], 0, 1), bits, **taken)
     else:
@@ -115,7 +115,7 @@ def _sample(key: jax.Array, of_model: jax.Array, rope: rqjax.Rope, point: dict[s
         """Scales queries so that scores have a deviation of 2."""
         positions = jnp.arange(tokens)[:, None]
         turned = rope(q, positions[-queries:]), rope(jnp.broadcast_to(k, (1, tokens, heads, dim)), positions)
-        return q * 2 / (jnp.einsum("bthd,bshd->bhts", *turned) / dim**0.5).std()
+        return q * 2 / (jnp.einsum("bthd,bshd->bhts", *turned, precision="highest") / dim**0.5).std()
 
     return [scaled(jnp.where(slow, 0, q), k) + scaled(jnp.where(slow, q, 0), bias), k, v, bias]
 

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Shaped, UInt8
 
 from rqjax.arrays.planes import as_float32
 from rqjax.core import platforms
-from rqjax.core.products import HUGE, TINY, over, unit
+from rqjax.core.products import HUGE, TINY, over, rounded_to, unit
 
 LEAST = 1e-20
 """Number added to squares before dividing by them."""
@@ -49,7 +49,7 @@ def direction(x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
 def stored(norm: Float[Array, "*n"], dtype: str) -> Shaped[Array, "*n"]:
     """Norms as they are stored. Eight bits hold those from 2^-16 to 2^16 on a logarithmic scale; code 0 stands for
     0."""
-    return of_octaves(jnp.log2(norm)) if dtype == LOGARITHMIC else norm.astype(dtype)
+    return of_octaves(jnp.log2(norm)) if dtype == LOGARITHMIC else rounded_to(norm, dtype)
 
 
 def restored(x: Shaped[Array, "*n"]) -> Float[Array, "*n"]:

@@ -11,6 +11,7 @@ from jaxtyping import Array
 from rqjax.backends.nests import RotatedScalar
 from rqjax.core import Codes, Quantizer
 from rqjax.core.dispatch import CONTEXT
+from rqjax.core.products import rounded_to
 from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled
 from rqjax.quantizers.scalar import Scalar
 from rqjax.rotations import Dense, Hadamard, Rotor
@@ -51,7 +52,7 @@ def _with_residual(first: Normalized, sketch: Normalized, x: Array) -> Codes:
     rest, signs = _coded(sketch, x, minus=_rows(first.decode((norm, words))), norm_dtype=jnp.float32)
     size = norm.astype(jnp.float32)
     rest = rest.reshape(norm.shape) / jnp.where(size > 0, size, 1)
-    return norm, (words, (rest.astype(sketch.dtype), signs.reshape(*norm.shape, -1)))
+    return norm, (words, (rounded_to(rest, sketch.dtype), signs.reshape(*norm.shape, -1)))
 
 
 def _coded(quantizer: Quantizer, x: Array, **options: Any) -> tuple[Array, Array]:

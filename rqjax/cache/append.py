@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from rqjax.arrays.planes import as_float32, pick, put
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
 from rqjax.core import PAGE, Codes, as_array, check_int, check_ints, is_traced, operation, platforms
+from rqjax.core.products import rounded_to
 
 PIECE_BYTES = 2**28
 """Bytes of keys and values in float32 that a GPU encodes at once."""
@@ -127,7 +128,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     before, after = (jnp.maximum(cache.held, cache.coded_at(n)) for n in (first, lengths))
     t = first[:, None] + jnp.arange(time) - (time - count[:, None])
     k = cache.key_form.turned(k, t[:, :, None])
-    k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
+    k, v = (rounded_to(jnp.swapaxes(x, 1, 2), cache.exact_keys.dtype) for x in (k, v))
 
     def stored(rings):
         """The rings with the new tokens. Those that newer ones of the same chunk would overwrite, and padding, go

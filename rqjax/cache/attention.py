@@ -18,7 +18,7 @@ from rqjax.cache.kv import KVCache, Tokens
 from rqjax.cache.queries import Number, Queries, padded
 from rqjax.cache.sums import Sums, merged, with_sinks
 from rqjax.core import as_array, check_int, is_traced, operation
-from rqjax.core.products import full_precision_einsum, weighted_sums
+from rqjax.core.products import full_precision_einsum, rounded_to, weighted_sums
 
 Past: TypeAlias = Callable[[KVCache, Queries], Sums]
 """Sums over the tokens of a cache that are in codes."""
@@ -170,7 +170,7 @@ def _new(cache: KVCache, k: Tokens, v: Tokens | None, valid: Any) -> New:
     first, places = cache.lengths - count, cache.lengths[:, None] - time + jnp.arange(time)
     k = cache.key_form.turned(k, places[:, :, None])
     v = k[..., -cache.value_quantizer.dim :] if v is None else jnp.asarray(as_array(v))
-    k, v = (jnp.swapaxes(x, 1, 2).astype(cache.exact_keys.dtype) for x in (k, v))
+    k, v = (rounded_to(jnp.swapaxes(x, 1, 2), cache.exact_keys.dtype) for x in (k, v))
     return New(k, v, jnp.where(places < first[:, None], -1, places), first)
 
 

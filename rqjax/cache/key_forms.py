@@ -161,7 +161,7 @@ class SubtractedMean(KeyForm):
         return keys - self.mean[..., None, :]
 
     def bias(self, y: Float[Array, "b h r d"], first: Int[Array, ""], count: int) -> Float[Array, "b h r _"] | None:
-        return jnp.einsum("bhrd,bhd->bhr", y, self.mean)[..., None]
+        return jnp.einsum("bhrd,bhd->bhr", y, self.mean, precision=lax.Precision.HIGHEST)[..., None]
 
 
 @pytree

@@ -13,6 +13,7 @@ from rqjax.cache.append import checked_slots
 from rqjax.cache.coded import decoded_page
 from rqjax.cache.kv import KVCache, over
 from rqjax.core import PAGE, check_ints, operation
+from rqjax.core.products import rounded_to
 
 
 def truncate(
@@ -60,7 +61,7 @@ def _truncate(cache: KVCache, lengths: Int[Array, "some"], slots: Int[Array, "so
         places = jnp.where(back, cache.slot(t), cache.sinks + cache.ring)
 
         def restored() -> tuple[Array, Array]:
-            stored = jax.vmap(lambda exact, places, x: put(exact, (slice(None), places), x.astype(exact.dtype)))
+            stored = jax.vmap(lambda exact, places, x: put(exact, (slice(None), places), rounded_to(x, exact.dtype)))
             return tuple(map(stored, (keys, values), (places, places), _units(cache, held)))  # pyright: ignore
 
         keys, values = lax.cond(back.any(), restored, lambda: (keys, values))

@@ -1,4 +1,4 @@
-"""Products of queries with vectors and sums of vectors by weights, in full precision."""
+"""Products of queries with vectors and sums of vectors by weights, in full precision; numbers rounded to be stored."""
 
 import contextlib
 import functools
@@ -8,6 +8,7 @@ from contextvars import ContextVar
 
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Shaped
 
 from rqjax.core import platforms
@@ -30,6 +31,33 @@ def all_in_floats() -> Iterator[None]:
         ALL_IN_FLOATS.reset(token)
 
 
+def full_precision(*operands: Shaped[Array, "..."]) -> lax.Precision:
+    """Returns the precision of a product in which no bits of its operands are lost.
+
+    NVIDIA GPUs take products of float32 with 10 bits of mantissa (TF32) unless they say otherwise. Narrower operands
+    need no precision: their products are exact, and sums are float32.
+    """
+    return lax.Precision.HIGHEST if jnp.result_type(*operands).itemsize >= 4 else lax.Precision.DEFAULT
+
+
+def rounded_to(x: Float[Array, "*n"], dtype: DTypeLike) -> Float[Array, "*n"]:
+    """Converts numbers to a dtype that they are stored in, so that all that reads them reads the rounded numbers.
+
+    XLA may remove a conversion to fewer bits and back (`xla_allow_excess_precision`), and does on GPUs. It leaves
+    `reduce_precision`, which would however make subnormal numbers 0. On CPUs it leaves both conversions, which are
+    faster there, and Apple's devices are not known to have `reduce_precision`.
+    """
+    kept = jnp.finfo(dtype)
+    if kept.bits >= 32 or platforms.on_cpu() or platforms.on_apple():
+        return x.astype(dtype)
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))  # x itself may stand for numbers that were not rounded
+    y = lax.reduce_precision(x, 8, kept.nmant)
+    if kept.nexp < 8:
+        least = float(kept.smallest_subnormal)
+        y = jnp.where(jnp.abs(x) < float(kept.tiny), jnp.round(x / least) * least, y)
+    return y.astype(dtype)
+
+
 def full_precision_einsum(
     subscripts: str, y: Float[Array, "b h r n"], x: Shaped[Array, "b h t d"]
 ) -> Float[Array, "b h r m"]:
@@ -39,9 +67,10 @@ def full_precision_einsum(
         return jnp.einsum(subscripts, y, x, precision=lax.Precision.HIGHEST)
     parts = []
     for _ in range(3):
-        parts.append(y.astype(jnp.bfloat16))
+        parts.append(rounded_to(y, jnp.bfloat16))
         y = y - parts[-1].astype(jnp.float32)
-    found = jnp.einsum(subscripts, jnp.concatenate(parts, axis=2), x, preferred_element_type=jnp.float32)
+    y, precision = jnp.concatenate(parts, axis=2), full_precision(x)
+    found = jnp.einsum(subscripts, y, x, precision=precision, preferred_element_type=jnp.float32)
     return functools.reduce(operator.add, jnp.split(found, 3, axis=2))
 
 

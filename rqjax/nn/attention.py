@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Shaped
 
 from rqjax.cache.attention import dot_product_attention
 from rqjax.cache.kv import KVCache, Tokens
+from rqjax.core.products import full_precision
 from rqjax.nn import compat
 
 
@@ -103,7 +104,8 @@ def exact_attention(
         y = q.reshape(*q.shape[:2], keys[0].shape[2], -1, q.shape[3])
         token = first + jnp.arange(keys[0].shape[1])
         age = start + jnp.arange(q.shape[1])[:, None] - token
-        product = functools.partial(jnp.einsum, "bthgd,bshd->bhgts", y, preferred_element_type=jnp.float32)
+        einsum = functools.partial(jnp.einsum, precision=full_precision(y, keys[0], values[0]))
+        product = functools.partial(einsum, "bthgd,bshd->bhgts", y, preferred_element_type=jnp.float32)
         scores, in_codes = product(keys[0]), False
         if decoded is not None:
             in_codes = (age >= decoded.window) & (token >= decoded.sinks)
@@ -117,7 +119,7 @@ def exact_attention(
             sinks = sink_logits.astype(jnp.float32).reshape(y.shape[2], -1, 1)
             weights *= jax.nn.sigmoid(jax.nn.logsumexp(scores, axis=-1) - sinks)[..., None]
         parts = [weights] if decoded is None else [jnp.where(in_codes, 0, weights), jnp.where(in_codes, weights, 0)]
-        summed = functools.partial(jnp.einsum, "bhgts,bshd->bthgd")
+        summed = functools.partial(einsum, "bhgts,bshd->bthgd")
         out = functools.reduce(operator.add, [summed(w.astype(v.dtype), v) for w, v in zip(parts, values, strict=True)])
         return out.reshape(*q.shape[:3], -1)
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from rqjax.arrays.planes import as_bits
 from rqjax.core import platforms
+from rqjax.core.products import full_precision
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.families import ACTIVATIONS
 from rqjax.nn.layers import MLP, Linear
@@ -58,7 +59,8 @@ class Experts(nnx.Module):
 
         def multiply(stack: Linear, y: Array) -> Array:
             weight = stack.weight[...].swapaxes(1, 2)
-            out = lax.ragged_dot(y, weight, sizes, preferred_element_type=jnp.float32)
+            precision = full_precision(y, weight)
+            out = lax.ragged_dot(y, weight, sizes, precision=precision, preferred_element_type=jnp.float32)
             return out if stack.bias is None else out + stack.bias[...][experts]
 
         return self._through(x[rows], multiply)
@@ -87,7 +89,8 @@ class Experts(nnx.Module):
 
             def multiply(stack: Linear, y: Array) -> Array:
                 weight = _one_of(stack.weight[...], expert)
-                out = jnp.einsum("ni,oi->no", y, weight, preferred_element_type=jnp.float32)
+                precision = full_precision(y, weight)
+                out = jnp.einsum("ni,oi->no", y, weight, precision=precision, preferred_element_type=jnp.float32)
                 return out if stack.bias is None else out + stack.bias[...][expert]
 
             # A branch also keeps float32 copies of narrow weights to those of the block; see `layers.product`.
@@ -159,5 +162,6 @@ class Mixture(nnx.Module):
     def __call__(self, x: Float[Array, "*n size"]) -> Float[Array, "*n size"]:
         rows = x.reshape(-1, x.shape[-1])
         weights, chosen = self.router.choose(rows)
-        out = jnp.einsum("nk,nkd->nd", weights, self.experts(rows, chosen)).astype(x.dtype).reshape(x.shape)
+        out = jnp.einsum("nk,nkd->nd", weights, self.experts(rows, chosen), precision=lax.Precision.HIGHEST)
+        out = out.astype(x.dtype).reshape(x.shape)
         return out if self.shared_experts is None else out + self.shared_experts(x)

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from rqjax.arrays.planes import never_true
 from rqjax.core import platforms
+from rqjax.core.products import full_precision
 from rqjax.nn.config import DecoderConfig
 from rqjax.nn.families import ACTIVATIONS
 
@@ -22,7 +23,8 @@ def product(
     """
 
     def multiply(x: Array) -> Array:
-        return jnp.einsum(subscripts, x, weight, preferred_element_type=jnp.float32)
+        precision = full_precision(x, weight)
+        return jnp.einsum(subscripts, x, weight, precision=precision, preferred_element_type=jnp.float32)
 
     if not platforms.on_cpu() or weight.dtype == jnp.float32:
         return multiply(x)

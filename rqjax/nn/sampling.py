@@ -1,5 +1,6 @@
 """The next token of texts: inputs of a decoder, and sampling from its logits."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from rqjax.cache.kv import KVCache
+from rqjax.core import platforms
 
 SMALL = 8
 """Divisor of a chunk: the rest of a prompt is padded to a chunk, or to this part of one if it fits."""
@@ -35,8 +37,25 @@ def _next_tokens(
     return sampled(logits[:, 0], temperature, top_p, keys), caches
 
 
-next_tokens = jax.jit(_next_tokens, donate_argnums=2)
-"""Returns a token after each sequence, and the caches with `tokens` appended; the caches are donated."""
+GRAPHS = {
+    "xla_gpu_enable_command_buffer": (
+        "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
+    ),
+    "xla_gpu_graph_min_graph_size": "1",
+}
+"""Options of XLA that put a whole step, its loops and conditions with it, into one command buffer of a GPU: the host
+launches that alone, and waits for no predicate."""
+
+
+@functools.cache
+def _compiled(platform: str) -> Any:
+    options = {"compiler_options": GRAPHS} if platform == "gpu" else {}
+    return jax.jit(_next_tokens, donate_argnums=2, **options)
+
+
+def next_tokens(*args: Any, **options: Any) -> tuple[Int[Array, "batch"], tuple[KVCache, ...]]:
+    """Returns a token after each sequence, and the caches with `tokens` appended; the caches are donated."""
+    return _compiled(platforms.platform())(*args, **options)
 
 
 def sampled(

@@ -10,6 +10,7 @@ from rqjax.arrays import packing
 from rqjax.arrays.levels import divide
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Quantizer, Vectors, check_int, check_vectors, platforms, pytree, static
+from rqjax.core.products import rounded_to
 from rqjax.scoring.levels import GroupedLevels
 
 MLX_BITS, MLX_GROUPS = (4, 8), (32, 64, 128)
@@ -54,7 +55,7 @@ class Affine(GroupedLevels):
         scale, bias = self._grid(groups.min(-1), groups.max(-1), steps)
         index = jnp.clip(jnp.round(divide(groups - bias[..., None], scale[..., None])), 0, steps)
         words = packing.pack_stream(index.astype(jnp.uint32).reshape(x.shape), self.bits)
-        return words, scale.astype(self.dtype), bias.astype(self.dtype)
+        return words, rounded_to(scale, self.dtype), rounded_to(bias, self.dtype)
 
     def indices(self, codes: Codes) -> UInt32[Array, "*n d"]:
         """The place of each coordinate on its group's grid."""

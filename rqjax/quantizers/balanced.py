@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Quantizer, Vectors, check_vectors, pytree, static
+from rqjax.core.products import rounded_to
 from rqjax.quantizers.per_channel import PerChannel, tiles_of
 
 ROUNDS = 16
@@ -52,7 +53,7 @@ class Balanced(Quantizer):
     def encode(self, x: Vectors) -> Codes:
         tiles = as_float32(tiles_of(check_vectors(x, self.dim), self.tile))
         scales = column_scales(jnp.swapaxes(tiles, -2, -1) if self.of_tokens else tiles)
-        return scales.astype("float16"), self.inner.encode(tiles / self._along(scales))
+        return rounded_to(scales, "float16"), self.inner.encode(tiles / self._along(scales))
 
     def decode(self, codes: Codes) -> Float[Array, "*n t d"]:
         scales, inner = codes

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Quantizer, Vectors, check_int, check_vectors, pytree, static
-from rqjax.core.products import full_precision_einsum, weighted_sums
+from rqjax.core.products import full_precision_einsum, rounded_to, weighted_sums
 
 
 @pytree
@@ -31,7 +31,7 @@ class Exact(Quantizer):
         if jnp.dtype(self.dtype).itemsize == 1:  # beyond its range float8_e4m3fn has only NaN
             largest = float(jnp.finfo(self.dtype).max)
             x = jnp.clip(x, -largest, largest)
-        return x.astype(self.dtype)
+        return rounded_to(x, self.dtype)
 
     def decode(self, codes: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
         return as_float32(codes)

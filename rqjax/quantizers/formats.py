@@ -16,6 +16,7 @@ from rqjax.arrays import packing
 from rqjax.arrays.levels import divide, look_up
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Vectors, check_int, check_vectors, pytree, static, unknown_name
+from rqjax.core.products import rounded_to
 from rqjax.scoring.levels import GroupedLevels
 
 E4M3 = jnp.float8_e4m3fn
@@ -56,7 +57,7 @@ def _e8m0(extreme: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
 
 def _e4m3(extreme: Float[Array, "*n"]) -> UInt8[Array, "*n"]:
     size = jnp.minimum(divide(jnp.abs(extreme), 6), float(jnp.finfo(E4M3).max))
-    return lax.bitcast_convert_type(size.astype(E4M3), jnp.uint8)
+    return lax.bitcast_convert_type(rounded_to(size, E4M3), jnp.uint8)
 
 
 def _power(stored: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
@@ -68,7 +69,7 @@ def _of_e4m3(stored: UInt8[Array, "*n"]) -> Float[Array, "*n"]:
 
 
 def _half(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    return jnp.clip(x, -65504, 65504).astype(jnp.float16)
+    return rounded_to(jnp.clip(x, -65504, 65504), jnp.float16)
 
 
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)

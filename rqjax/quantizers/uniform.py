@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, UInt8, UInt32
 from rqjax.arrays import packing
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Quantizer, Vectors, check_int, check_vectors, pytree, static
+from rqjax.core.products import rounded_to
 
 MAX_BITS = 16
 
@@ -52,7 +53,8 @@ class Uniform(Quantizer):
         """Makes the grid from the least to the greatest number of x, or of each slice along an axis, in the dtype of
         x."""
         low, high = (as_float32(f(x, axis=axis, keepdims=axis is not None)) for f in (jnp.min, jnp.max))
-        return cls(low.astype(x.dtype), ((high - low) / (2**bits - 1)).astype(x.dtype), dim=x.shape[-1], bits=bits)
+        low, step = (rounded_to(a, x.dtype) for a in (low, (high - low) / (2**bits - 1)))
+        return cls(low, step, dim=x.shape[-1], bits=bits)
 
     @classmethod
     def symmetric(cls, x: Float[Array, "*n d"], bits: int) -> "Uniform":

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Key, Quantizer, Registry, as_array, nbytes, operation, random
+from rqjax.core.products import rounded_to
 from rqjax.quantizers.combinators import Residual
 from rqjax.quantizers.exchange import Exchange, exchange
 from rqjax.quantizers.product import Product, Rounded
@@ -181,13 +182,13 @@ def _product(stage: Stage, dtype: DTypeLike, key: Key, x: Float[Array, "n d"], k
             f"but {stage.width} * 2^{stage.levels} does not divide the dimension {x.shape[1]}"
         )
     y, _ = exchange(x, stage.levels)
-    codebooks = Product.fit(key, y, stage.width, k).centroids.astype(dtype)
+    codebooks = rounded_to(Product.fit(key, y, stage.width, k).centroids, dtype)
     product = Product(Rounded.of(codebooks, stage.codebook_bits) if stage.codebook_bits else codebooks)
     return Exchange(product, levels=stage.levels) if stage.levels else product
 
 
 def _in_words(function: Any, dtype: DTypeLike, key: Key, x: Float[Array, "n d"], size: int) -> Quantizer:
-    return jax.tree.map(lambda array: array.astype(dtype), function(key, x, size))
+    return jax.tree.map(lambda array: rounded_to(array, dtype), function(key, x, size))
 
 
 BUDGETED: Registry = Registry(

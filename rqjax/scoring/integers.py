@@ -7,11 +7,10 @@ import functools
 from typing import TypeAlias
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int8, Int32
 
 from rqjax.core import operation, platforms
-from rqjax.core.products import ALL_IN_FLOATS
+from rqjax.core.products import ALL_IN_FLOATS, full_precision
 
 BASE = 128
 """Base of the int8 limbs: the highest is from -127 to 127, the others are from 0 to 127."""
@@ -83,10 +82,8 @@ def float_products(y: Float[Array, "b h r n"], levels: Int8[Array, "b h m n"]) -
 
 
 def _float_einsum(subscripts: str, y: Float[Array, "b h r n"], levels: Int8[Array, "b h _ _"]) -> Float[Array, "..."]:
-    levels = levels.astype(y.dtype)
-    if y.dtype == jnp.bfloat16:
-        return jnp.einsum(subscripts, y, levels, preferred_element_type=jnp.float32)
-    return jnp.einsum(subscripts, y, levels, precision=lax.Precision.HIGHEST)
+    result = jnp.promote_types(y.dtype, jnp.float32)
+    return jnp.einsum(subscripts, y, levels.astype(y.dtype), precision=full_precision(y), preferred_element_type=result)
 
 
 def _joined(found: Int32[Array, "b h limbs n"], unit: Float[Array, "b h r 1"], count: int) -> Float[Array, "b h r n"]:

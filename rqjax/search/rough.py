@@ -56,7 +56,8 @@ class Planes(Scalar):
     def scores(self, prepared: Query, codes: UInt32[Array, "b h t words"]) -> Float[Array, "b h r t"]:
         chosen = functions(self.bits)
         planes = bit_planes(codes, self.bits, self.dim)
-        weights = jnp.asarray(_weights(chosen, self.bits), jnp.float32) @ jnp.asarray(self.levels, jnp.float32)
+        of_levels = jnp.asarray(_weights(chosen, self.bits), jnp.float32)
+        weights = jnp.matmul(of_levels, jnp.asarray(self.levels, jnp.float32), precision=lax.Precision.HIGHEST)
         total = jnp.float32(0)
         for weight, subset in zip(weights, chosen, strict=True):
             words = [functools.reduce(operator.xor, parts)[:, :, None] for parts in zip(*(planes[k] for k in subset))]  # noqa: B905
@@ -114,7 +115,7 @@ def _counted(quantizer: object) -> bool:
 def functions(bits: int) -> list[tuple[int, ...]]:
     """Bits that each Walsh function multiplies: odd numbers of bits, as symmetric levels are odd."""
     odd = [s for size in range(1, bits + 1, 2) for s in itertools.combinations(range(bits), size)]
-    energy = (_weights(odd, bits) @ codebooks.gaussian(bits)) ** 2
+    energy = np.matmul(_weights(odd, bits), codebooks.gaussian(bits)) ** 2
     least_first = np.argsort(energy)
     kept = least_first[np.cumsum(energy[least_first]) >= DROPPED * energy.sum()]
     return [odd[i] for i in sorted(kept)]

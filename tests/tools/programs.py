@@ -1,4 +1,4 @@
-"""Programs of plain JAX to compile: the library's uses of each part of methods, of caches and indexes."""
+"""Programs of plain JAX: the library's uses of each part of methods, of caches, indexes and decoders."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,9 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 import rqjax
 from rqjax.learning.training import fit
+from rqjax.nn import Decoder, DecoderConfig
+from rqjax.nn.attention import exact_attention
+from rqjax.quantizers.formats import FORMATS
 from rqjax.rotations import Rope
 from tests.tools.suites import distinct
 
@@ -25,6 +29,7 @@ STRATEGIES = (
     "kivi_2",
     "bfloat16",
 )
+LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10}
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -32,20 +37,29 @@ def x(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def of_method(name: str) -> Program:
+def of(quantizer: Any) -> Program:
     """Encodes, decodes and takes inner products."""
-    quantizer = jax.eval_shape(lambda key: rqjax.METHODS[name](key, DIM, 2.5 if "mixed" in name else 3), key())
-    return _of_quantizer, (quantizer, x(256, DIM))
+
+    def run(quantizer: Any, vectors: Any) -> Any:
+        codes = quantizer.encode(vectors)
+        return codes, quantizer.decode(codes), quantizer.dot(vectors[:4], codes)
+
+    return run, (quantizer, x(256, DIM))
+
+
+def of_method(name: str) -> Program:
+    return of(jax.eval_shape(lambda key: rqjax.METHODS[name](key, DIM, 2.5 if "mixed" in name else 3), key()))
 
 
 def of_fitted(name: str) -> Program:
-    some = jnp.asarray(np.random.default_rng(0).standard_normal((512, DIM)), jnp.float32)
-    return _of_quantizer, (rqjax.FITTED[name](jax.random.key(0), some, 2), x(256, DIM))
-
-
-def _of_quantizer(quantizer: Any, vectors: Any) -> Any:
-    codes = quantizer.encode(vectors)
-    return codes, quantizer.decode(codes), quantizer.dot(vectors[:4], codes)
+    """Uses a quantizer that is made of shapes alone, unless the fit looks at its data."""
+    fit = lambda key, some: rqjax.FITTED[name](key, some, 2)  # noqa: E731
+    try:
+        quantizer = jax.eval_shape(fit, key(), x(512, DIM))
+    except jax.errors.JAXTypeError:
+        some = np.random.default_rng(0).standard_normal((512, DIM))
+        quantizer = fit(jax.random.key(0), jnp.asarray(some, jnp.float32))
+    return of(quantizer)
 
 
 def of_cache(name: str) -> Program:
@@ -86,6 +100,30 @@ def of_training() -> Program:
     return train, (quantizer, x(64, DIM), key())
 
 
+def of_decoder(family: str, **fields: Any) -> Program:
+    """Takes a prompt without caches, one with them, and a step; weights are float32."""
+    sizes = {name: 64 for name in ("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size")}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM, "num_hidden_layers": 1}
+    config = DecoderConfig.parse({"model_type": family, **sizes, **heads, **fields})
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+
+    def run(state: Any, caches: Any, tokens: Any) -> Any:
+        decoder = nnx.merge(graph, state)
+        logits, caches = decoder(tokens, caches)
+        return decoder(tokens)[0], logits, decoder(tokens[:, :1], caches)
+
+    caches = jax.eval_shape(lambda key: nnx.merge(graph, state).caches("eden_4", key, batch=2, max_len=256), key())
+    return run, (state, caches, jax.ShapeDtypeStruct((2, 130), jnp.int32))
+
+
+def of_exact_attention() -> Program:
+    def run(q: Any, k: Any) -> Any:
+        loss = lambda q, k: exact_attention(q, k, k, scale=0.1).sum()  # noqa: E731
+        return jax.value_and_grad(loss, argnums=(0, 1))(q, k)
+
+    return run, (x(1, 130, 4, DIM), x(1, 130, 2, DIM))
+
+
 def key() -> Any:
     return jax.eval_shape(lambda: jax.random.key(0))
 
@@ -98,3 +136,14 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     **{f"search {name}": lambda name=name: of_search(name) for name in ("turboquant", "turboquant_trellis", "affine")},
     "training": of_training,
 }
+TRACED: dict[str, Callable[[], Program]] = {
+    **PROGRAMS,
+    **{f"cache {name}": lambda name=name: of_cache(name) for name in ("kvarn_2", "float8")},
+    **{f"format {name}": lambda name=name: of(rqjax.Formats(DIM, name)) for name in FORMATS},
+    "centered": lambda: of(rqjax.Centered(jnp.ones(DIM), rqjax.Exact(DIM, "float16"))),
+    "decoder": lambda: of_decoder("llama"),
+    "decoder of experts": lambda: of_decoder("gpt_oss", num_local_experts=4, num_experts_per_tok=2),
+    "decoder with latents": lambda: of_decoder("deepseek_v2", n_routed_experts=4, num_experts_per_tok=2, **LATENT),
+    "exact attention": of_exact_attention,
+}
+"""Programs that tests trace. Only `PROGRAMS` are compiled, which takes longer."""
