@@ -178,12 +178,12 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     codes = past.keys, past.values
     if past.capacity:
         most = -(-time // past.unit)
-        if platforms.on_gpu() and not _loops(past):  # the host would read how often a loop is to run
+        if not platforms.on_gpu() or _loops(past):
+            codes = lax.fori_loop(0, ((after - before) // past.unit).max(), encode, codes)
+        else:  # the most units that there can be, since the host would read how many there are
             units = max(1, min(most, PIECE_BYTES // (8 * k[:, :, :1].size * past.unit)))
             piece, pieces = functools.partial(encode, units=units), -(-most // units)
             codes = piece(0, codes) if pieces == 1 else lax.fori_loop(0, pieces, piece, codes)
-        else:
-            codes = lax.fori_loop(0, ((after - before) // past.unit).max(), encode, codes)
     if time > 1:
         if platforms.on_gpu():
             codes, exact = lax.optimization_barrier((codes, exact))

@@ -48,14 +48,15 @@ launches that alone, and waits for no predicate."""
 
 
 @functools.cache
-def _compiled(platform: str) -> Any:
+def compiled(platform: str) -> Any:
+    """Returns the jitted function for a platform."""
     options = {"compiler_options": GRAPHS} if platform == "gpu" else {}
     return jax.jit(_next_tokens, donate_argnums=2, **options)
 
 
 def next_tokens(*args: Any, **options: Any) -> tuple[Int[Array, "batch"], tuple[KVCache, ...]]:
     """Returns a token after each sequence, and the caches with `tokens` appended; the caches are donated."""
-    return _compiled(platforms.platform())(*args, **options)
+    return compiled(platforms.platform())(*args, **options)
 
 
 def sampled(
