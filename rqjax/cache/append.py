@@ -201,7 +201,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     return whole.with_sequences(slots, cache)
 
 
-def _codes(cache: KVCache, key: Float[Array, "b h t d"], value: Float[Array, "b h t d"]) -> tuple[Codes, Codes]:
+def _codes(cache: KVCache, key: Float[Array, "b h t d"], value: Float[Array, "b h t value_dim"]) -> tuple[Codes, Codes]:
     """Encodes keys and values, laid out; at once if they have one quantizer."""
     keys, values = cache.key_quantizer, cache.value_quantizer
     if cache.values_in_keys:

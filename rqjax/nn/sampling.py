@@ -43,20 +43,20 @@ GRAPHS = {
     ),
     "xla_gpu_graph_min_graph_size": "1",
 }
-"""Options of XLA that put a whole step, its loops and conditions with it, into one command buffer of a GPU: the host
-launches that alone, and waits for no predicate."""
+"""Options of XLA that put a step into one command buffer of a GPU, its conditions and loops included. The host launches
+that alone and waits for no predicate. A loop that holds another one, as the Viterbi algorithm does, stays outside."""
 
 
 @functools.cache
-def compiled(platform: str) -> Any:
-    """Returns the jitted function for a platform."""
+def next_tokens_on(platform: str) -> Any:
+    """Returns `next_tokens` as it is compiled for a platform."""
     options = {"compiler_options": GRAPHS} if platform == "gpu" else {}
     return jax.jit(_next_tokens, donate_argnums=2, **options)
 
 
 def next_tokens(*args: Any, **options: Any) -> tuple[Int[Array, "batch"], tuple[KVCache, ...]]:
     """Returns a token after each sequence, and the caches with `tokens` appended; the caches are donated."""
-    return compiled(platforms.platform())(*args, **options)
+    return next_tokens_on(platforms.platform())(*args, **options)
 
 
 def sampled(

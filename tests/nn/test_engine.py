@@ -10,7 +10,7 @@ from flax import nnx
 
 import rqjax
 from rqjax.nn import Engine, engine as engines, generate, load_decoder
-from rqjax.nn.sampling import compiled, next_tokens, sampled
+from rqjax.nn.sampling import next_tokens, next_tokens_on, sampled
 from tests.paging.test_paged import checked
 from tests.tools.suites import some
 
@@ -53,10 +53,10 @@ def test_tokens_are_those_of_each_alone(decoder, strategy):
     """Requests exceed the slots, share prefixes, and have pages for less than all, so that some are begun again."""
     engine = Engine(decoder, strategy, KEY, pages=6, slots=3, chunk=128, **OPTIONS)
     asked = requests(True)
-    before = compiled("cpu")._cache_size()
+    before = next_tokens_on("cpu")._cache_size()
     ids = [engine.submit(prompt, **options) for prompt, options in asked]
     made = engine.run()
-    assert compiled("cpu")._cache_size() - before <= 4  # a chunk, a part of one, a token, a token of all slots
+    assert next_tokens_on("cpu")._cache_size() - before <= 4  # a chunk, a part of one, a token, a token of all slots
     checked(engine.paged)
     assert engine.paged.free_pages == 6
     for id, (prompt, options) in zip(ids, asked, strict=True):
@@ -338,7 +338,7 @@ def test_a_thousand_requests(decoder):
     for prompt, options in kinds:
         engine.submit(prompt, **options)
         expected += engine.run().values()
-    compiled, arrays = compiled("cpu")._cache_size(), len(jax.live_arrays())
+    compiled, arrays = next_tokens_on("cpu")._cache_size(), len(jax.live_arrays())
     asked, made, count = {}, {}, 0
     while count < 1000 or engine.waiting or engine.running:
         while count < 1000 and engine.waiting < 4:
@@ -355,4 +355,4 @@ def test_a_thousand_requests(decoder):
                 assert made.pop(event.id) == expected[asked.pop(event.id)]
     checked(engine.paged)
     assert engine.paged.slots == {}
-    assert (compiled("cpu")._cache_size(), len(jax.live_arrays())) == (compiled, arrays)
+    assert (next_tokens_on("cpu")._cache_size(), len(jax.live_arrays())) == (compiled, arrays)

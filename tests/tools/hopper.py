@@ -101,6 +101,16 @@ def compiled(names: list[str], *, ptx: str | None = None) -> dict[str, Kernels]:
       FileNotFoundError: the compiler is not there.
       RuntimeError: a configuration does not compile; the message ends like the compiler's.
     """
+    return _run("hopper_compile", [ptx or "", *names])
+
+
+def launched(names: list[str]) -> dict[str, dict[str, int]]:
+    """Counts of programs of `tests.tools.launches`, compiled for the same GPU; errors are those of `compiled`."""
+    return _run("launches", ["quiet", *names])
+
+
+def _run(tool: str, arguments: list[str]) -> Any:
+    """Runs a tool that compiles, in a process of its own, and returns what it prints as JSON."""
     cuda = folder() / "nvidia" / "cu13"
     if not ((cuda / "bin" / "ptxas").exists() and (folder() / "jax_cuda13_plugin").exists()):
         raise FileNotFoundError(f"there is no compiler for NVIDIA GPUs in {folder()}: run `make gpu-compile-env`")
@@ -114,7 +124,7 @@ def compiled(names: list[str], *, ptx: str | None = None) -> dict[str, Kernels]:
         "MOSAIC_GPU_DUMP_PTXAS": "1",
     }
     environment.pop("MOSAIC_GPU_DUMP_TO", None)
-    line = [sys.executable, "-m", "tests.tools.hopper_compile", ptx or "", *names]
+    line = [sys.executable, "-m", f"tests.tools.{tool}", *arguments]
     done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"compiling for Hopper failed:\n{done.stderr[-4000:]}")
