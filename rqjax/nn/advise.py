@@ -126,13 +126,13 @@ def sensitivities(
     measured = rates(family)
     tokens = jnp.asarray(tokens)
     check_tokens(decoder, tokens)
+    if decoder.config.kv_lora_rank:
+        raise ValueError("expected a decoder with keys and values apart, got latent attention")
     window, sinks = check_int("window", window, 0, 2**20), check_int("sinks", sinks, 0, 2**20)
     if tokens.shape[1] <= window + sinks:
         raise ValueError(
             f"expected more than {window + sinks} tokens in a row, the window and the sinks, got {tokens.shape[1]}"
         )
-    if decoder.config.kv_lora_rank:
-        raise ValueError("expected a decoder with keys and values apart, got latent attention")
     uniform = [calibrated(decoder, tokens, named_at(family, rate, rate), key) for rate in measured]
     inputs, samples = [decoder.embedded(tokens)], []
     for layer in range(len(decoder.layers)):
