@@ -50,8 +50,8 @@ that alone and waits for no predicate. A loop that holds another one, as the Vit
 @functools.cache
 def next_tokens_on(platform: str) -> Any:
     """Returns `next_tokens` as it is compiled for a platform."""
-    options = {"compiler_options": GRAPHS} if platform == "gpu" else {}
-    return jax.jit(_next_tokens, donate_argnums=2, **options)
+    options: Any = GRAPHS if platform == "gpu" else None
+    return jax.jit(_next_tokens, donate_argnums=2, compiler_options=options)
 
 
 def next_tokens(*args: Any, **options: Any) -> tuple[Int[Array, "batch"], tuple[KVCache, ...]]:
