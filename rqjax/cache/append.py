@@ -138,7 +138,8 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
         one = jax.vmap(lambda ring, places, chunk: put(ring, (slice(None), places), chunk))
         return tuple(one(ring, places, x) for ring, x in zip(rings, (k, v), strict=True))
 
-    # A ring is read before it is written, or after, lest XLA copy it. After one token it still has what becomes codes.
+    # XLA copies a ring that is read and then written, unless a barrier orders them. With one token, the ring that has
+    # been written still has all that becomes codes.
     exact = cache.exact_keys, cache.exact_values
     exact = stored(exact) if time == 1 else exact
     # Codes have no derivative, and a loop of unknown length would refuse one.
@@ -181,7 +182,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
         if not platforms.on_gpu() or _loops(past):
             codes = lax.fori_loop(0, ((after - before) // past.unit).max(), encode, codes)
         else:  # the most units that there can be, since the host would read how many there are
-            units = max(1, min(most, PIECE_BYTES // (8 * k[:, :, :1].size * past.unit)))
+            units = max(1, min(most, PIECE_BYTES // (8 * k.size // time * past.unit)))
             piece, pieces = functools.partial(encode, units=units), -(-most // units)
             codes = piece(0, codes) if pieces == 1 else lax.fori_loop(0, pieces, piece, codes)
     if time > 1:
@@ -219,9 +220,9 @@ def _codes(cache: KVCache, key: Float[Array, "b h t d"], value: Float[Array, "b 
 def _loops(cache: KVCache) -> bool:
     """Tells whether a quantizer encodes in loops, as trellis codes do. These launch thousands of kernels, so that a
     step that fills no unit should not run them."""
-    x = jax.ShapeDtypeStruct((1, cache.exact_keys.shape[1], cache.unit, cache.key_quantizer.dim), jnp.float32)
-    quantizers = [cache.key_quantizer, cache.value_quantizer][: 1 if cache.values_in_keys else 2]
-    return any(_has_loop(jax.make_jaxpr(q.encode)(x).jaxpr) for q in quantizers)
+    _, heads, _, dim = cache.exact_keys.shape
+    unit = [jax.ShapeDtypeStruct((1, heads, cache.unit, d), jnp.float32) for d in (dim, cache.exact_values.shape[3])]
+    return _has_loop(jax.make_jaxpr(functools.partial(_codes, cache))(*unit).jaxpr)
 
 
 def _has_loop(jaxpr: Any) -> bool:

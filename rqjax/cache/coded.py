@@ -50,7 +50,10 @@ def coded_sums(cache: KVCache, queries: Queries) -> Sums:
     shapes = jax.eval_shape(lambda: block(0, small, jnp.zeros((1, 1, 1))))
     sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     sums = sums._replace(largest=jnp.full(shapes.largest.shape, NEVER))
-    at, last = (0, cache.capacity) if platforms.on_gpu() else (first.min() // PAGE * PAGE, stop.max())
+    at, last = 0, cache.capacity
+    if not platforms.on_gpu():
+        at = first.min() // PAGE * PAGE
+        last = jnp.maximum(stop.max(), at)  # a sliding window may begin behind all codes
     for size in dict.fromkeys((large, small)):  # as many large ones as are at least half full
         blocks = (last - at + (size // 2 if size > small else size - 1)) // size  # below 0 if nothing is left
         add = lambda i, sums, at=at, size=size: merged(sums, block(at + i * size, size, sums.total))  # noqa: E731

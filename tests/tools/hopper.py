@@ -3,6 +3,7 @@
     make gpu-compile-env                       # once: the compiler, beside the environment and not in it
     python -m tests.tools.hopper                     # every configuration of `hopper_shapes`, as a table
     python -m tests.tools.hopper NAME... --ptx=DIR   # some of them; DIR receives the PTX of each kernel
+    python -m tests.tools.hopper --launches          # what whole programs launch
     python -m tests.tools.hopper --goldens           # renews tests/goldens/hopper.json, of `TESTED`, for this jax
 
 jax prints an error where its CUDA plugin finds no driver, so the plugin is not installed into the environment.
@@ -91,6 +92,13 @@ def configurations() -> dict[str, Configuration]:
     return {**hopper_shapes.CONFIGURATIONS, "example": example_kernel.fits}
 
 
+def programs() -> dict[str, Configuration]:
+    """Returns by name a function that makes a whole program, whose launches are counted, and the shapes it takes."""
+    from tests.tools.launches import PROGRAMS
+
+    return PROGRAMS
+
+
 def compiled(names: list[str], *, ptx: str | None = None) -> dict[str, Kernels]:
     """Each configuration's kernels, compiled to sm_90a by one process.
 
@@ -106,7 +114,7 @@ def compiled(names: list[str], *, ptx: str | None = None) -> dict[str, Kernels]:
 
 def launched(names: list[str]) -> dict[str, dict[str, int]]:
     """Counts of programs of `tests.tools.launches`, compiled for the same GPU; errors are those of `compiled`."""
-    return _run("launches", ["quiet", *names])
+    return _run("launches", names)
 
 
 def _run(tool: str, arguments: list[str]) -> Any:
@@ -174,6 +182,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="configurations; all, if none is given")
     parser.add_argument("--ptx", metavar="DIR", help="write the PTX of each kernel there")
     parser.add_argument("--goldens", action="store_true", help=f"renew {GOLDENS.relative_to(ROOT)}")
+    parser.add_argument("--launches", action="store_true", help="count the launches of whole programs, and stop")
     parser.add_argument("--wheels", action="store_true", help="print what make gpu-compile-env installs, and stop")
     options = parser.parse_args()
     if options.wheels:
@@ -181,11 +190,17 @@ def main() -> None:
         return
     if not wheels():
         sys.exit(f"no kernels for jax {jax_version()} on {sys.platform} {platform.machine()}")
-    names = options.names or list(TESTED if options.goldens else configurations())
-    unknown = set(names) - set(configurations())
+    available = programs() if options.launches else configurations()
+    names = options.names or list(TESTED if options.goldens else available)
+    unknown = set(names) - set(available)
     if unknown:
-        sys.exit(f"no configuration {', '.join(sorted(unknown))}; there are {', '.join(configurations())}")
+        sys.exit(f"no configuration {', '.join(sorted(unknown))}; there are {', '.join(available)}")
     try:
+        if options.launches:
+            print(f"{'program':<52} {'launches':>8} {'waits':>6} {'within':>7}")
+            for name, now in launched(names).items():
+                print(f"{name:<52} {now['launches']:>8} {now['waits']:>6} {now['within']:>7}")
+            return
         kernels = compiled(names, ptx=options.ptx)
     except (FileNotFoundError, RuntimeError) as error:
         sys.exit(f"error: {error}")

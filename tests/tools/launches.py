@@ -1,5 +1,7 @@
 """Counts what compiled programs for GPUs launch: kernels, copies, loops, and what the host waits for.
 
+    python -m tests.tools.hopper --launches    # of every program of `PROGRAMS`, as a table
+
 Counts are of the optimized HLO. A loop whose trips the compiler knows waits for nothing. The host reads the predicate
 of any other loop, and of each condition, unless it is within a command buffer.
 """
@@ -58,12 +60,6 @@ def counted(text: str) -> Counts:
         return Counts(launches, waits, within)
 
     return of("ENTRY")
-
-
-def shown(text: str) -> list[str]:
-    """Returns a line for each launch of the entry computation."""
-    lines = _launching(_computations(text)["ENTRY"])
-    return [f"{opcode:12} {line.strip()[:120]} {line.partition('op_name=')[2][:80]}" for line, opcode in lines]
 
 
 def _launching(lines: list[str]) -> list[tuple[str, str]]:
@@ -152,22 +148,20 @@ PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = 
 }
 
 
-def main(names: list[str], show: bool) -> dict[str, dict[str, int]]:
-    """Compiles programs and counts; `show` also prints each launch, to standard error."""
+def main(names: list[str]) -> dict[str, dict[str, int]]:
+    """Compiles programs and counts; the environment is that which `hopper.launched` makes."""
     from tests.tools.apple import formulated
     from tests.tools.hopper_compile import Captured, lower
 
     found = {}
     with Captured():  # kernels print their PTX
-        for name in names or PROGRAMS:
+        for name in names:
             with formulated("gpu", capability="9.0"):
                 function, shapes = PROGRAMS[name]()
                 text = lower(function, shapes, donate_argnums=0).compile().as_text()
             found[name] = counted(text)._asdict()
-            if show:
-                print(name, *shown(text), sep="\n", file=sys.stderr)
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[2:], sys.argv[1] == "show")))
+    print(json.dumps(main(sys.argv[1:])))
