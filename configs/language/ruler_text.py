@@ -20,7 +20,5 @@ def get_config() -> ConfigDict:
     strategies = ("float32", "eden_4", "eden_3", *two_bits, "rotorquant_4", "rotorquant_2", "v3_2")
     config.update({"tasks": ("niah_single", "niah_multikey", "niah_multiquery"), "corpus": "mixed"})
     config.update({"examples": 8, "seeds": 3, "chunk": 128})
-    config.update(
-        {"grid": {"model": ("smollm2-135m",), "keep": ("128+4",), "tokens": (1024,), "strategy": strategies}}
-    )
+    config.update({"grid": {"model": ("smollm2-135m",), "keep": ("128+4",), "tokens": (1024,), "strategy": strategies}})
     return config

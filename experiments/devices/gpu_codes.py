@@ -21,6 +21,7 @@ RECIPES = {
     "dense": rqjax.turboquant,
     "prod": rqjax.turboquant_prod,
     "eden": rqjax.eden,
+    "trellis": rqjax.turboquant_trellis,
 }
 OPERATIONS = ("encode", "decode", "roundtrip")
 COMPARED = 2**16

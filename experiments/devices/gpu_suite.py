@@ -1,7 +1,8 @@
 """Tests and benchmarks of the GPU kernels in one run: `configs/devices/gpu_suite.py` has the command and what it shows.
 
-A case is one row: "tests", "copy", "<operation> <method> <by> <vectors>" or
-"attend <cache> <by> <batch>x<tokens>x<query heads a KV head>". A case that cannot be measured says so in its row.
+A case is one row: "tests", "copy", "<operation> <method> <by> <vectors>",
+"attend <cache> <by> <batch>x<tokens>x<query heads a KV head>", or one of `gpu_steps.SIZES`, as
+"step <cache> <by> <batch>x<tokens>x<query heads a KV head>". A case that cannot be measured says so in its row.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 import experiments
-from experiments.devices import gpu_attention, gpu_clock, gpu_codes
+from experiments.devices import gpu_attention, gpu_clock, gpu_codes, gpu_steps
 from experiments.harness import published
 from experiments.harness.table import Table
 from rqjax.backends import hopper
@@ -47,9 +48,19 @@ TABLES = (
         values=("result",),
         having="cache",
     ),
+    Table(
+        "Whole steps: microseconds, launches, times as fast as with bfloat16 by cuDNN",
+        rows=("kind", "name", "by", "sizes"),
+        columns=(),
+        values=("result", "kernels"),
+        having="kind",
+    ),
     Table("What is missing, the last case of each kind", ("note",), (), ("case",), having="note"),
 )
-SMALL = {"vectors": 32, "tokens": 256, "batch": 1, "rounds": 1, "calls": 2, "occupy_mib": 1, "copy_mib": 1}
+SMALL = {
+    **{"vectors": 32, "queries": 2, "tokens": 256, "time": 16, "batch": 1, "rounds": 1, "calls": 2, "steps": 2},
+    **{"occupy_mib": 1, "copy_mib": 1, "model": "1 layers of Llama 3.2 3B"},
+}
 """Sizes of a rehearsal."""
 
 
@@ -90,6 +101,10 @@ def _parse(case: str) -> dict[str, Any]:
         case ["attend", cache, by, shape] if re.fullmatch(r"\d+x\d+x\d+", shape):
             sizes = dict(zip(("batch", "tokens", "groups"), map(int, shape.split("x")), strict=True))
             return {"cache": cache, "by": by, **sizes}
+        case [kind, name, by, shape] if kind in gpu_steps.SIZES and re.fullmatch(r"\d+(x\d+)*", shape):
+            sizes, names = [int(size) for size in shape.split("x")], gpu_steps.SIZES[kind]
+            if len(sizes) == len(names):
+                return {"kind": kind, "name": name, "by": by, "sizes": shape, **dict(zip(names, sizes, strict=True))}
         case [operation, method, by, n] if operation in gpu_codes.OPERATIONS and n.isdigit():
             return {"operation": operation, "method": method, "by": by, "vectors": int(n)}
     raise ValueError(
@@ -114,15 +129,25 @@ def _interpreted(wanted: bool) -> Iterator[None]:
 def _measure(values: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
     if point["case"] == "tests":
         return tests(tuple(point["tests"]), point["tests_timeout_s"], point["rehearse"], "cuda,cpu")
+    if "kind" in values:
+        metrics = gpu_steps.measure(values, point)
+        launches, ratio = metrics.get("launches"), metrics.get("vs_bfloat16")
+        shown = [f"{_us(metrics)} us", f"{launches:.0f} launches" if launches else "", f"{ratio:.2f}x" if ratio else ""]
+        return {**metrics, "result": ", ".join(filter(None, shown))}
     copied = copy_gb_per_second(point["copy_mib"], gpu_clock.Settings.of(point))
     if point["case"] == "copy":
         return {"result": f"{copied:,.0f} GB/s", "gb_per_second": copied}
     metrics = (gpu_attention if "cache" in values else gpu_codes).measure(values, point)
     ratio = metrics.get("vs_dense") or metrics.get("vs_bfloat16")
     share = metrics["gb_per_second"] / copied
-    us = f"{metrics['us']:,.0f}" if metrics["us"] >= 100 else f"{metrics['us']:.3g}"
-    shown = [f"{us}{'' if metrics['queued'] else '*'} us", f"{share:.0%}", f"{ratio:.2g}x" if ratio else ""]
+    shown = [f"{_us(metrics)} us", f"{share:.0%}", f"{ratio:.2g}x" if ratio else ""]
     return {**metrics, "of_copy": share, "result": " ".join(filter(None, shown))}
+
+
+def _us(metrics: dict[str, Any]) -> str:
+    """Formats microseconds, with a star if the function waits for the host."""
+    us = metrics["us"]
+    return (f"{us:,.0f}" if us >= 100 else f"{us:.3g}") + ("" if metrics["queued"] else "*")
 
 
 @functools.cache
@@ -169,7 +194,7 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
         ("codes", "vectors", "of_copy", "{method} {by}", "operation"),
         ("attention", "tokens", "vs_bfloat16", "{cache} {by}, {batch} x {groups}", "cache"),
     ):
-        shown = [row["metrics"] for row in rows if row["metrics"].get(x) and row["metrics"].get(y)]
+        shown = [row["metrics"] for row in rows if all(row["metrics"].get(name) for name in (x, y, panel))]
         points = [
             {"point": {}, "metrics": {**m, f"log2 {x}": math.log2(m[x]), "series": label.format(**m)}} for m in shown
         ]

@@ -14,7 +14,7 @@ import pytest
 import rqjax
 from configs.devices import gpu_suite as config
 from experiments import run
-from experiments.devices import gpu_attention, gpu_clock, gpu_codes, gpu_suite
+from experiments.devices import gpu_attention, gpu_clock, gpu_codes, gpu_steps, gpu_suite
 from experiments.harness import published, table
 from experiments.readme import ROOT
 
@@ -32,6 +32,7 @@ def test_all_cases_are_cases():
     }
     assert ours == set(config.KERNELS)
     assert all(case["tokens"] % gpu_attention.SAMPLE == 0 for case in cases if "tokens" in case)
+    assert {case["kind"] for case in cases if "kind" in case} == set(gpu_steps.SIZES)
     assert {name for name in gpu_codes.RECIPES} >= {case["method"] for case in cases if "method" in case}
 
 
@@ -51,6 +52,20 @@ def test_rehearsal(tmp_path, monkeypatch):
     assert "nothing" in missing["note"]
     assert "| roundtrip | dense | published |  | 69 us |" in text
     assert f"| {missing['note']} | encode rotor nothing 1024 |" in text
+
+
+@pytest.mark.full
+def test_rehearsal_of_whole_steps(tmp_path, monkeypatch):
+    """Ratios are to the yardstick of the same run; a case of other sizes says what is expected."""
+    monkeypatch.setattr(gpu_suite, "STARTED", time.monotonic())
+    steps = ("append eden_4 rqjax 8x16", "step eden_4 rqjax 8x8192x4", "step bfloat16 cudnn 8x8192x4")
+    cases = (*steps, "decoder eden_4 rqjax 8x8192", "search eden_unbiased rqjax 100000x1000")
+    text = run.run({**CONFIG, "grid": {"case": cases}}, tmp_path).markdown
+    rows = [json.loads(line)["metrics"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert all(row["us"] > 0 for row in rows)
+    assert rows[2]["vs_bfloat16"] == 1
+    assert all(row["vs_bfloat16"] > 0 for row in (rows[1], rows[3]))
+    assert [row["sizes"] in text for row in rows] == [True] * 5
 
 
 @pytest.mark.full
@@ -84,7 +99,14 @@ def test_time_left_is_respected():
 
 
 @pytest.mark.parametrize(
-    "case", ["encod rotor xla 1024", "attend v3_4 xla 8x4096", "encode rotor xla", "encode rotor xla n"]
+    "case",
+    [
+        "encod rotor xla 1024",
+        "attend v3_4 xla 8x4096",
+        "encode rotor xla",
+        "encode rotor xla n",
+        "step eden_4 rqjax 8x8",
+    ],
 )
 def test_wrong_cases_are_refused(case):
     with pytest.raises(ValueError, match=r"expected a case like .* got '"):
