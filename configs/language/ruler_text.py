@@ -16,9 +16,9 @@ from configs.language import ruler
 
 def get_config() -> ConfigDict:
     config = ruler.get_config()
-    two_bits = ("eden_2", "eden_unbiased_2/eden_2", "turboquant_trellis_2", "kivi_2", "klt_trellis_2+pre_rope")
-    strategies = ("float32", "eden_4", "eden_3", *two_bits, "rotorquant_4", "rotorquant_2", "v3_2")
+    two_bits = ("eden_2", "turboquant_trellis_2", "kivi_2", "klt_trellis_2+pre_rope", "v3_2", "rotorquant_2")
+    grid = {"model": ("smollm2-135m",), "keep": ("128+4",), "tokens": (1024,)}
+    grid["strategy"] = ("float32", "eden_4", *two_bits, "rotorquant_4")
     config.update({"tasks": ("niah_single", "niah_multikey", "niah_multiquery"), "corpus": "mixed"})
-    config.update({"examples": 8, "seeds": 3, "chunk": 128})
-    config.update({"grid": {"model": ("smollm2-135m",), "keep": ("128+4",), "tokens": (1024,), "strategy": strategies}})
+    config.update({"examples": 3, "seeds": 4, "chunk": 128, "grid": grid})
     return config
