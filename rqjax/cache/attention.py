@@ -13,17 +13,17 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.cache.append import append, checked_slots
-from rqjax.cache.coded import coded_sums, float_sums
+from rqjax.cache.coded import GPU_BLOCK_BYTES, coded_sums, float_sums
 from rqjax.cache.kv import KVCache, Tokens
 from rqjax.cache.queries import Number, Queries, padded
 from rqjax.cache.sums import Sums, merged, with_sinks
-from rqjax.core import as_array, check_int, is_traced, operation
+from rqjax.core import as_array, check_int, is_traced, operation, platforms
 from rqjax.core.products import full_precision_einsum, rounded_to, weighted_sums
 
 Past: TypeAlias = Callable[[KVCache, Queries], Sums]
 """Sums over the tokens of a cache that are in codes."""
 QUERY_ROWS = 128
-"""Queries of one key-value head that are processed together."""
+"""Queries of one key-value head that are processed together; on a GPU as many as their scores leave room for."""
 
 
 class New(NamedTuple):
@@ -186,7 +186,7 @@ def _attend(cache: KVCache, q: Array, mask: Array | None, new: New | None, **opt
         past: Past, cache: KVCache, q: Array, mask: Array | None, new: New | None, arrays: dict[str, Array]
     ) -> Array:
         one = functools.partial(attend_with, past=past, **{**options, **arrays})
-        if cache.tables is None or len(q) == 1:
+        if cache.tables is None or len(q) == 1 or platforms.on_gpu():
             return one(cache, q, mask, new)
 
         def of_sequence(b: Array) -> Array:
@@ -240,7 +240,6 @@ def attend_with(
         the mask of what is seen.
     """
     batch, time, q_heads, _ = q.shape
-    size = max(1, QUERY_ROWS * cache.exact_keys.shape[1] // q_heads)
     positions = cache.lengths[:, None] - time + jnp.arange(time)
     q = cache.key_form.turned(q, positions[:, :, None])
     keys, values, tokens = cache.exact_keys, cache.newest_values(), cache.exact_tokens()
@@ -248,6 +247,10 @@ def attend_with(
         tokens = jnp.where(tokens < new.first[:, None], tokens, -1)
         exact = (keys, new.keys), (values, new.values), (tokens, new.tokens)
         keys, values, tokens = (jnp.concatenate(pair, axis=min(2, pair[0].ndim - 1)) for pair in exact)
+
+    size = max(1, QUERY_ROWS * cache.exact_keys.shape[1] // q_heads)
+    if platforms.on_gpu():
+        size = max(size, GPU_BLOCK_BYTES // (4 * q_heads * tokens.size))
 
     def at(q: Array, positions: Array, mask: Array | None) -> Array:
         queries = Queries.of(cache, q, positions, mask, scale, sliding_window, softcap)

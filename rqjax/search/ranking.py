@@ -10,11 +10,13 @@ from jaxtyping import Array, Float, Int32
 
 from rqjax.arrays import blocks
 from rqjax.arrays.planes import pick
-from rqjax.core import Quantizer, as_array, check_floats, check_int, is_traced
+from rqjax.core import Quantizer, as_array, check_floats, check_int, is_traced, platforms
 from rqjax.search.rows import FREE, Rows
 
 Candidates: TypeAlias = tuple[Float[Array, "m count"], Float[Array, "m count"], Int32[Array, "m count"]]
 """Keys by which they were chosen, keys by which they are ordered, ids."""
+GPU_BYTES = 2**28
+"""Bytes of found vectors in float32 that a GPU decodes at once; a CPU decodes those of one query."""
 
 
 def check_parts(quantizer: Quantizer, store: Quantizer | None, metric: str) -> None:
@@ -72,5 +74,6 @@ def rescored(
         x = store.decode(jax.tree.map(lambda a: pick(a, query[1]), rows.stored))
         return -jnp.sum((query[0] - x) ** 2, axis=1) / 2 if metric == "l2" else blocks.inner(query[0], x)
 
-    finals = lax.map(again, (y, found))
+    together = max(1, GPU_BYTES // (4 * found.shape[1] * store.dim)) if platforms.on_gpu() else None
+    finals = lax.map(again, (y, found), batch_size=together)
     return keys, jnp.where(ids == FREE, -jnp.inf, finals), ids

@@ -242,7 +242,8 @@ FORMULATED = (
 @pytest.mark.parametrize("pages", [None, 12])
 @pytest.mark.parametrize("name", some(FORMULATED, ["eden_3+turned"]))
 def test_gpus_append_the_same_bits(name, pages):
-    """All units of a call at once, where a CPU takes one after the other: of ragged calls, after `truncate`, too."""
+    """All units of a call at once, where a CPU takes one after the other: of ragged calls, after `truncate`, too. All
+    sequences attend at once, whose pages a CPU reads one by one."""
     rng, rope = np.random.default_rng(0), rqjax.Rope(1e4) if "turned" in name or "pre_rope" in name else None
     cache = empty(name, batch=3, heads=2, dim=64, max_len=300, window=32, pages=pages, rope=rope)
     if pages:
@@ -263,6 +264,12 @@ def test_gpus_append_the_same_bits(name, pages):
         for one, other in zip(leaves(cache), leaves(there), strict=True):
             np.testing.assert_array_equal(one, other)
     assert cache.lengths.tolist() == lengths.tolist()
+    for time, options in ((1, {}), (33, {"sliding_window": 100})):
+        q = random(time, 3, time, 4, 64)
+        with formulated("gpu"):
+            at_once = jax.jit(lambda cache, q, options=options: rqjax.attend(cache, q, **options))(there, q)
+        # Weights have 15 bits, in units of the largest of what is taken together.
+        np.testing.assert_allclose(at_once, attend(cache, q, **options), atol=2e-4)
 
 
 @pytest.mark.full

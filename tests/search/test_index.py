@@ -17,6 +17,7 @@ import rqjax
 from experiments.data import samples
 from rqjax import Index, metrics
 from rqjax.search import filters, index as index_module, rough, rows as stored_rows, scan
+from tests.tools.apple import formulated
 from tests.tools.processes import on_devices
 from tests.tools.suites import some
 
@@ -176,6 +177,10 @@ def test_reranked_scores_are_those_of_the_store(metric):
     expected, rows = brute_force(x, queries, metric, 20)
     np.testing.assert_array_equal(ids, rows)
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+    with formulated("gpu"):  # which takes many queries at once
+        at_once = jax.jit(lambda index, y: index.search(y, 20, rerank=100))(built, queries)
+    np.testing.assert_array_equal(at_once[1], ids)
+    np.testing.assert_allclose(at_once[0], scores, rtol=1e-5, atol=1e-6)
 
 
 def test_parts_of_vectors_are_encoded_to_the_rows_of_all(monkeypatch):
