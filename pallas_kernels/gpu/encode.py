@@ -77,7 +77,6 @@ def encode(
                 functools.partial(_difference, tile, m["tile"], source), functools.partial(tile.write, source)
             )
             rows.synchronize()
-            m = {"work": m["tile"], **m}  # which is free from here on, where it is of float32
         norm = quantize.norm(tile, source, m)
         if scaled is None:  # directions are relative to the norm as it is stored
             norm = norm.astype(norm_dtype).astype(jnp.float32)
@@ -114,15 +113,13 @@ def encode(
     inputs = {"x": rows.blocks(x), **level_arrays(levels, step), **arrays}
     memory = {
         "tile": rows.swizzled(dim, x.dtype),
-        **stage_memory(tile, names, x.dtype),
+        **stage_memory(tile, names, x.dtype if minus is None else jnp.float32),
         **lane_memory(tile, bits),
         **norm_memory(tile),
         **table_memory(tile, names, 2**bits),
     }
     if minus is not None:
         inputs["minus"], memory["residual"] = rows.blocks(minus), rows.swizzled(dim, jnp.float32)
-        if x.dtype == jnp.float32:
-            memory.pop("work", None)
     out = {
         "norm": jax.ShapeDtypeStruct((n, 1), norm_dtype),
         "words": jax.ShapeDtypeStruct((n, packing.words_per_vector(dim, bits)), jnp.uint32),

@@ -157,9 +157,13 @@ def fill_tables(tile: Tile, names: list[str], m: Memory) -> None:
         match name:
             case "rotor" | "rotor_inverse":
                 stages.fill_coefficients(tile, arrays, m[f"table{i}"], inverse=name == "rotor_inverse")
+            case "dense":
+                stages.fill_halves(tile, arrays[0], (m["high halves"], m["low halves"]))
             case "hadamard" | "hadamard_inverse":
                 zero = tile.rows.part * 0
-                tile.rows.fill(m[f"table{i}"], tile.dim, lambda j: tile.rows.peek(arrays[0], zero, j)[0].astype(jnp.float32))
+                tile.rows.fill(
+                    m[f"table{i}"], tile.dim, lambda j: tile.rows.peek(arrays[0], zero, j)[0].astype(jnp.float32)
+                )
 
 
 def stage_arrays(rotation: Rotation) -> tuple[list[str], dict[str, jax.Array]]:
@@ -169,17 +173,22 @@ def stage_arrays(rotation: Rotation) -> tuple[list[str], dict[str, jax.Array]]:
 
 
 def stage_memory(tile: Tile, names: list[str], dtype: Any) -> Memory:
-    """Shared memory for stages that cannot work in place in a tile of a dtype."""
-    work = {"work": tile.rows.swizzled(tile.dim, jnp.float32)}
-    if names == ["dense"]:
-        shape = 64, min(tile.dim, stages.DENSE_COLUMNS)
-        half = plgpu.SMEM(shape, jnp.bfloat16, transforms=registers.tiling(shape[1], jnp.bfloat16))
-        return work | {"high halves": half, "low halves": half}
-    return work if {*names[:-1]} & ROTORS or (dtype != jnp.float32 and names[0] not in ROTORS) else {}
+    """Shared memory for stages that cannot work in place in a tile of a dtype, and for the halves of a matrix."""
+    in_place = dtype == jnp.float32 or names[0] in ROTORS
+    memory = {} if in_place and not {*names[:-1]} & ROTORS else {"work": tile.rows.swizzled(tile.dim, jnp.float32)}
+    if "dense" in names:
+        columns = stages.half_columns(tile.dim)
+        half = plgpu.SMEM((tile.dim, columns), jnp.bfloat16, transforms=registers.tiling(columns, jnp.bfloat16))
+        memory |= {"high halves": half, "low halves": half}
+    return memory
 
 
 def rotate(tile: Tile, names: list[str], m: Memory, source: Any) -> Callable[[jax.Array], Fields]:
     """Takes all stages but the last in shared memory, and returns the last as a function of the lane."""
+
+    def in_float32(ref):
+        return ref if ref.dtype == jnp.float32 else m["work"]
+
     produce: Any = None
     for i, name in enumerate(names):
         if produce is not None:  # a rotor needs the neighbors of a lane, so not in place
@@ -193,14 +202,14 @@ def rotate(tile: Tile, names: list[str], m: Memory, source: Any) -> Callable[[ja
             case "hadamard" | "hadamard_inverse":
                 signs = m[f"table{i}"]
                 first, last = (signs, None) if name == "hadamard" else (None, signs)
-                target = source if source.dtype == jnp.float32 else m["work"]
-                stages.planes(tile, source, first, target)
+                stages.planes(tile, source, first, target := in_float32(source))
                 tile.rows.synchronize()
                 source, produce = target, functools.partial(stages.butterflies, tile, target, last)
             case "dense":
-                stages.dense(tile, source, m["stage0.0"], (m["high halves"], m["low halves"]), m["work"])
+                halves = m["high halves"], m["low halves"]
+                stages.dense(tile, source, m["stage0.0"], halves, target := in_float32(source))
                 tile.rows.synchronize()
-                produce = functools.partial(tile.read, m["work"])
+                produce = functools.partial(tile.read, target)
             case _:
                 raise ValueError(f"unknown stage {name!r}")
     return produce

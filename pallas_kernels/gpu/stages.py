@@ -17,9 +17,6 @@ from pallas_kernels.gpu import registers
 from pallas_kernels.gpu.registers import THREADS
 from pallas_kernels.gpu.rows import Rows
 
-DENSE_COLUMNS = 128
-"""Most columns of a dense matrix that are in shared memory at a time."""
-
 Fields: TypeAlias = list[list[jax.Array]]
 """Numbers of consecutive lanes in each of the 8 planes."""
 
@@ -160,45 +157,70 @@ def butterflies(tile: Tile, ref: Any, signs: Any | None, lane: jax.Array) -> Fie
 
 
 def dense(tile: Tile, source: Any, matrix: Any, parts: tuple[Any, Any], target: Any) -> None:
-    """Writes M x for each vector x of a tile of 64 into `target` in float32: tensor cores multiply bfloat16.
+    """Writes M x for each vector x of a tile of 64 into `target` in float32, which may be `source`: tensor cores
+    multiply bfloat16.
 
     M and x are sums of two numbers of 8 bits each, and three products are added: 16 bits of both. `parts` is shared
-    memory for either half of a block of the matrix, of 64 rows and as many of its columns.
+    memory for the halves of some columns of M; it has those of the first ones, as `fill_halves` writes them.
     """
-    interpret = tile.rows.interpret
-    source, target = tile.rows.flat(source), tile.rows.flat(target)
-    width = parts[0].shape[1]
+    rows, interpret = tile.rows, tile.rows.interpret
+    source, target = rows.flat(source), rows.flat(target)
     products = ((0, 0), (0, 1)) if source.dtype == jnp.bfloat16 else ((0, 0), (1, 0), (0, 1))
+    width = parts[0].shape[1]
 
-    def halves(ref):
-        x = registers.load(ref, registers.TILE, interpret=interpret).astype(jnp.float32)
-        high = x.astype(jnp.bfloat16)
-        return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
-
-    def factors(row):
-        for column in range(0, tile.dim, width):
-            tile.rows.synchronize()  # the products of all threads with the block before are done
-            for k in range(0, width, 64):
-                for part, half in zip(parts, halves(matrix.at[pl.ds(row, 64), pl.ds(column + k, 64)]), strict=True):
-                    registers.store(part.at[:, pl.ds(k, 64)], half, interpret=interpret)
+    def factors():
+        for first in range(0, tile.dim, width):
+            if first:
+                blocks = _blocks(tile, matrix, first, width)  # on their way while the products before are taken
+                if not interpret:
+                    plgpu.wgmma_wait(0)
+                rows.synchronize()
+                _store_halves(tile, parts, blocks)
             plgpu.commit_smem()
-            for k in range(0, width, 64):
-                x = halves(source.at[:, pl.ds(column + k, 64)])
-                yield from ((x[i], parts[j].at[:, pl.ds(k, 64)]) for i, j in products)
-            if not interpret:
-                plgpu.wgmma_wait(0)
+            start, inside = divmod(first, 64)  # fewer columns may be a part of a tile of shared memory
+            x = registers.load(source.at[:, pl.ds(64 * start, 64)], registers.TILE, interpret=interpret)
+            x = _halves(x[:, inside : inside + width])
+            yield from ((x[i], parts[j]) for i, j in products)
 
-    def multiply(accumulator, row):
-        for x, part in factors(row):
+    def multiply(accumulator):
+        for x, part in factors():
             plgpu.wgmma(accumulator, x, part.T)
+        plgpu.wgmma_wait(0)
         return accumulator[...]
 
-    for row in range(0, tile.dim, 64):
-        if interpret:  # which has no products with numbers in registers
-            found = sum(x.astype(jnp.float32) @ part[...].astype(jnp.float32).T for x, part in factors(row))
-        else:
-            found = pl.run_scoped(functools.partial(multiply, row=row), plgpu.ACC((64, 64), jnp.float32))
-        target[:, pl.ds(row, 64)] = found
+    if interpret:  # which has no products with numbers in registers
+        target[...] = sum(x.astype(jnp.float32) @ part[...].astype(jnp.float32).T for x, part in factors())
+    else:
+        target[...] = pl.run_scoped(multiply, plgpu.ACC((64, tile.dim), jnp.float32))
+
+
+def fill_halves(tile: Tile, matrix: Any, parts: tuple[Any, Any]) -> None:
+    """Writes the halves of the first columns of a matrix, as `dense` takes them."""
+    _store_halves(tile, parts, _blocks(tile, matrix, 0, parts[0].shape[1]))
+
+
+def half_columns(dim: int) -> int:
+    """Returns the columns of a matrix whose halves are in shared memory at a time: 32 KiB of them."""
+    return min(64, 2**13 // dim)
+
+
+def _blocks(tile: Tile, matrix: Any, first: int, width: int) -> list[jax.Array]:
+    """Reads columns of a matrix, 64 rows at a time."""
+    places = [(pl.ds(row, 64), pl.ds(first, width)) for row in range(0, tile.dim, 64)]
+    return [registers.load(matrix.at[place], registers.TILE, interpret=tile.rows.interpret) for place in places]
+
+
+def _store_halves(tile: Tile, parts: tuple[Any, Any], blocks: list[jax.Array]) -> None:
+    for i, block in enumerate(blocks):
+        for part, half in zip(parts, _halves(block), strict=True):
+            registers.store(part.at[pl.ds(64 * i, 64)], half, interpret=tile.rows.interpret)
+
+
+def _halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Splits numbers into two of 8 bits each, whose sum has their first 16 bits."""
+    x = x.astype(jnp.float32)
+    high = x.astype(jnp.bfloat16)
+    return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
 
 
 def hadamard(x: list[jax.Array]) -> list[jax.Array]:
