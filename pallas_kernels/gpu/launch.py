@@ -160,10 +160,7 @@ def fill_tables(tile: Tile, names: list[str], m: Memory) -> None:
             case "dense":
                 stages.fill_halves(tile, arrays[0], (m["high halves"], m["low halves"]))
             case "hadamard" | "hadamard_inverse":
-                zero = tile.rows.part * 0
-                tile.rows.fill(
-                    m[f"table{i}"], tile.dim, lambda j: tile.rows.peek(arrays[0], zero, j)[0].astype(jnp.float32)
-                )
+                stages.fill_signs(tile, arrays[0], m[f"table{i}"])
 
 
 def stage_arrays(rotation: Rotation) -> tuple[list[str], dict[str, jax.Array]]:

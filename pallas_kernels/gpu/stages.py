@@ -143,6 +143,12 @@ def planes(tile: Tile, source: Any, signs: Any | None, target: Any) -> None:
     lax.fori_loop(0, 8 // rows.parts, plane, None)
 
 
+def fill_signs(tile: Tile, signs: Any, table: Any) -> None:
+    """Writes signs (1, d), whole numbers, in float32."""
+    rows = tile.rows
+    rows.fill(table, tile.dim, lambda i: rows.peek(signs, rows.part * 0, i)[0].astype(jnp.float32))
+
+
 def butterflies(tile: Tile, ref: Any, signs: Any | None, lane: jax.Array) -> Fields:
     """Takes the Hadamard transform between the planes after `planes`, normalized, and times `signs` (1, d) if given."""
     x = tile.read(ref, lane)
