@@ -14,6 +14,7 @@ from rqjax.core.dispatch import CONTEXT
 from rqjax.core.products import rounded_to
 from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled
 from rqjax.quantizers.scalar import Scalar
+from rqjax.quantizers.trellis import Trellis
 from rqjax.rotations import Chain, Dense, Hadamard, Rotor
 
 INTERPRET: ContextVar[Any] = ContextVar("interpret", default=False)
@@ -59,6 +60,12 @@ def _coded(quantizer: Quantizer, x: Array, **options: Any) -> tuple[Array, Array
     found = RotatedScalar.of(quantizer)
     options |= {"symmetric": found.leaf.symmetric, "interpret": INTERPRET.get()}
     return kernel("encode").encode(_rows(x), stages(found.rotations[0]), *_levels(found), **options)
+
+
+def encode_trellis(quantizer: Trellis, x: Array) -> Array:
+    values = quantizer.values.astype(jnp.float32)
+    words = kernel("trellis").encode(_rows(x), values, bits=quantizer.bits, interpret=INTERPRET.get())
+    return words.reshape(*x.shape[:-1], -1)
 
 
 def decode(quantizer: Quantizer, codes: Codes, *, dtype: DTypeLike | None = None) -> Array:
