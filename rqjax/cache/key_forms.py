@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from rqjax.core import as_array, pytree, static
 from rqjax.rotations import Rope
@@ -85,9 +85,9 @@ class KeyForm:
         return x if self.rope is None else self.rope(x, positions)
 
     def average(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
-        """Mean of rotated keys in the form in which it is subtracted. NaN and infinity do not count, since it outlives
-        them."""
-        return _average(keys, jnp.isfinite(keys))
+        """Mean of rotated keys in the form in which it is subtracted. Keys with NaN or infinity do not count, since it
+        outlives them."""
+        return _average(keys, keys)
 
     def learn(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
         """Learns the mean that a sequence subtracts from all its keys, from its first ones."""
@@ -151,7 +151,7 @@ class SubtractedMean(KeyForm):
     of_mean = True
 
     def learn(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
-        mean, energy = self.average(keys, positions), _average(keys**2, jnp.isfinite(keys))
+        mean, energy = self.average(keys, positions), _average(keys**2, keys)
         share = jnp.sum(mean**2, axis=-1) / jnp.maximum(jnp.sum(energy, axis=-1), 1e-30)
         return jnp.where((share > DOMINANT)[..., None], mean, 0)
 
@@ -218,9 +218,9 @@ class BeforeRope(TurnedMean):
         return super().scores(y, jnp.einsum("bhrd,bhdt->bhrt", y, keys, precision=lax.Precision.HIGHEST), first)
 
 
-def _average(x: Float[Array, "*b t d"], finite: Bool[Array, "*b t d"]) -> Float[Array, "*b d"]:
-    """Mean over tokens of the numbers that count. They are counted for each coordinate: no sum over tokens then waits
-    for another one, which is a launch less on a GPU."""
+def _average(x: Float[Array, "*b t d"], keys: Float[Array, "*b t d"]) -> Float[Array, "*b d"]:
+    """Mean of x over the tokens whose keys are finite."""
+    finite = jnp.isfinite(keys).all(-1, keepdims=True)
     return jnp.where(finite, x, 0).sum(-2) / jnp.maximum(finite.sum(-2), 1)
 
 

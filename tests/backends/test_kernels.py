@@ -127,6 +127,14 @@ def test_sketch_of_the_residual(method, dtype):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("bits", "dim", "dtype", "n"), some([(3, 64, "bfloat16", 3), (1, 80, "float32", 2)], []))
+def test_trellis_codes_are_those_of_xla(bits, dim, dtype, n):
+    quantizer = rqjax.trellis_coded(dim=dim, bits=bits)
+    x = jax.random.normal(jax.random.key(bits), (n, dim), dtype) / dim**0.5
+    np.testing.assert_array_equal(*both(encode, quantizer, x))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("mode", "rotation", "dtype"), [("mse", "turboquant", "float32"), ("unbiased", "hadamard", "bfloat16")]
 )

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gpu import decode as decoding, encode as encoding, packing, roundtrip
+from pallas_kernels.gpu import decode as decoding, encode as encoding, packing, roundtrip, trellis
 from pallas_kernels.gpu.decode_attention import decode_attention
 from tests.tools.hopper_attention_shapes import SHAPES
 
@@ -20,6 +20,7 @@ RAGGED = (
     ("rotor_decode_256_3_float16", 130),
     ("rotor_roundtrip_128_3_bfloat16", 300),
     ("sign_sketch_256_bfloat16", 130),
+    ("trellis_encode_128_3_float32", 7),
 )
 """Configurations that are compiled for a number of vectors, too, that is no multiple of 8."""
 
@@ -67,6 +68,10 @@ def _sketch(dim: int, dtype: str, n: int = N) -> Configuration:
     return run, (_floats(n, dim, dtype=dtype), _floats(n, dim), *_levels(1), _stage("dense", dim))
 
 
+def _trellis(dim: int, bits: int, dtype: str, n: int = N) -> Configuration:
+    return functools.partial(trellis.encode, bits=bits), (_floats(n, dim, dtype=dtype), _floats(256))
+
+
 def attention(name: str, **sizes: int) -> Configuration:
     def run(*arguments):
         return decode_attention(*arguments[:-1], tables=arguments[-1])
@@ -104,6 +109,8 @@ OF_VECTORS: dict[str, Callable[..., Configuration]] = {
     "eden_encode_128_3_float32": functools.partial(_encode, ("dense",), 128, 3, "float32", scaled="mse"),
     "sign_sketch_128_float32": functools.partial(_sketch, 128, "float32"),
     "sign_sketch_256_bfloat16": functools.partial(_sketch, 256, "bfloat16"),
+    "trellis_encode_128_3_float32": functools.partial(_trellis, 128, 3, "float32"),
+    "trellis_encode_80_1_bfloat16": functools.partial(_trellis, 80, 1, "bfloat16"),
 }
 """Configurations by name, which take the number of vectors `n`."""
 

@@ -121,8 +121,8 @@ def step(name: str, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return run, (cache(name, batch, 16_384), bfloat16(batch, 1, 32, 128), x, x)
 
 
-def encoded(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    quantizer = jax.eval_shape(lambda key: rqjax.METHODS[name](key, 128, 4), jax.random.key(0))
+def encoded(name: str, bits: int = 4) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    quantizer = jax.eval_shape(lambda key: rqjax.METHODS[name](key, 128, bits), jax.random.key(0))
     x = jax.ShapeDtypeStruct((65_536, 128), jnp.float32)
     return lambda x, quantizer: quantizer.encode(x), (x, quantizer)
 
@@ -144,6 +144,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = 
     "attend to 8 sequences in plain XLA, nested_e8_3": lambda: attended("nested_e8_3", 8),
     "encode 65,536 vectors, rotorquant": lambda: encoded("rotorquant"),
     "encode 65,536 vectors, eden": lambda: encoded("eden"),
+    "encode 65,536 vectors, trellis of 3 bits": lambda: encoded("turboquant_trellis", 3),
     "search 100,000 vectors for 1,000 queries": searched,
 }
 
