@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gpu import packing
 from pallas_kernels.gpu.launch import lane_memory, launch, of_tile, start_of
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.gpu.rows import THREADS, Rows
 from pallas_kernels.gpu.stages import Tile
 
