@@ -139,6 +139,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = 
     "append 1 token to 8 sequences, v2_lean": lambda: appended("v2_lean", 8, 1),
     "append 1 token to 8 sequences, eden_3+centered": lambda: appended("eden_3+centered", 8, 1),
     "append 1 token to 8 sequences, turboquant_trellis_3": lambda: appended("turboquant_trellis_3", 8, 1),
+    "append 1 token to 8 sequences, turboquant_trellis_2.5": lambda: appended("turboquant_trellis_2.5", 8, 1),
     "attend to 8 sequences, eden_4": lambda: attended("eden_4", 8),
     "append and attend, 8 sequences, eden_4": lambda: step("eden_4", 8),
     "attend to 8 sequences in plain XLA, nested_e8_3": lambda: attended("nested_e8_3", 8),
