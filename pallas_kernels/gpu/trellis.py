@@ -62,11 +62,13 @@ def encode(x: jax.Array, values: jax.Array, *, bits: int, interpret: Any = False
             found = [rows.peek(ref, vector, branches * family + i, width) for i in range(0, branches, width)]
             return [cost for part in found for cost in part]
 
-        def step(sample, source, target):
-            """Costs after a sample; returns the lowest bits of the family's best state before it.
+        def step(k, sample):
+            """Computes costs after the k-th sample of some, and returns the lowest bits of the family's best state
+            before it.
 
             The bits take the place of the cost's lowest ones, so that one minimum finds both.
             """
+            source, target = (m["even"], m["odd"]) if k % 2 == 0 else (m["odd"], m["even"])
             keys = [(lax.bitcast_convert_type(cost, jnp.uint32) & ~low) | jnp.uint32(i)
                     for i, cost in enumerate(costs_of(source, family))]  # fmt: skip
             best = functools.reduce(jnp.minimum, keys)
@@ -76,24 +78,20 @@ def encode(x: jax.Array, values: jax.Array, *, bits: int, interpret: Any = False
             rows.synchronize()
             return best & low
 
-        def pair(i, first):
-            for source, target, sample in zip(("even", "odd"), ("odd", "even"), samples(first + 2 * i, 2), strict=True):
-                step(sample, m[source], m[target])
-            return first
-
-        def samples(time, count):
-            size = min(count, 4)
-            return [x for i in range(0, count, size) for x in rows.peek(m["samples"], vector, time + i, size)]
+        def before_the_seam(i, _):
+            for k, sample in enumerate(rows.peek(m["samples"], vector, thread * 0 + (dim - window + 2 * i), 2)):
+                step(k, sample)
 
         def forward(lane, _, steps=8):
+            """Takes the samples of a lane and keeps the survivors."""
             word = rows.full(0, jnp.uint32)
-            for k, sample in enumerate(samples(thread * 0 + 8 * lane, 8)[:steps]):
-                source, target = (m["even"], m["odd"]) if k % 2 == 0 else (m["odd"], m["even"])
-                word |= step(sample, source, target) << jnp.uint32(bits * k)
+            samples = [x for i in (0, 4) for x in rows.peek(m["samples"], vector, thread * 0 + (8 * lane + i), 4)]
+            for k, sample in enumerate(samples[:steps]):
+                word |= step(k, sample) << jnp.uint32(bits * k)
             rows.poke(m["survivors"], vector, lane * families + family, [word])
 
         def backward(lane, state, steps=8):
-            """The state before a lane's samples from that after them, and the codes."""
+            """Returns the state before the samples of a lane, from that after them, and their codes."""
             word = rows.full(0, jnp.uint32)
             for k in reversed(range(steps)):
                 word |= (state >> (STATE_BITS - bits)).astype(jnp.uint32) << jnp.uint32(bits * k)
@@ -103,7 +101,7 @@ def encode(x: jax.Array, values: jax.Array, *, bits: int, interpret: Any = False
             return state, word
 
         def least(costs):
-            """The first of the least costs and its index."""
+            """Returns the least cost and its first index."""
             value, index = costs[0], thread * 0
             for i, cost in enumerate(costs[1:]):
                 index, value = jnp.where(cost < value, thread * 0 + (i + 1), index), jnp.minimum(cost, value)
@@ -125,7 +123,7 @@ def encode(x: jax.Array, values: jax.Array, *, bits: int, interpret: Any = False
         lax.fori_loop(0, -(-rows.tokens * dim // THREADS), read, None)
         # A free path through the samples around the seam finds the family in which both ends of the ring meet.
         begin(lambda state: rows.full(0.0))
-        lax.fori_loop(0, window // 2, pair, thread * 0 + dim - window)
+        lax.fori_loop(0, window // 2, before_the_seam, None)
         lax.fori_loop(0, window // 8, forward, None)
         if window % 8:
             forward(window // 8, None, window % 8)
