@@ -10,16 +10,16 @@ import jax.numpy as jnp
 from pallas_kernels.gpu import packing, quantize
 from pallas_kernels.gpu.launch import (
     Rotation,
-    copy_in,
     copy_out,
+    fill_tables,
     lane_memory,
     launch,
+    level_arrays,
     of_tile,
     rotate,
     stage_arrays,
     stage_memory,
     start_of,
-    table,
     table_memory,
     tile_of,
 )
@@ -30,7 +30,9 @@ def decode(
     words: jax.Array,
     rotation: Rotation,
     levels: jax.Array,
+    step: jax.Array,
     *,
+    dim: int,
     dtype: Any = jnp.float32,
     tokens: int | None = None,
     interpret: Any = False,
@@ -41,22 +43,22 @@ def decode(
       norm: (n,) of a float dtype.
       words: (n, words) uint32, in the layout of `packing`.
       rotation: stages of the inverse rotation, as in `launch`; not dense.
-      levels: (2**bits,) float32, 1 to 8 bits.
+      levels, step: as in `encode.encode`.
+      dim: of the vectors.
       dtype: of the vectors, one of `launch.DTYPES`.
       tokens, interpret: as in `encode.encode`.
     """
     names, arrays = stage_arrays(rotation)
-    dim = rotation[0][1].shape[1] * (8 if names[0] == "rotor" else 1)
     n, bits = words.shape[0], (levels.shape[0] - 1).bit_length()
     tile = tile_of("decode", tokens, n, dim, interpret)
     rows = tile.rows
 
     def body(m):
         start, count = start_of(tile, n)
-        copy_in(m["levels"], m["table"], m)
+        fill_tables(tile, names, m)
         packing.read_lanes(rows, of_tile(m["words"], start, tile), m["lanes"], dim, bits, count)
         rows.synchronize()
-        levels = quantize.readable(rows, m["table"])
+        levels = quantize.readable(rows, m["table of levels"])
         token = jnp.minimum(rows.token, count - 1)
         norm = rows.peek(of_tile(m["norm"], start, tile), token, rows.part * 0)[0].astype(jnp.float32)
 
@@ -82,8 +84,8 @@ def decode(
         "tile": rows.swizzled(dim, dtype),
         **stage_memory(tile, names, jnp.float32),
         **lane_memory(tile, bits),
-        "table": table_memory(bits),
+        **table_memory(tile, names, 2**bits, boundaries=False),
     }
-    inputs = {"norm": norm[:, None], "words": words, "levels": table(levels, bits), **arrays}
+    inputs = {"norm": norm[:, None], "words": words, **level_arrays(levels, step), **arrays}
     out = {"out": jax.eval_shape(rows.blocks, jax.ShapeDtypeStruct((n, dim), dtype))}
     return launch(body, inputs, out, memory, tile, n, interpret, "_".join(["decode", *names]))[0].reshape(n, dim)

@@ -7,21 +7,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from pallas_kernels.gpu import packing, quantize
 from pallas_kernels.gpu.launch import (
     Rotation,
     copy_in,
+    fill_tables,
     lane_memory,
     launch,
+    level_arrays,
     norm_memory,
     of_tile,
     rotate,
     stage_arrays,
     stage_memory,
     start_of,
-    table,
     table_memory,
     tile_of,
 )
@@ -30,10 +30,11 @@ from pallas_kernels.gpu.launch import (
 def encode(
     x: jax.Array,
     rotation: Rotation,
-    boundaries: jax.Array,
+    levels: jax.Array,
+    step: jax.Array,
     *,
     symmetric: bool,
-    scaled: tuple[str, jax.Array] | None = None,
+    scaled: str | None = None,
     minus: jax.Array | None = None,
     norm_dtype: Any = jnp.bfloat16,
     tokens: int | None = None,
@@ -41,15 +42,16 @@ def encode(
 ) -> tuple[jax.Array, jax.Array]:
     """Norms and packed indices of vectors (TurboQuant, Algorithm 1; RotorQuant, section 3).
 
-    With `minus`, one boundary 0 and a matrix for the rotation it is the sketch of a residual (TurboQuant, Algorithm 2).
+    With `minus`, two levels and a matrix for the rotation it is the sketch of a residual (TurboQuant, Algorithm 2).
 
     Args:
       x: (n, d) in one of `launch.DTYPES`, d one of `launch.DIMS` (of `launch.DENSE_DIMS` with a dense stage).
       rotation: stages, as in `launch`.
-      boundaries: (2**bits - 1,) float32, ascending, 1 to 8 bits: an index is the number of boundaries below x / |x|.
-      symmetric: whether boundaries[::-1] == -boundaries.
-      scaled: "mse" or "unbiased" and the levels (2**bits,) float32, to store the norm times the best scale of the
-        levels (EDEN) in the place of the norm.
+      levels: (2**bits,) whole numbers or floats, ascending, 1 to 8 bits: an index is the number of boundaries, in the
+        middle between levels, below x / |x|.
+      step: () float32, by which levels are multiplied.
+      symmetric: whether levels[::-1] == -levels.
+      scaled: "mse" or "unbiased", to store the norm times the best scale of the levels (EDEN) in the place of the norm.
       minus: (n, d) float32, which is subtracted from x first.
       norm_dtype: of the norms.
       tokens: of a tile: 128, 64 or 32; `launch.tile_tokens`, if not given.
@@ -58,15 +60,15 @@ def encode(
     Returns:
       Norms, or scales, (n,) and words (n, words) uint32 in the layout of `packing`.
     """
-    (n, dim), bits = x.shape, boundaries.shape[0].bit_length()
+    (n, dim), bits = x.shape, (levels.shape[0] - 1).bit_length()
     names, arrays = stage_arrays(rotation)
     tile = tile_of("encode", 64 if "dense" in names else tokens, n, dim, interpret)
     rows = tile.rows
 
     def body(m):
         start, count = start_of(tile, n)
-        copy_in(m["boundaries"], m["table"], m)
-        copy_in(of_tile(m["x"], start, tile), rows.by_token(m["tile"]), m)
+        of_x = of_tile(m["x"], start, tile)
+        copy_in(of_x, rows.by_token(m["tile"]), m, meanwhile=functools.partial(fill_tables, tile, names, m))
         source = m["tile"]
         if minus is not None:
             source = m["residual"]
@@ -75,14 +77,11 @@ def encode(
                 functools.partial(_difference, tile, m["tile"], source), functools.partial(tile.write, source)
             )
             rows.synchronize()
-            m = {"work": m["tile"], **m}  # which is free from here on, where it is of float32
         norm = quantize.norm(tile, source, m)
         if scaled is None:  # directions are relative to the norm as it is stored
             norm = norm.astype(norm_dtype).astype(jnp.float32)
-        else:
-            copy_in(m["levels"], m["table of levels"], m)
-            levels = quantize.readable(rows, m["table of levels"])
-        nearest = quantize.nearest(rows, m["table"], bits, symmetric, norm)
+        values = quantize.readable(rows, m["table of levels"])
+        nearest = quantize.nearest(rows, m["table of boundaries"], bits, symmetric, norm)
         produce = rotate(tile, names, m, source)
 
         def pack(lane, sums):
@@ -90,7 +89,7 @@ def encode(
             indices = [[nearest(value) for value in values] for values in fields]
             if scaled is not None:
                 for value, index in zip(*(itertools.chain(*part) for part in (fields, indices)), strict=True):
-                    level = quantize.look_up(rows, levels, index)
+                    level = quantize.look_up(rows, values, index)
                     sums = sums[0] + level * value, sums[1] + level * level
             for section, width in enumerate(packing.sections(bits)):
                 parts = indices
@@ -106,37 +105,27 @@ def encode(
         rows.synchronize()
         if scaled is not None:  # <y, levels> / |levels|^2, or |y|^2 / <y, levels>
             product, square = (quantize.across(rows, m["partial"], operator.add, total) for total in sums)
-            norm = jnp.where(norm > 0, product / square if scaled[0] == "mse" else norm * norm / product, 0.0)
+            norm = jnp.where(norm > 0, product / square if scaled == "mse" else norm * norm / product, 0.0)
         own = (rows.part == 0) & (rows.token < count)
         rows.poke(of_tile(m["norm"], start, tile), rows.token, rows.part * 0, [norm.astype(norm_dtype)], own)
         packing.write_words(rows, m["lanes"], of_tile(m["words"], start, tile), dim, bits, count)
 
-    inputs = {"x": rows.blocks(x), "boundaries": table(boundaries, bits), **arrays}
+    inputs = {"x": rows.blocks(x), **level_arrays(levels, step), **arrays}
     memory = {
         "tile": rows.swizzled(dim, x.dtype),
-        **stage_memory(tile, names, x.dtype),
+        **stage_memory(tile, names, x.dtype if minus is None else jnp.float32),
         **lane_memory(tile, bits),
         **norm_memory(tile),
-        "table": table_memory(bits),
+        **table_memory(tile, names, 2**bits),
     }
-    if scaled is not None:
-        inputs["levels"], memory["table of levels"] = table(scaled[1], bits), table_memory(bits)
     if minus is not None:
         inputs["minus"], memory["residual"] = rows.blocks(minus), rows.swizzled(dim, jnp.float32)
-        if x.dtype == jnp.float32:
-            memory.pop("work", None)
     out = {
         "norm": jax.ShapeDtypeStruct((n, 1), norm_dtype),
         "words": jax.ShapeDtypeStruct((n, packing.words_per_vector(dim, bits)), jnp.uint32),
     }
     norm, words = launch(body, inputs, out, memory, tile, n, interpret, "_".join(["encode", *names]))
     return norm[:, 0], words
-
-
-def halves(matrix: jax.Array) -> jax.Array:
-    """A float32 matrix (d, d) as the two bfloat16 matrices (2, d, d) whose sum has its first 16 bits."""
-    high = lax.reduce_precision(matrix, 8, 7)  # a conversion there and back would be optimized away
-    return jnp.stack([high, matrix - high]).astype(jnp.bfloat16)
 
 
 def _difference(tile, a, b, lane):

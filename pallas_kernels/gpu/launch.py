@@ -1,10 +1,13 @@
 """A kernel over tiles of tokens: its memory, its rotation, its launch.
 
-A rotation is a chain of stages, each a pair of a name and an array, the first acting first:
+A rotation is a chain of stages, each a pair of a name and arrays, the first acting first:
 
-- "rotor": `coefficients` (28, d / 8) as `stages.rotor` takes them, those of the inverse rotor to rotate back.
-- "hadamard": `signs` (1, d), which act first; "hadamard_inverse": `signs`, which act last.
-- "dense": `halves` (2, d, d) of a matrix, as the only stage.
+- "rotor" and its inverse "rotor_inverse": bivectors (d // 3, 3) and the angle of a planar rotor, (1,) or (0,), float32.
+- "hadamard": signs (d,), which act first; "hadamard_inverse": signs, which act last.
+- "dense": a matrix (d, d) in float32, as the only stage.
+
+Each block of threads makes tables (levels, a rotor's coefficients) in shared memory while it waits for its vectors.
+Outside of the kernel they would take launches of their own.
 """
 
 import functools
@@ -17,7 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gpu import packing, registers, stages
+from pallas_kernels.gpu import packing, quantize, registers, stages
 from pallas_kernels.gpu.mosaic import LANE
 from pallas_kernels.gpu.rows import Rows
 from pallas_kernels.gpu.stages import Fields, Tile
@@ -26,8 +29,9 @@ DIMS = (64, 80, 96, 128, 192, 256, 512)
 DENSE_DIMS = (64, 128, 256)
 DTYPES = ("float32", "bfloat16", "float16")
 PROCESSORS = 132
+ROTORS = {"rotor", "rotor_inverse"}
 
-Rotation: TypeAlias = tuple[tuple[str, jax.Array], ...]
+Rotation: TypeAlias = tuple[tuple[str, tuple[jax.Array, ...]], ...]
 Memory: TypeAlias = dict[str, Any]
 """Inputs, outputs and shared memory of a kernel by their names."""
 
@@ -99,9 +103,10 @@ def of_tile(ref: Any, start: jax.Array, tile: Tile) -> Any:
     return ref.at[pl.ds(start, tile.rows.tokens)]
 
 
-def copy_in(source: Any, target: Any, m: Memory) -> None:
-    """Copies to shared memory, and waits."""
+def copy_in(source: Any, target: Any, m: Memory, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Copies to shared memory, does something else meanwhile, and waits."""
     plgpu.copy_gmem_to_smem(source, target, m["barrier"])
+    meanwhile()
     plgpu.barrier_wait(m["barrier"])
 
 
@@ -112,9 +117,9 @@ def copy_out(source: Any, target: Any) -> None:
     plgpu.wait_smem_to_gmem(0)
 
 
-def table(values: jax.Array, bits: int) -> jax.Array:
-    """Levels or boundaries as (1, 2**bits); copies are of a multiple of 128 bytes."""
-    return jnp.pad(values.astype(jnp.float32), (0, max(2**bits, 32) - values.shape[0]))[None]
+def level_arrays(levels: jax.Array, step: jax.Array) -> dict[str, jax.Array]:
+    """The levels in units of a step, and the step, as inputs."""
+    return {"levels": levels[None], "step": step.reshape(1, 1)}
 
 
 def lane_memory(tile: Tile, bits: int) -> Memory:
@@ -130,50 +135,78 @@ def norm_memory(tile: Tile) -> Memory:
     }
 
 
-def table_memory(bits: int) -> Any:
-    """Shared memory for a `table`."""
-    return plgpu.SMEM((1, max(2**bits, 32)), jnp.float32)
+def table_memory(tile: Tile, names: list[str], count: int, *, boundaries: bool = True) -> Memory:
+    """Shared memory for tables of stages, of `count` levels and of the boundaries between them."""
+    shapes = {f"table{i}": TABLES[name](tile.dim) for i, name in enumerate(names) if name in TABLES}
+    shapes |= {"table of levels": (1, count)} | ({"table of boundaries": (1, count)} if boundaries else {})
+    return {name: plgpu.SMEM(shape, jnp.float32) for name, shape in shapes.items()}
+
+
+TABLES = {
+    **dict.fromkeys(ROTORS, lambda dim: (28, dim // 8)),
+    **dict.fromkeys(("hadamard", "hadamard_inverse"), lambda dim: (1, dim)),
+}
+"""Shapes of the tables of stages."""
+
+
+def fill_tables(tile: Tile, names: list[str], m: Memory) -> None:
+    """Makes all tables in shared memory, to be read after the next synchronization."""
+    quantize.fill_levels(tile.rows, m)
+    for i, name in enumerate(names):
+        arrays = [m[key] for key in m if key.startswith(f"stage{i}.")]
+        match name:
+            case "rotor" | "rotor_inverse":
+                stages.fill_coefficients(tile, arrays, m[f"table{i}"], inverse=name == "rotor_inverse")
+            case "dense":
+                stages.fill_halves(tile, arrays[0], (m["high halves"], m["low halves"]))
+            case "hadamard" | "hadamard_inverse":
+                stages.fill_signs(tile, arrays[0], m[f"table{i}"])
 
 
 def stage_arrays(rotation: Rotation) -> tuple[list[str], dict[str, jax.Array]]:
-    """The names of the stages, and their arrays as inputs."""
-    return [name for name, _ in rotation], {f"stage{i}": array for i, (_, array) in enumerate(rotation)}
+    """The names of the stages, and their arrays as inputs with two axes."""
+    arrays = {f"stage{i}.{k}": a for i, (_, parts) in enumerate(rotation) for k, a in enumerate(parts) if a.size}
+    return [name for name, _ in rotation], {key: a.reshape(-1, a.shape[-1]) for key, a in arrays.items()}
 
 
 def stage_memory(tile: Tile, names: list[str], dtype: Any) -> Memory:
-    """Shared memory for stages that cannot work in place in a tile of a dtype."""
-    work = {"work": tile.rows.swizzled(tile.dim, jnp.float32)}
-    if names == ["dense"]:
-        shape = stages.dense_rows(tile.dim), tile.dim
-        half = plgpu.SMEM(shape, jnp.bfloat16, transforms=registers.tiling(tile.dim, jnp.bfloat16))
-        return work | {"rows of high": half, "rows of low": half, "barrier of both": plgpu.Barrier(num_arrivals=2)}
-    return work if "rotor" in names[:-1] or (dtype != jnp.float32 and names[0] != "rotor") else {}
+    """Shared memory for stages that cannot work in place in a tile of a dtype, and for the halves of a matrix."""
+    in_place = dtype == jnp.float32 or names[0] in ROTORS
+    memory = {} if in_place and not {*names[:-1]} & ROTORS else {"work": tile.rows.swizzled(tile.dim, jnp.float32)}
+    if "dense" in names:
+        columns = stages.half_columns(tile.dim)
+        half = plgpu.SMEM((tile.dim, columns), jnp.bfloat16, transforms=registers.tiling(columns, jnp.bfloat16))
+        memory |= {"high halves": half, "low halves": half}
+    return memory
 
 
 def rotate(tile: Tile, names: list[str], m: Memory, source: Any) -> Callable[[jax.Array], Fields]:
     """Takes all stages but the last in shared memory, and returns the last as a function of the lane."""
+
+    def in_float32(ref):
+        return ref if ref.dtype == jnp.float32 else m["work"]
+
     produce: Any = None
     for i, name in enumerate(names):
-        array = m[f"stage{i}"]
         if produce is not None:  # a rotor needs the neighbors of a lane, so not in place
-            target = m["work"] if names[i - 1] == "rotor" else source
+            target = m["work"] if names[i - 1] in ROTORS else source
             tile.for_lanes(produce, functools.partial(tile.write, target))
             tile.rows.synchronize()
             source = target
         match name:
-            case "rotor":
-                produce = functools.partial(stages.rotor, tile, source, array)
+            case "rotor" | "rotor_inverse":
+                produce = functools.partial(stages.rotor, tile, source, m[f"table{i}"])
             case "hadamard" | "hadamard_inverse":
-                first, last = (array, None) if name == "hadamard" else (None, array)
-                target = source if source.dtype == jnp.float32 else m["work"]
-                stages.planes(tile, source, first, target)
+                signs = m[f"table{i}"]
+                first, last = (signs, None) if name == "hadamard" else (None, signs)
+                stages.planes(tile, source, first, target := in_float32(source))
                 tile.rows.synchronize()
                 source, produce = target, functools.partial(stages.butterflies, tile, target, last)
             case "dense":
-                parts = m["rows of high"], m["rows of low"]
-                stages.dense(tile, source, array, parts, m["barrier of both"], m["work"])
+                halves = m["high halves"], m["low halves"]
+                stages.dense(tile, source, m["stage0.0"], halves, target := in_float32(source))
                 tile.rows.synchronize()
-                produce = functools.partial(tile.read, m["work"])
+                produce = functools.partial(tile.read, target)
             case _:
                 raise ValueError(f"unknown stage {name!r}")
     return produce

@@ -105,6 +105,21 @@ def nearest(rows: Rows, table: Any, bits: int, symmetric: bool, norm: jax.Array)
     return folded
 
 
+def fill_levels(rows: Rows, m: Any) -> None:
+    """Makes the table of levels in shared memory, and that of the boundaries between them if there is one.
+
+    Levels are rounded before their sums are: in registers a product and a sum would become one operation.
+    """
+    count, zero = m["levels"].shape[1], rows.part * 0
+    step = rows.peek(m["step"], zero, zero)[0]
+    rows.fill(m["table of levels"], count, lambda i: rows.peek(m["levels"], zero, i)[0].astype(jnp.float32) * step)
+    rows.synchronize()
+    if "table of boundaries" in m:
+        levels = readable(rows, m["table of levels"])
+        middle = lambda i: (look_up(rows, levels, i) + look_up(rows, levels, i + 1)) * 0.5  # noqa: E731
+        rows.fill(m["table of boundaries"], count - 1, middle)
+
+
 def look_up(rows: Rows, table: Any, index: jax.Array) -> jax.Array:
     """table[0, index] of each thread; `table` is a `readable` one."""
     index = index.astype(jnp.int32)

@@ -10,11 +10,13 @@ from pallas_kernels.gpu import quantize, stages
 from pallas_kernels.gpu.launch import (
     copy_in,
     copy_out,
+    fill_tables,
     launch,
+    level_arrays,
     norm_memory,
     of_tile,
+    stage_arrays,
     start_of,
-    table,
     table_memory,
     tile_of,
 )
@@ -22,10 +24,9 @@ from pallas_kernels.gpu.launch import (
 
 def rotor_roundtrip(
     x: jax.Array,
-    forward: jax.Array,
-    backward: jax.Array,
-    boundaries: jax.Array,
+    rotor: tuple[jax.Array, jax.Array],
     levels: jax.Array,
+    step: jax.Array,
     *,
     symmetric: bool,
     norm_dtype: Any = jnp.bfloat16,
@@ -34,29 +35,29 @@ def rotor_roundtrip(
 ) -> jax.Array:
     """Returns x (n, d) encoded and decoded, in its dtype, without storing codes (RotorQuant, section 4).
 
-    `forward` and `backward` (28, d / 8) are the coefficients of the rotor and of its inverse, as `stages.rotor` takes
-    them; the other arguments are those of `encode.encode` and `decode.decode`.
+    `rotor` has the arrays of a stage, as in `launch`; the other arguments are those of `encode.encode` and
+    `decode.decode`.
     """
     (n, dim), bits = x.shape, (levels.shape[0] - 1).bit_length()
+    names, arrays = stage_arrays((("rotor", rotor), ("rotor_inverse", rotor)))
     tile = tile_of("roundtrip", tokens, n, dim, interpret)
     rows = tile.rows
 
     def body(m):
         start, _ = start_of(tile, n)
-        copy_in(m["boundaries"], m["table"], m)
-        copy_in(m["levels"], m["table of levels"], m)
-        copy_in(of_tile(m["x"], start, tile), rows.by_token(m["tile"]), m)
+        of_x = of_tile(m["x"], start, tile)
+        copy_in(of_x, rows.by_token(m["tile"]), m, meanwhile=functools.partial(fill_tables, tile, names, m))
         norm = quantize.norm(tile, m["tile"], m).astype(norm_dtype).astype(jnp.float32)
         values = quantize.readable(rows, m["table of levels"])
-        nearest = quantize.nearest(rows, m["table"], bits, symmetric, norm)
+        nearest = quantize.nearest(rows, m["table of boundaries"], bits, symmetric, norm)
 
         def quantized(lane):
-            fields = stages.rotor(tile, m["tile"], m["forward"], lane)
+            fields = stages.rotor(tile, m["tile"], m["table0"], lane)
             return [[quantize.look_up(rows, values, nearest(x)) * norm for x in xs] for xs in fields]
 
         tile.for_lanes(quantized, functools.partial(tile.write, m["levels of tile"]))
         rows.synchronize()
-        back = functools.partial(stages.rotor, tile, m["levels of tile"], m["backward"])
+        back = functools.partial(stages.rotor, tile, m["levels of tile"], m["table1"])
         tile.for_lanes(back, functools.partial(tile.write, m["tile"]))
         copy_out(rows.by_token(m["tile"]), of_tile(m["out"], start, tile))
 
@@ -64,10 +65,8 @@ def rotor_roundtrip(
         "tile": rows.swizzled(dim, x.dtype),
         "levels of tile": rows.swizzled(dim, jnp.float32),
         **norm_memory(tile),
-        "table": table_memory(bits),
-        "table of levels": table_memory(bits),
+        **table_memory(tile, names, 2**bits),
     }
-    inputs = {"x": rows.blocks(x), "boundaries": table(boundaries, bits), "levels": table(levels, bits)}
-    inputs |= {"forward": forward, "backward": backward}
+    inputs = {"x": rows.blocks(x), **level_arrays(levels, step), **arrays}
     out = {"out": inputs["x"]}
     return launch(body, inputs, out, memory, tile, n, interpret, "rotor_roundtrip")[0].reshape(n, dim)

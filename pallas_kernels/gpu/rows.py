@@ -7,6 +7,7 @@ own place in memory. That is written in Mosaic's operations, beside its plain fo
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -125,6 +126,12 @@ class Rows(NamedTuple):
                 store()
 
         go(ref, _byte(ref, row, column, at), *mask, *values)
+
+    def fill(self, ref: Any, count: int, values: Callable[[jax.Array], jax.Array]) -> None:
+        """Writes ref[0, i] = values(i) for each i below `count`, a thread each."""
+        for first in range(0, count, THREADS):
+            column = jnp.minimum(self.thread + first, count - 1)
+            self.poke(ref, self.part * 0, column, [values(column)])
 
     def synchronize(self) -> None:
         """Waits for all threads: values that one poked before, others may peek after."""

@@ -13,7 +13,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gpu.mosaic import load
+from pallas_kernels.gpu import registers
+from pallas_kernels.gpu.registers import THREADS
 from pallas_kernels.gpu.rows import Rows
 
 Fields: TypeAlias = list[list[jax.Array]]
@@ -59,7 +60,7 @@ class Tile(NamedTuple):
 
 
 def rotor(tile: Tile, ref: Any, coefficients: Any, lane: jax.Array) -> Fields:
-    """Rotates in 3-blocks: 9 coefficients a lane for planes 0 to 2, 9 for planes 5 to 7.
+    """Rotates in 3-blocks by `coefficients` (28, d / 8): 9 coefficients a lane for planes 0 to 2, 9 for planes 5 to 7.
 
     The planes 3 and 4 are a band with five coefficients a coordinate: its own and those of two neighbors on each side.
     """
@@ -83,6 +84,45 @@ def rotor(tile: Tile, ref: Any, coefficients: Any, lane: jax.Array) -> Fields:
     return [*block(c[:9], (0, 1, 2)), band(c[18:23], 3), band(c[23:], 4), *block(c[9:18], (5, 6, 7))]
 
 
+def fill_coefficients(tile: Tile, arrays: list[Any], table: Any, *, inverse: bool) -> None:
+    """Makes the coefficients (28, d / 8) that `rotor` takes: each thread those of one rotor.
+
+    `arrays` are bivectors (d // 3, 3) and, if two coordinates are left over, the angle of their planar rotor, (1, 1).
+    """
+    rows, lanes = tile.rows, tile.lanes
+    zero, count = rows.part * 0, arrays[0].shape[0]
+    for first in range(0, 2 * lanes + -(-2 * lanes // 3), THREADS):
+        i = rows.thread + first
+        b = [jnp.where(i < count, rows.peek(arrays[0], jnp.minimum(i, count - 1), zero + k)[0], 0.0) for k in range(3)]
+        if len(arrays) == 2:  # a planar rotor is one whose bivector has one coordinate
+            b[0] = jnp.where(i == count, rows.peek(arrays[1], zero, zero)[0], b[0])
+        matrix = _rotation_matrix(*([-x for x in b] if inverse else b))
+        half, place = (i >= lanes).astype(jnp.int32), 3 * (i - 2 * lanes)
+        for k in range(9):
+            rows.poke(table, 9 * half + k, i - lanes * half, [matrix[k]], i < 2 * lanes)
+        for a in range(3):  # the band has zeros around the rows of its blocks
+            half = (place + a >= lanes).astype(jnp.int32)
+            for t in range(5):
+                value = matrix[3 * a + a + t - 2] if 0 <= a + t - 2 < 3 else rows.full(0.0)
+                within = (place >= 0) & (place + a < 2 * lanes)
+                rows.poke(table, 18 + 5 * half + t, place + a - lanes * half, [value], within)
+
+
+def _rotation_matrix(b12: jax.Array, b13: jax.Array, b23: jax.Array) -> list[jax.Array]:
+    """Returns I + sin(a)/a K + (1 - cos(a))/a^2 K^2 (Rodrigues) by rows, a the length of the bivector, K = [[0, b12,
+    b13], [-b12, 0, b23], [-b13, -b23, 0]]."""
+    square = b12 * b12 + b13 * b13 + b23 * b23
+    angle = square * lax.rsqrt(square)
+    angle = jnp.where(square > 1e-30, 0.5 * (angle + square / angle), 1e-15)  # one step of Newton's method
+    sine, cosine = jnp.sin(0.5 * angle) / angle, jnp.cos(0.5 * angle)
+    first, second = 2 * sine * cosine, 2 * sine * sine
+    return [
+        *(1 - second * (b12 * b12 + b13 * b13), first * b12 - second * b13 * b23, first * b13 + second * b12 * b23),
+        *(-first * b12 - second * b13 * b23, 1 - second * (b12 * b12 + b23 * b23), first * b23 - second * b12 * b13),
+        *(second * b12 * b23 - first * b13, -first * b23 - second * b12 * b13, 1 - second * (b13 * b13 + b23 * b23)),
+    ]
+
+
 def planes(tile: Tile, source: Any, signs: Any | None, target: Any) -> None:
     """Takes the Hadamard transform within each plane, not normalized, of the vectors times `signs` (1, d) if given."""
     rows, size = tile.rows, tile.lanes
@@ -103,6 +143,12 @@ def planes(tile: Tile, source: Any, signs: Any | None, target: Any) -> None:
     lax.fori_loop(0, 8 // rows.parts, plane, None)
 
 
+def fill_signs(tile: Tile, signs: Any, table: Any) -> None:
+    """Writes signs (1, d), whole numbers, in float32."""
+    rows = tile.rows
+    rows.fill(table, tile.dim, lambda i: rows.peek(signs, rows.part * 0, i)[0].astype(jnp.float32))
+
+
 def butterflies(tile: Tile, ref: Any, signs: Any | None, lane: jax.Array) -> Fields:
     """Takes the Hadamard transform between the planes after `planes`, normalized, and times `signs` (1, d) if given."""
     x = tile.read(ref, lane)
@@ -116,47 +162,71 @@ def butterflies(tile: Tile, ref: Any, signs: Any | None, lane: jax.Array) -> Fie
     return [[a * b for a, b in zip(*pair, strict=True)] for pair in zip(fields, s, strict=True)]
 
 
-def dense(tile: Tile, source: Any, matrix: Any, parts: list[Any], barrier: Any, target: Any) -> None:
-    """Writes M x for each vector x of a tile of 64 into `target` in float32: tensor cores multiply bfloat16.
+def dense(tile: Tile, source: Any, matrix: Any, parts: tuple[Any, Any], target: Any) -> None:
+    """Writes M x for each vector x of a tile of 64 into `target` in float32, which may be `source`: tensor cores
+    multiply bfloat16.
 
-    `matrix` (2, d, d) holds M as the sum of two numbers of 8 bits, x is split in two likewise, and three products are
-    added: 16 bits of both. `parts` is shared memory (`dense_rows`, d) for rows of either half.
+    M and x are sums of two numbers of 8 bits each, and three products are added: 16 bits of both. `parts` is shared
+    memory for the halves of some columns of M; it has those of the first ones, as `fill_halves` writes them.
     """
-    source, target = tile.rows.flat(source), tile.rows.flat(target)
-    columns = [pl.ds(k, 64) for k in range(0, tile.dim, 64)]
-    size = dense_rows(tile.dim)
+    rows, interpret = tile.rows, tile.rows.interpret
+    source, target = rows.flat(source), rows.flat(target)
+    products = ((0, 0), (0, 1)) if source.dtype == jnp.bfloat16 else ((0, 0), (1, 0), (0, 1))
+    width = parts[0].shape[1]
 
-    def halves(x):
-        high = x.astype(jnp.bfloat16)
-        return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
+    def factors():
+        for first in range(0, tile.dim, width):
+            if first:
+                blocks = _blocks(tile, matrix, first, width)  # on their way while the products before are taken
+                if not interpret:
+                    plgpu.wgmma_wait(0)
+                rows.synchronize()
+                _store_halves(tile, parts, blocks)
+            plgpu.commit_smem()
+            start, inside = divmod(first, 64)  # fewer columns may be a part of a tile of shared memory
+            x = registers.load(source.at[:, pl.ds(64 * start, 64)], registers.TILE, interpret=interpret)
+            x = _halves(x[:, inside : inside + width])
+            yield from ((x[i], parts[j]) for i, j in products)
 
     def multiply(accumulator):
-        for columns_k in columns:
-            high, low = halves(load(source.at[:, columns_k], plgpu.Layout.WGMMA).astype(jnp.float32))
-            for x, half in ((high, 0), (high, 1)) if source.dtype == jnp.bfloat16 else ((high, 0), (low, 0), (high, 1)):
-                plgpu.wgmma(accumulator, x, parts[half].at[:, columns_k].T)
+        for x, part in factors():
+            plgpu.wgmma(accumulator, x, part.T)
         plgpu.wgmma_wait(0)
         return accumulator[...]
 
-    def interpreted():  # which has no products with numbers in registers
-        high, low = halves(source[...].astype(jnp.float32))
-        first, second = (part[...].astype(jnp.float32).T for part in parts)
-        return sum(a.astype(jnp.float32) @ b for a, b in ((high, first), (low, first), (high, second)))
-
-    for first in range(0, tile.dim, size):
-        rows = pl.ds(first, size)
-        for half, part in enumerate(parts):
-            plgpu.copy_gmem_to_smem(matrix.at[half, rows], part, barrier)
-        plgpu.barrier_wait(barrier)
-        if tile.rows.interpret:
-            target[:, rows] = interpreted()
-        else:
-            target[:, rows] = pl.run_scoped(multiply, plgpu.ACC((64, size), jnp.float32))
+    if interpret:  # which has no products with numbers in registers
+        target[...] = sum(x.astype(jnp.float32) @ part[...].astype(jnp.float32).T for x, part in factors())
+    else:
+        target[...] = pl.run_scoped(multiply, plgpu.ACC((64, tile.dim), jnp.float32))
 
 
-def dense_rows(dim: int) -> int:
-    """Rows of the matrix that are in shared memory at a time."""
-    return 64 if dim <= 128 else 32
+def fill_halves(tile: Tile, matrix: Any, parts: tuple[Any, Any]) -> None:
+    """Writes the halves of the first columns of a matrix, as `dense` takes them."""
+    _store_halves(tile, parts, _blocks(tile, matrix, 0, parts[0].shape[1]))
+
+
+def half_columns(dim: int) -> int:
+    """Returns the columns of a matrix whose halves are in shared memory at a time: 32 KiB of them."""
+    return min(64, 2**13 // dim)
+
+
+def _blocks(tile: Tile, matrix: Any, first: int, width: int) -> list[jax.Array]:
+    """Reads columns of a matrix, 64 rows at a time."""
+    places = [(pl.ds(row, 64), pl.ds(first, width)) for row in range(0, tile.dim, 64)]
+    return [registers.load(matrix.at[place], registers.TILE, interpret=tile.rows.interpret) for place in places]
+
+
+def _store_halves(tile: Tile, parts: tuple[Any, Any], blocks: list[jax.Array]) -> None:
+    for i, block in enumerate(blocks):
+        for part, half in zip(parts, _halves(block), strict=True):
+            registers.store(part.at[pl.ds(64 * i, 64)], half, interpret=tile.rows.interpret)
+
+
+def _halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Splits numbers into two of 8 bits each, whose sum has their first 16 bits."""
+    x = x.astype(jnp.float32)
+    high = x.astype(jnp.bfloat16)
+    return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
 
 
 def hadamard(x: list[jax.Array]) -> list[jax.Array]:

@@ -21,6 +21,7 @@ from rqjax.core import Quantizer, Unsupported, nest, platforms
 from rqjax.core.quantizer import decode, encode, roundtrip
 from rqjax.quantizers.combinators import Normalized, Rotated, Scaled
 from rqjax.quantizers.scalar import Scalar
+from rqjax.quantizers.trellis import Trellis
 from rqjax.rotations import Chain, Dense, Hadamard, Rotor
 
 NAME = "mosaic_gpu"
@@ -42,6 +43,15 @@ def _missing() -> str | None:
 def _limits_to_encode(quantizer: Quantizer, x: Any) -> str | None:
     parts = hopper_calls.with_sketch(quantizer) or (quantizer,)
     return _limits_of_vectors(x) or next(filter(None, map(_limits_of_nest, parts)), None)
+
+
+def _limits_of_trellis(quantizer: Trellis, x: Any) -> str | None:
+    kernels, state_bits = kernel("trellis"), quantizer.table.state_bits
+    if state_bits != kernels.STATE_BITS:
+        return f"mosaic_gpu kernels take trellises of {kernels.STATE_BITS} state bits, not {state_bits}"
+    if quantizer.bits > kernels.MAX_BITS:
+        return f"mosaic_gpu kernels take trellis codes of up to {kernels.MAX_BITS} bits, not {quantizer.bits}"
+    return _limits_of_vectors(x)
 
 
 def _limits_to_decode(quantizer: Quantizer, x: Any) -> str | None:
@@ -102,6 +112,7 @@ finders.register(
     _missing,
     [
         Entry(Quantizer.encode, (Normalized, Scaled), _limits_to_encode, hopper_calls.encode),
+        Entry(Quantizer.encode, (Trellis,), _limits_of_trellis, hopper_calls.encode_trellis),
         Entry(Quantizer.decode, (Normalized, Scaled), finders.of_codes(_limits_to_decode), hopper_calls.decode),
         Entry(roundtrip, (Normalized, Scaled), _limits_of_roundtrips, hopper_calls.roundtrip),
         ATTENTION.entry(NAME),

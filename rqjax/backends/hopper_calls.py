@@ -14,7 +14,8 @@ from rqjax.core.dispatch import CONTEXT
 from rqjax.core.products import rounded_to
 from rqjax.quantizers.combinators import Normalized, Residual, Rotated, Scaled
 from rqjax.quantizers.scalar import Scalar
-from rqjax.rotations import Dense, Hadamard, Rotor
+from rqjax.quantizers.trellis import Trellis
+from rqjax.rotations import Chain, Dense, Hadamard, Rotor
 
 INTERPRET: ContextVar[Any] = ContextVar("interpret", default=False)
 """Interpreter of kernels on a CPU, `pallas_kernels.gpu.mosaic.interpreter()`, or False."""
@@ -41,7 +42,7 @@ def encode(quantizer: Quantizer, x: Array) -> Codes:
     if pair := with_sketch(quantizer):
         return _with_residual(*pair, x)
     assert isinstance(quantizer, Normalized | Scaled)
-    scaled = (quantizer.mode, RotatedScalar.of(quantizer).leaf.values) if isinstance(quantizer, Scaled) else None
+    scaled = quantizer.mode if isinstance(quantizer, Scaled) else None
     norm, words = _coded(quantizer, x, scaled=scaled, norm_dtype=quantizer.dtype)
     return norm.reshape(x.shape[:-1]), words.reshape(*x.shape[:-1], -1)
 
@@ -58,7 +59,13 @@ def _with_residual(first: Normalized, sketch: Normalized, x: Array) -> Codes:
 def _coded(quantizer: Quantizer, x: Array, **options: Any) -> tuple[Array, Array]:
     found = RotatedScalar.of(quantizer)
     options |= {"symmetric": found.leaf.symmetric, "interpret": INTERPRET.get()}
-    return kernel("encode").encode(_rows(x), stages(found.rotations[0]), found.boundaries, **options)
+    return kernel("encode").encode(_rows(x), stages(found.rotations[0]), *_levels(found), **options)
+
+
+def encode_trellis(quantizer: Trellis, x: Array) -> Array:
+    values = quantizer.values.astype(jnp.float32)
+    words = kernel("trellis").encode(_rows(x), values, bits=quantizer.bits, interpret=INTERPRET.get())
+    return words.reshape(*x.shape[:-1], -1)
 
 
 def decode(quantizer: Quantizer, codes: Codes, *, dtype: DTypeLike | None = None) -> Array:
@@ -67,7 +74,8 @@ def decode(quantizer: Quantizer, codes: Codes, *, dtype: DTypeLike | None = None
         norm.reshape(-1),
         _rows(words),
         inverse_stages(found.rotations[0]),
-        found.leaf.values,
+        *_levels(found),
+        dim=quantizer.dim,
         dtype=dtype or jnp.float32,
         interpret=INTERPRET.get(),
     )
@@ -78,10 +86,8 @@ def roundtrip(quantizer: Normalized, x: Array) -> Array:
     found = RotatedScalar.of(quantizer)
     out = kernel("roundtrip").rotor_roundtrip(
         _rows(x),
-        found.rotations[0].coefficients,
-        found.rotations[0].inverted.coefficients,
-        found.boundaries,
-        found.leaf.values,
+        _arrays(found.rotations[0]),
+        *_levels(found),
         symmetric=found.leaf.symmetric,
         norm_dtype=quantizer.dtype,
         interpret=INTERPRET.get(),
@@ -93,23 +99,26 @@ def _rows(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
 
 
-def stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
+def _levels(found: RotatedScalar) -> tuple[Array, Array]:
+    return jnp.asarray(found.leaf.levels), jnp.asarray(found.leaf.step, jnp.float32)
+
+
+def stages(rotation: Any) -> tuple[tuple[str, tuple[Array, ...]], ...]:
     """A rotation as the kernels' stages."""
-    match rotation:
-        case Rotor():
-            return (("rotor", rotation.coefficients),)
-        case Hadamard():
-            return (("hadamard", rotation.signs[None].astype(jnp.float32)),)
-        case Dense():
-            return (("dense", kernel("encode").halves(rotation.matrix)),)
-    return tuple(stage for part in rotation.rotations for stage in stages(part))
+    if isinstance(rotation, Chain):
+        return tuple(stage for part in rotation.rotations for stage in stages(part))
+    return ((type(rotation).__name__.lower(), _arrays(rotation)),)
 
 
-def inverse_stages(rotation: Any) -> tuple[tuple[str, Array], ...]:
+def inverse_stages(rotation: Any) -> tuple[tuple[str, tuple[Array, ...]], ...]:
     """The inverse of a rotation as the kernels' stages."""
+    return tuple((f"{name}_inverse", arrays) for name, arrays in reversed(stages(rotation)))
+
+
+def _arrays(rotation: Rotor | Hadamard | Dense) -> tuple[Array, ...]:
     match rotation:
         case Rotor():
-            return (("rotor", rotation.inverted.coefficients),)
+            return rotation.bivectors, rotation.tail
         case Hadamard():
-            return (("hadamard_inverse", rotation.signs[None].astype(jnp.float32)),)
-    return tuple(stage for part in reversed(rotation.rotations) for stage in inverse_stages(part))
+            return (rotation.signs,)
+    return (rotation.matrix,)

@@ -49,11 +49,6 @@ class RotatedScalar(NamedTuple):
                 return cls.of(part, None if codes is None else codes[0])
         return cls((), quantizer, None, None, codes)
 
-    @property
-    def boundaries(self) -> Array:
-        values = self.leaf.values
-        return (values[1:] + values[:-1]) / 2
-
     def rotated(self, x: Array) -> Array:
         for rotation in self.rotations:
             x = rotation(x)

@@ -159,10 +159,12 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
 
     form = past.key_form
     if form.learned:  # when the first tokens of a sequence become codes
-        begins, start, size = (before == 0) & (after > 0), jnp.full_like(before, past.sinks), past.window + past.unit
+        begins, size = (before == 0) & (after > 0), past.window + past.unit
 
         def learn():
-            mean = past.key_form.learn(as_float32(tokens(start, size)[0]), past.sinks + jnp.arange(size))
+            own = slice(past.sinks, past.sinks + size)  # where the ring has them
+            first = rings[0][:, :, own] if time == 1 else tokens(jnp.full_like(before, past.sinks), size)[0]
+            mean = past.key_form.learn(as_float32(first), past.sinks + jnp.arange(size))
             return jnp.where(begins[:, None, None], mean, past.key_form.mean)
 
         mean = learn() if platforms.on_gpu() else lax.cond(begins.any(), learn, lambda: past.key_form.mean)

@@ -87,8 +87,7 @@ class KeyForm:
     def average(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
         """Mean of rotated keys in the form in which it is subtracted. Keys with NaN or infinity do not count, since it
         outlives them."""
-        finite = jnp.isfinite(keys).all(-1, keepdims=True)
-        return jnp.where(finite, keys, 0).sum(-2) / jnp.maximum(finite.sum(-2), 1)
+        return _average(keys, keys)
 
     def learn(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
         """Learns the mean that a sequence subtracts from all its keys, from its first ones."""
@@ -152,9 +151,8 @@ class SubtractedMean(KeyForm):
     of_mean = True
 
     def learn(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b d"]:
-        finite, mean = jnp.isfinite(keys).all(-1, keepdims=True), self.average(keys, positions)
-        energy = jnp.sum(jnp.where(finite, keys, 0) ** 2, axis=(-2, -1)) / jnp.maximum(finite.sum(-2), 1)[..., 0]
-        share = jnp.sum(mean**2, axis=-1) / jnp.maximum(energy, 1e-30)
+        mean, energy = self.average(keys, positions), _average(keys**2, keys)
+        share = jnp.sum(mean**2, axis=-1) / jnp.maximum(jnp.sum(energy, axis=-1), 1e-30)
         return jnp.where((share > DOMINANT)[..., None], mean, 0)
 
     def encode_form(self, keys: Float[Array, "*b t d"], positions: Int[Array, "*#b t"]) -> Float[Array, "*b t d"]:
@@ -218,6 +216,12 @@ class BeforeRope(TurnedMean):
     ) -> Float[Array, "b h r t"]:
         keys = self.rope.turned_rows(products, first)
         return super().scores(y, jnp.einsum("bhrd,bhdt->bhrt", y, keys, precision=lax.Precision.HIGHEST), first)
+
+
+def _average(x: Float[Array, "*b t d"], keys: Float[Array, "*b t d"]) -> Float[Array, "*b d"]:
+    """Mean of x over the tokens whose keys are finite."""
+    finite = jnp.isfinite(keys).all(-1, keepdims=True)
+    return jnp.where(finite, x, 0).sum(-2) / jnp.maximum(finite.sum(-2), 1)
 
 
 def check_form(form: Any) -> None:

@@ -72,15 +72,6 @@ class Rotor:
         return Rotor(-self.bivectors, -self.tail, dim=self.dim)
 
     @property
-    def coefficients(self) -> Float[Array, "28 lanes"]:
-        """Coefficients of coordinates, lane by lane, where 8 divides d: nine of the low planes, nine of the high ones,
-        and five of each half of the band."""
-        lanes, matrices = self.dim // 8, rotation_matrices(self.bivectors)
-        blocks = matrices[..., : 2 * lanes].reshape(9, 2, lanes).swapaxes(0, 1).reshape(18, lanes)
-        band = _band(matrices[..., 2 * lanes :], planar_matrices(self.tail), 2 * lanes)
-        return jnp.concatenate([blocks, band[:, :lanes], band[:, lanes:]])
-
-    @property
     def groups(self) -> np.ndarray:
         """Coordinates (g, 3) of each rotor, in the order of `bivectors`; the planar rotor has the two that are left."""
         lanes, lane = self.dim // 8, np.arange(self.dim // 8)[:, None]

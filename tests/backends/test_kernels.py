@@ -7,7 +7,6 @@ import pytest
 
 import rqjax
 from pallas_kernels.gpu import launch, mosaic, rows
-from pallas_kernels.gpu.encode import halves
 from rqjax.arrays import packing
 from rqjax.backends import hopper, hopper_calls
 from rqjax.core import Unsupported
@@ -128,6 +127,14 @@ def test_sketch_of_the_residual(method, dtype):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("bits", "dim", "dtype", "n"), some([(3, 64, "bfloat16", 3), (1, 80, "float32", 2)], []))
+def test_trellis_codes_are_those_of_xla(bits, dim, dtype, n):
+    quantizer = rqjax.trellis_coded(dim=dim, bits=bits)
+    x = jax.random.normal(jax.random.key(bits), (n, dim), dtype) / dim**0.5
+    np.testing.assert_array_equal(*both(encode, quantizer, x))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("mode", "rotation", "dtype"), [("mse", "turboquant", "float32"), ("unbiased", "hadamard", "bfloat16")]
 )
@@ -233,12 +240,6 @@ def test_swizzled_memory_is_the_hardwares(columns, itemsize):
     for plane in range(8):
         part = rows.swizzled_byte(row[:, :lanes], column[:, :lanes], (plane * lanes, power), *layout)
         np.testing.assert_array_equal(part, want[:, plane * lanes : (plane + 1) * lanes])
-
-
-def test_the_halves_of_a_matrix_have_sixteen_bits():
-    matrix = jax.random.normal(jax.random.key(7), (64, 64))
-    parts = jax.jit(halves)(matrix).astype(jnp.float32)
-    assert (jnp.abs(parts.sum(0) - matrix) <= 2.0**-16 * jnp.abs(matrix)).all()
 
 
 @pytest.mark.parametrize(

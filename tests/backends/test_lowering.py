@@ -27,7 +27,7 @@ def test_any_number_of_vectors_lowers(name):
     for n in (1, 7, 9, 130, 300):
         function, shapes = OF_VECTORS[name](n=n)
         assert_lowers(function, shapes)
-    heads = [jax.ShapeDtypeStruct((3, *shape.shape), shape.dtype) for shape in shapes]
+    heads = jax.tree.map(lambda shape: jax.ShapeDtypeStruct((3, *shape.shape), shape.dtype), shapes)
     assert_lowers(jax.vmap(function), heads)
 
 

@@ -40,6 +40,7 @@ TESTED = (
     "dense_encode_256_3_float32",
     "eden_encode_128_3_float32",
     "sign_sketch_256_bfloat16",
+    "trellis_encode_128_3_float32",
     "decode_attention 3 and 2 bits",
     "decode_attention 4 bits, pages, a mean that turns",
     "decode_attention heads of 256, 16 query heads",

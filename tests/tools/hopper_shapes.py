@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gpu import decode as decoding, encode as encoding, packing, roundtrip
+from pallas_kernels.gpu import decode as decoding, encode as encoding, packing, roundtrip, trellis
 from pallas_kernels.gpu.decode_attention import decode_attention
 from tests.tools.hopper_attention_shapes import SHAPES
 
@@ -20,6 +20,7 @@ RAGGED = (
     ("rotor_decode_256_3_float16", 130),
     ("rotor_roundtrip_128_3_bfloat16", 300),
     ("sign_sketch_256_bfloat16", 130),
+    ("trellis_encode_128_3_float32", 7),
 )
 """Configurations that are compiled for a number of vectors, too, that is no multiple of 8."""
 
@@ -28,45 +29,47 @@ def _floats(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
 
-def _stage(name: str, dim: int) -> jax.ShapeDtypeStruct:
-    shapes = {"rotor": _floats(28, dim // 8), "dense": _floats(2, dim, dim, dtype="bfloat16")}
-    return shapes.get(name, _floats(1, dim))
+def _stage(name: str, dim: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    if "rotor" in name:
+        return _floats(dim // 3, 3), _floats(int(dim % 3 == 2))
+    return (_floats(dim, dim) if name == "dense" else _floats(dim, dtype="int8"),)
 
 
-def _encode(names: tuple[str, ...], dim: int, bits: int, dtype: str, n: int = N) -> Configuration:
-    def run(x, boundaries, *arrays):
-        return encoding.encode(x, tuple(zip(names, arrays, strict=True)), boundaries, symmetric=True)
-
-    return run, (_floats(n, dim, dtype=dtype), _floats(2**bits - 1), *(_stage(name, dim) for name in names))
+def _levels(bits: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    return _floats(2**bits, dtype="int8" if bits <= 4 else "float32"), _floats()
 
 
-def _encode_scaled(dim: int, bits: int, n: int = N) -> Configuration:
-    def run(x, boundaries, levels, matrix):
-        return encoding.encode(x, (("dense", matrix),), boundaries, symmetric=True, scaled=("mse", levels))
+def _encode(names: tuple[str, ...], dim: int, bits: int, dtype: str, n: int = N, **options: Any) -> Configuration:
+    def run(x, levels, step, *stages):
+        return encoding.encode(x, tuple(zip(names, stages, strict=True)), levels, step, symmetric=True, **options)
 
-    return run, (_floats(n, dim), _floats(2**bits - 1), _floats(2**bits), _stage("dense", dim))
+    return run, (_floats(n, dim, dtype=dtype), *_levels(bits), *(_stage(name, dim) for name in names))
 
 
 def _decode(names: tuple[str, ...], dim: int, bits: int, dtype: str, n: int = N) -> Configuration:
-    def run(norm, words, levels, *arrays):
-        return decoding.decode(norm, words, tuple(zip(names, arrays, strict=True)), levels, dtype=dtype)
+    def run(norm, words, levels, step, *stages):
+        rotation = tuple(zip(names, stages, strict=True))
+        return decoding.decode(norm, words, rotation, levels, step, dim=dim, dtype=dtype)
 
     words = jax.ShapeDtypeStruct((n, packing.words_per_vector(dim, bits)), jnp.uint32)
-    return run, (_floats(n, dtype="bfloat16"), words, _floats(2**bits), *(_stage(name, dim) for name in names))
+    return run, (_floats(n, dtype="bfloat16"), words, *_levels(bits), *(_stage(name, dim) for name in names))
 
 
 def _roundtrip(dim: int, bits: int, dtype: str, n: int = N) -> Configuration:
     run = functools.partial(roundtrip.rotor_roundtrip, symmetric=True)
-    coefficients = _stage("rotor", dim)
-    return run, (_floats(n, dim, dtype=dtype), coefficients, coefficients, _floats(2**bits - 1), _floats(2**bits))
+    return run, (_floats(n, dim, dtype=dtype), _stage("rotor", dim), *_levels(bits))
 
 
 def _sketch(dim: int, dtype: str, n: int = N) -> Configuration:
-    def run(x, minus, matrix):
-        stages = (("dense", matrix),)
-        return encoding.encode(x, stages, jnp.zeros(1), symmetric=False, minus=minus, norm_dtype=jnp.float32)
+    def run(x, minus, levels, step, stage):
+        options = {"symmetric": True, "minus": minus, "norm_dtype": jnp.float32}
+        return encoding.encode(x, (("dense", stage),), levels, step, **options)
 
-    return run, (_floats(n, dim, dtype=dtype), _floats(n, dim), _stage("dense", dim))
+    return run, (_floats(n, dim, dtype=dtype), _floats(n, dim), *_levels(1), _stage("dense", dim))
+
+
+def _trellis(dim: int, bits: int, dtype: str, n: int = N) -> Configuration:
+    return functools.partial(trellis.encode, bits=bits), (_floats(n, dim, dtype=dtype), _floats(256))
 
 
 def attention(name: str, **sizes: int) -> Configuration:
@@ -86,7 +89,7 @@ OF_VECTORS: dict[str, Callable[..., Configuration]] = {
         )
     },
     **{
-        f"rotor_decode_{dim}_{bits}_{dtype}": functools.partial(_decode, ("rotor",), dim, bits, dtype)
+        f"rotor_decode_{dim}_{bits}_{dtype}": functools.partial(_decode, ("rotor_inverse",), dim, bits, dtype)
         for dim, bits, dtype in ((128, 2, "float32"), (128, 4, "bfloat16"), (128, 8, "float32"), (256, 3, "float16"))
     },
     **{
@@ -98,14 +101,16 @@ OF_VECTORS: dict[str, Callable[..., Configuration]] = {
     "hadamard_encode_512_2_float32": functools.partial(_encode, ("hadamard",), 512, 2, "float32"),
     "hadamard_decode_128_3_float32": functools.partial(_decode, ("hadamard_inverse",), 128, 3, "float32"),
     "chain_encode_128_3_float32": functools.partial(_encode, ("rotor", "hadamard"), 128, 3, "float32"),
-    "chain_decode_128_3_float32": functools.partial(_decode, ("hadamard_inverse", "rotor"), 128, 3, "float32"),
+    "chain_decode_128_3_float32": functools.partial(_decode, ("hadamard_inverse", "rotor_inverse"), 128, 3, "float32"),
     **{
         f"dense_encode_{dim}_3_{dtype}": functools.partial(_encode, ("dense",), dim, 3, dtype)
         for dim, dtype in ((128, "float32"), (128, "bfloat16"), (256, "float32"))
     },
-    "eden_encode_128_3_float32": functools.partial(_encode_scaled, 128, 3),
+    "eden_encode_128_3_float32": functools.partial(_encode, ("dense",), 128, 3, "float32", scaled="mse"),
     "sign_sketch_128_float32": functools.partial(_sketch, 128, "float32"),
     "sign_sketch_256_bfloat16": functools.partial(_sketch, 256, "bfloat16"),
+    "trellis_encode_128_3_float32": functools.partial(_trellis, 128, 3, "float32"),
+    "trellis_encode_80_1_bfloat16": functools.partial(_trellis, 80, 1, "bfloat16"),
 }
 """Configurations by name, which take the number of vectors `n`."""
 

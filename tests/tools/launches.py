@@ -121,8 +121,8 @@ def step(name: str, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return run, (cache(name, batch, 16_384), bfloat16(batch, 1, 32, 128), x, x)
 
 
-def encoded(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    quantizer = jax.eval_shape(lambda key: rqjax.METHODS[name](key, 128, 4), jax.random.key(0))
+def encoded(name: str, bits: int = 4) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    quantizer = jax.eval_shape(lambda key: rqjax.METHODS[name](key, 128, bits), jax.random.key(0))
     x = jax.ShapeDtypeStruct((65_536, 128), jnp.float32)
     return lambda x, quantizer: quantizer.encode(x), (x, quantizer)
 
@@ -139,11 +139,13 @@ PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = 
     "append 1 token to 8 sequences, v2_lean": lambda: appended("v2_lean", 8, 1),
     "append 1 token to 8 sequences, eden_3+centered": lambda: appended("eden_3+centered", 8, 1),
     "append 1 token to 8 sequences, turboquant_trellis_3": lambda: appended("turboquant_trellis_3", 8, 1),
+    "append 1 token to 8 sequences, turboquant_trellis_2.5": lambda: appended("turboquant_trellis_2.5", 8, 1),
     "attend to 8 sequences, eden_4": lambda: attended("eden_4", 8),
     "append and attend, 8 sequences, eden_4": lambda: step("eden_4", 8),
     "attend to 8 sequences in plain XLA, nested_e8_3": lambda: attended("nested_e8_3", 8),
     "encode 65,536 vectors, rotorquant": lambda: encoded("rotorquant"),
     "encode 65,536 vectors, eden": lambda: encoded("eden"),
+    "encode 65,536 vectors, trellis of 3 bits": lambda: encoded("turboquant_trellis", 3),
     "search 100,000 vectors for 1,000 queries": searched,
 }
 
