@@ -22,6 +22,31 @@ def static(**kwargs: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
+def derived(compute: Callable[[Any], Any]) -> Any:
+    """A dataclass field that follows from the others: `with_derived` computes it. None stands for one that was not
+    computed. Files leave it out."""
+    return dataclasses.field(default=None, metadata={"derived": compute}, kw_only=True)
+
+
+def is_derived(field: dataclasses.Field) -> bool:
+    return "derived" in field.metadata
+
+
+def with_derived(tree: Any, make: bool = True) -> Any:
+    """Returns a nest with all `derived` fields computed, or None if not `make`."""
+
+    def fields(part: Any) -> list[dataclasses.Field]:
+        return list(filter(is_derived, dataclasses.fields(part))) if dataclasses.is_dataclass(part) else []
+
+    def one(part: Any) -> Any:
+        bare = dataclasses.replace(part, **dict.fromkeys((field.name for field in fields(part)), None))
+        return (
+            dataclasses.replace(bare, **{f.name: f.metadata["derived"](bare) for f in fields(part)}) if make else bare
+        )
+
+    return jax.tree.map(lambda part: one(part) if fields(part) else part, tree, is_leaf=lambda part: bool(fields(part)))
+
+
 def described(tree: Any) -> str:
     """Describes a pytree as `Normalized(Rotated(Rotor(128), Scalar(3 bits)))`: its quantizers and rotations, and
     options that are not the default. One without parts has its bits or its dimension; one without these has its arrays'
