@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gpu.attention_prologue import ROWS, Exact, multiplied, spread
+from pallas_kernels.gpu.attention_prologue import ROWS, Exact, multiplier, spread
 from pallas_kernels.gpu.decode_attention import LOG2E
 from pallas_kernels.gpu.mosaic import LANE
 from pallas_kernels.gpu.registers import THREADS
@@ -68,56 +68,58 @@ def epilogue(
                 numbers = rows.block(ref.at[i], at, column_of, 1, ROWS)[0]
                 yield at + start, there, numbers if there is None else [jnp.where(there, x, other) for x in numbers]
 
+        def read(column, start, count):
+            """Sums of some splits."""
+            place = jnp.minimum(column, columns - 1) + start * columns
+            return rows.block(sums_ref.at[i], place, column_of, count, ROWS, columns)
+
+        # All is read as soon as its place is known, since memory is what one waits for.
         scores = [*parts(largest_ref, NEVER, 0), *parts(exact_largest_ref, NEVER, splits)]
         totals = [*parts(total_ref, 0.0, 0), *parts(exact_total_ref, 0.0, splits)]
+        of_codes, of_output = spread(rows, rounded), spread(rows, dim)
+        rest = splits % SPLITS
+        ahead = [read(column, splits - rest, rest) for column, _ in of_codes if rest]
+        multiply = multiplier(rows, matrix_ref.at[head if matrix.shape[0] > 1 else 0], of_output, rounded)
+
         tops = scores[0][2]
         for _, _, numbers in scores[1:]:
             tops = [jnp.maximum(top, x) for top, x in zip(tops, numbers, strict=True)]
-        tops = rows.over_threads(jnp.maximum, tops, across)
-        own = [None] * ROWS
+        tops, own = rows.over_threads(jnp.maximum, tops, across), []
         if sinks_ref is not None:
             places = [rows.full(head * each + jnp.minimum(first + r, each - 1), jnp.int32) for r in range(ROWS)]
             own = [rows.block(sinks_ref, zero, place)[0][0].astype(jnp.float32) * LOG2E for place in places]
             tops = [jnp.maximum(top, x) for top, x in zip(tops, own, strict=True)]
-        whole = [zero.astype(jnp.float32)] * ROWS
+        whole = [rows.full(0.0)] * ROWS
         for (at, there, numbers), (_, _, of_part) in zip(scores, totals, strict=True):
             factors = [jnp.exp2(x - top) for x, top in zip(numbers, tops, strict=True)]
             rows.poke(weights, at, zero, factors, there)
             whole = [a + x * factor for a, x, factor in zip(whole, of_part, factors, strict=True)]
         whole = rows.over_threads(operator.add, whole, across)
-        if sinks_ref is not None:
-            whole = [x + jnp.exp2(score - top) for x, score, top in zip(whole, own, tops, strict=True)]
+        whole = [x + jnp.exp2(score - top) for x, score, top in zip(whole, own, tops, strict=True)] if own else whole
         inverse = [1.0 / jnp.where(x > 0, x, 1.0) for x in whole]
 
-        for column, there in spread(rows, rounded):
-            place = jnp.minimum(column, columns - 1)
+        def added(found, start, x):
+            """Sums with those of the parts from `start` on added."""
+            w = rows.block(weights, rows.full(start, jnp.int32), zero, len(x), ROWS)
+            for a, b in zip(w, x, strict=True):
+                found = [f + u * v for f, u, v in zip(found, a, b, strict=True)]
+            return found
 
-            def some(start, count, found, place=place):
-                w = rows.block(weights, rows.full(start, jnp.int32), zero, count, ROWS)
-                x = rows.block(sums_ref.at[i], place + start * columns, column_of, count, ROWS, columns)
-                for a, b in zip(w, x, strict=True):
-                    found = [f + u * v for f, u, v in zip(found, a, b, strict=True)]
-                return found
-
-            found = [zero.astype(jnp.float32)] * ROWS
+        for k, (column, there) in enumerate(of_codes):
+            found = added([rows.full(0.0)] * ROWS, splits - rest, ahead[k]) if rest else [rows.full(0.0)] * ROWS
             if splits >= SPLITS:
-                found = lax.fori_loop(0, splits // SPLITS, lambda k, f, some=some: some(SPLITS * k, SPLITS, f), found)
-            if splits % SPLITS:
-                found = some(splits - splits % SPLITS, splits % SPLITS, found)
+                add = lambda j, found, c=column: added(found, SPLITS * j, read(c, SPLITS * j, SPLITS))  # noqa: E731
+                found = lax.fori_loop(0, splits // SPLITS, add, found)
             for r, x in enumerate(found):
                 x = jnp.where(column < columns, x, 0.0) if rounded > columns else x
                 rows.poke(y, rows.full(r, jnp.int32), column, [x], there)
         rows.synchronize()
-        of_head = matrix_ref.at[head if matrix.shape[0] > 1 else 0]
-        for column, there in spread(rows, dim):
-            found = multiplied(rows, y, of_head, column, rounded)
+        for (column, there), found in zip(of_output, multiply(y), strict=True):
             for block in range(blocks):
-                w = rows.block(weights, rows.full(splits + block, jnp.int32), zero, 1, ROWS)[0]
                 x = rows.block(exact_ref.at[i], rows.full(block * exact.sums.shape[2] + first, jnp.int32), column, ROWS)
-                found = [f + u * v for f, u, (v,) in zip(found, w, x, strict=True)]
+                found = added(found, splits + block, [[v for (v,) in x]])
             for r, (x, factor) in enumerate(zip(found, inverse, strict=True)):
-                row = jnp.minimum(first + r, each - 1)
-                mine = rows.full(first + r, jnp.int32) < each
+                row, mine = jnp.minimum(first + r, each - 1), rows.full(first + r, jnp.int32) < each
                 mine = mine if there is None else mine & there
                 rows.poke(out_ref.at[i, pl.ds(row, 1)], zero, column, [(x * factor).astype(dtype)], mine)
 
