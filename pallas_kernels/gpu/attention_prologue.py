@@ -77,7 +77,7 @@ def prologue(
       keys, values: (batch, heads, slots, d) in a float dtype.
       lengths, held: int32 (batch,) of the cache, with the new token.
       matrix: float32 (1 or heads, d, columns), by which queries are multiplied from the right.
-      group_sums: float32 (1 or heads, groups, d): vectors whose products with queries the kernel takes beside the limbs.
+      group_sums: float32 (1 or heads, groups, d), whose products with queries are the sums of groups of columns.
       scale: float32 (1,), of all scores.
       mean: float32 (batch, heads, d), whose products with queries are added to scores of codes.
       window: what is static of the tokens in full precision.

@@ -28,23 +28,21 @@ def derived(compute: Callable[[Any], Any]) -> Any:
     return dataclasses.field(default=None, metadata={"derived": compute}, kw_only=True)
 
 
-def is_derived(field: dataclasses.Field) -> bool:
-    return "derived" in field.metadata
+def derived_fields(part: Any) -> list[dataclasses.Field]:
+    """The `derived` fields of a dataclass; none of anything else."""
+    return [f for f in dataclasses.fields(part) if "derived" in f.metadata] if dataclasses.is_dataclass(part) else []
 
 
-def with_derived(tree: Any, make: bool = True) -> Any:
-    """Returns a nest with all `derived` fields computed, or None if not `make`."""
+def without_derived(part: Any) -> Any:
+    """Returns a dataclass with None for its derived fields, anything else as it is."""
+    names = [field.name for field in derived_fields(part)]
+    return dataclasses.replace(part, **dict.fromkeys(names)) if names else part
 
-    def fields(part: Any) -> list[dataclasses.Field]:
-        return list(filter(is_derived, dataclasses.fields(part))) if dataclasses.is_dataclass(part) else []
 
-    def one(part: Any) -> Any:
-        bare = dataclasses.replace(part, **dict.fromkeys((field.name for field in fields(part)), None))
-        return (
-            dataclasses.replace(bare, **{f.name: f.metadata["derived"](bare) for f in fields(part)}) if make else bare
-        )
-
-    return jax.tree.map(lambda part: one(part) if fields(part) else part, tree, is_leaf=lambda part: bool(fields(part)))
+def with_derived(part: Any) -> Any:
+    """Returns a dataclass with its derived fields computed, anything else as it is."""
+    bare, fields = without_derived(part), derived_fields(part)
+    return dataclasses.replace(bare, **{f.name: f.metadata["derived"](bare) for f in fields}) if fields else part
 
 
 def described(tree: Any) -> str:

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import functools
 import gzip
 import hashlib
 import json
@@ -23,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from rqjax.core.checks import as_array
-from rqjax.core.pytree import CLASSES, is_derived, with_derived
+from rqjax.core.pytree import CLASSES, derived_fields, with_derived, without_derived
 from rqjax.core.registry import unknown_name
 
 FORMAT = "rqjax-tree-3"
@@ -63,7 +64,7 @@ def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = Fa
     metadata, arrays = _read(path, mapped)
     fields, arrays = _Parts(path, json.loads(metadata.get("fields", "{}"))), _Parts(path, arrays)
     if like is None:
-        return with_derived(_build("", fields, arrays, np.asanyarray if mapped else jnp.asarray)), metadata
+        return _build("", fields, arrays, np.asanyarray if mapped else jnp.asarray), metadata
     expected = _fields(like)
     for name in [*expected, *fields]:
         wanted, got = expected.get(name), fields.get(name)
@@ -74,7 +75,9 @@ def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = Fa
         name = jax.tree_util.keystr(place)
         return _restored(arrays[name], fields[name]) if _is_array(leaf) else leaf
 
-    return with_derived(jax.tree_util.tree_map_with_path(read, with_derived(like, make=False))), metadata
+    over = functools.partial(jax.tree.map, is_leaf=lambda part: bool(derived_fields(part)))
+    found = jax.tree_util.tree_map_with_path(read, over(without_derived, like))
+    return over(with_derived, found), metadata
 
 
 @contextlib.contextmanager
@@ -215,9 +218,10 @@ def _build(
         raise unknown_name("part", text, CLASSES)
     tree = object.__new__(CLASSES[text])
     for field in dataclasses.fields(tree):
-        part = None if is_derived(field) else _build(f"{name}.{field.name}", fields, arrays, made)
+        own = field not in derived_fields(tree)
+        part = _build(f"{name}.{field.name}", fields, arrays, made) if own else None
         object.__setattr__(tree, field.name, part)
-    return tree
+    return with_derived(tree)
 
 
 def _walk(tree: PyTree, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -225,7 +229,7 @@ def _walk(tree: PyTree, name: str = "") -> Iterator[tuple[str, Any]]:
     yield name, tree
     if dataclasses.is_dataclass(tree):
         for field in dataclasses.fields(tree):
-            if not is_derived(field):
+            if field not in derived_fields(tree):
                 yield from _walk(getattr(tree, field.name), f"{name}.{field.name}")
     elif hasattr(tree, "_fields"):
         for field in tree._fields:
