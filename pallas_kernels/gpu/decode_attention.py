@@ -179,7 +179,6 @@ def call(plan, queries, keys, values, levels, pages=None, by_token=None):
     rows, interpret = plan.rows, plan.interpret
     limbs, columns, start, stop = queries
     key_table, value_table = levels
-    pages = None if pages is None else jnp.maximum(pages, 0).astype(jnp.int32)
     operands = _Operands(_flat(keys), _flat(values), by_token)
     leaves, tree = jax.tree.flatten(operands)
     tables = [] if pages is None else [pages]
@@ -217,7 +216,8 @@ def call(plan, queries, keys, values, levels, pages=None, by_token=None):
 
         def at_page(i, token):
             heads = limbs.shape[0] // len(pages)
-            return pages_ref[0][lax.div(n, heads), first + i] * heads + lax.rem(n, heads), 0, 0
+            page = jnp.maximum(pages_ref[0][lax.div(n, heads), first + i], 0)
+            return page * heads + lax.rem(n, heads), 0, 0
 
         def spec(x, token, *, coded=False, paged=bool(tables)):
             shape = [1, *x.shape[1:]]

@@ -51,7 +51,7 @@ class CodedAttention(NamedTuple):
         self,
         name: str,
         cache: KVCache,
-        q: Array,
+        q: Any,
         mask: Any,
         new: Any,
         *,

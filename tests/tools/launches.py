@@ -6,6 +6,7 @@ Counts are of the optimized HLO. A loop whose trips the compiler knows waits for
 of any other loop, and of each condition, unless it is within a command buffer.
 """
 
+import functools
 import json
 import re
 import sys
@@ -98,9 +99,9 @@ def bfloat16(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
 
-def cache(name: str, batch: int, max_len: int) -> Any:
+def cache(name: str, batch: int, max_len: int, pages: int | None = None) -> Any:
     """Returns the shapes of a cache of 8 heads of 128."""
-    make = lambda key: rqjax.strategy(name, key, 128).cache(batch, 8, max_len)  # noqa: E731
+    make = lambda key: rqjax.strategy(name, key, 128).cache(batch, 8, max_len, pages=pages)  # noqa: E731
     return jax.eval_shape(make, jax.random.key(0))
 
 
@@ -109,8 +110,11 @@ def appended(name: str, batch: int, time: int) -> tuple[Callable[..., Any], tupl
     return rqjax.append, (cache(name, batch, 16_384), x, x)
 
 
-def attended(name: str, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    return rqjax.attend, (cache(name, batch, 16_384), bfloat16(batch, 1, 32, 128))
+def attended(
+    name: str, batch: int, pages: int | None = None, **options: Any
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    run = functools.partial(rqjax.attend, **options)
+    return run, (cache(name, batch, 16_384, pages), bfloat16(batch, 1, 32, 128))
 
 
 def step(name: str, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -140,6 +144,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = 
     "append 1 token to 8 sequences, eden_3+centered": lambda: appended("eden_3+centered", 8, 1),
     "append 1 token to 8 sequences, turboquant_trellis_3": lambda: appended("turboquant_trellis_3", 8, 1),
     "attend to 8 sequences, eden_4": lambda: attended("eden_4", 8),
+    "attend to 8 sequences in pages, eden_3+centered": lambda: attended("eden_3+centered", 8, pages=1024, softcap=30.0),
     "append and attend, 8 sequences, eden_4": lambda: step("eden_4", 8),
     "attend to 8 sequences in plain XLA, nested_e8_3": lambda: attended("nested_e8_3", 8),
     "encode 65,536 vectors, rotorquant": lambda: encoded("rotorquant"),
