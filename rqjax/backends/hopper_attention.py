@@ -11,6 +11,7 @@ from pallas_kernels.packed import Packed
 from rqjax.backends import coded_attention, hopper_columns, nests
 from rqjax.backends.hopper_calls import INTERPRET, kernel
 from rqjax.backends.hopper_columns import TransformCode
+from rqjax.cache import attention
 from rqjax.cache.key_forms import TurnedMean
 from rqjax.cache.kv import KVCache
 from rqjax.codebooks.trellis_tables import Companded
