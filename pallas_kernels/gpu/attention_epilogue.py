@@ -19,8 +19,8 @@ from pallas_kernels.gpu.registers import THREADS
 from pallas_kernels.gpu.rows import Rows
 from pallas_kernels.packed import NEVER
 
-SPLITS = 8
-"""Splits whose sums are on their way to a thread at once."""
+PARTS = 8
+"""Splits, or blocks of tokens in full precision, whose sums are on their way to a thread at once."""
 
 
 def epilogue(
@@ -68,18 +68,43 @@ def epilogue(
                 numbers = rows.block(ref.at[i], at, column_of, 1, ROWS)[0]
                 yield at + start, there, numbers if there is None else [jnp.where(there, x, other) for x in numbers]
 
-        def read(column, start, count):
-            """Sums of some splits."""
-            place = jnp.minimum(column, columns - 1) + start * columns
-            return rows.block(sums_ref.at[i], place, column_of, count, ROWS, columns)
+        def added(found, start, x):
+            """Sums with those of the parts from `start` on added."""
+            w = rows.block(weights, rows.full(start, jnp.int32), zero, len(x), ROWS)
+            for a, b in zip(w, x, strict=True):
+                found = [f + u * v for f, u, v in zip(found, a, b, strict=True)]
+            return found
+
+        def begun(read, parts, start):
+            """Begins to read sums of some parts, and returns what adds them all; `start` is the first one's weight."""
+            rest = parts % PARTS
+            ahead = read(parts - rest, rest) if rest else []
+
+            def add(found):
+                found = added(found, start + parts - rest, ahead) if rest else found
+                some = lambda j, found: added(found, start + PARTS * j, read(PARTS * j, PARTS))  # noqa: E731
+                return lax.fori_loop(0, parts // PARTS, some, found) if parts >= PARTS else found
+
+            return add
+
+        def of_splits(column):
+            place = jnp.minimum(column, columns - 1)
+            return lambda k, count: rows.block(sums_ref.at[i], place + k * columns, column_of, count, ROWS, columns)
+
+        def of_blocks(column):
+            def read(k, count):
+                places = [column_of + (k + j) * exact.sums.shape[2] for j in range(count)]
+                return [[x for (x,) in rows.block(exact_ref.at[i], place, column, ROWS)] for place in places]
+
+            return read
 
         # All is read as soon as its place is known, since memory is what one waits for.
         scores = [*parts(largest_ref, NEVER, 0), *parts(exact_largest_ref, NEVER, splits)]
         totals = [*parts(total_ref, 0.0, 0), *parts(exact_total_ref, 0.0, splits)]
         of_codes, of_output = spread(rows, rounded), spread(rows, dim)
-        rest = splits % SPLITS
-        ahead = [read(column, splits - rest, rest) for column, _ in of_codes if rest]
+        adding = [begun(of_splits(column), splits, 0) for column, _ in of_codes]
         multiply = multiplier(rows, matrix_ref.at[head if matrix.shape[0] > 1 else 0], of_output, rounded)
+        adding_exact = [begun(of_blocks(column), blocks, splits) for column, _ in of_output]
 
         tops = scores[0][2]
         for _, _, numbers in scores[1:]:
@@ -98,27 +123,13 @@ def epilogue(
         whole = [x + jnp.exp2(score - top) for x, score, top in zip(whole, own, tops, strict=True)] if own else whole
         inverse = [1.0 / jnp.where(x > 0, x, 1.0) for x in whole]
 
-        def added(found, start, x):
-            """Sums with those of the parts from `start` on added."""
-            w = rows.block(weights, rows.full(start, jnp.int32), zero, len(x), ROWS)
-            for a, b in zip(w, x, strict=True):
-                found = [f + u * v for f, u, v in zip(found, a, b, strict=True)]
-            return found
-
-        for k, (column, there) in enumerate(of_codes):
-            found = added([rows.full(0.0)] * ROWS, splits - rest, ahead[k]) if rest else [rows.full(0.0)] * ROWS
-            if splits >= SPLITS:
-                add = lambda j, found, c=column: added(found, SPLITS * j, read(c, SPLITS * j, SPLITS))  # noqa: E731
-                found = lax.fori_loop(0, splits // SPLITS, add, found)
-            for r, x in enumerate(found):
+        for (column, there), add in zip(of_codes, adding, strict=True):
+            for r, x in enumerate(add([rows.full(0.0)] * ROWS)):
                 x = jnp.where(column < columns, x, 0.0) if rounded > columns else x
                 rows.poke(y, rows.full(r, jnp.int32), column, [x], there)
         rows.synchronize()
-        for (column, there), found in zip(of_output, multiply(y), strict=True):
-            for block in range(blocks):
-                x = rows.block(exact_ref.at[i], rows.full(block * exact.sums.shape[2] + first, jnp.int32), column, ROWS)
-                found = added(found, splits + block, [[v for (v,) in x]])
-            for r, (x, factor) in enumerate(zip(found, inverse, strict=True)):
+        for (column, there), add, found in zip(of_output, adding_exact, multiply(y), strict=True):
+            for r, (x, factor) in enumerate(zip(add(found), inverse, strict=True)):
                 row, mine = jnp.minimum(first + r, each - 1), rows.full(first + r, jnp.int32) < each
                 mine = mine if there is None else mine & there
                 rows.poke(out_ref.at[i, pl.ds(row, 1)], zero, column, [(x * factor).astype(dtype)], mine)
