@@ -10,6 +10,7 @@ from pallas_kernels.gpu import decode_attention
 from pallas_kernels.gpu.attention_epilogue import epilogue
 from pallas_kernels.gpu.attention_prologue import STEP, Window, prologue
 from pallas_kernels.gpu.columns import Columns
+from pallas_kernels.gpu.softmax_block import MAX_ROWS
 from pallas_kernels.packed import Packed
 
 
@@ -21,10 +22,17 @@ class Constants(NamedTuple):
     """float32 (heads, d, columns), by which queries are multiplied from the right."""
     groups: jax.Array
     """float32 (heads, groups, d), whose products with queries are the sums of groups of columns."""
-    values: jax.Array
-    """float32 (heads, columns, d) with zeros in rows up to a multiple of `STEP`, by which sums are multiplied."""
-    tables: tuple[jax.Array, jax.Array]
-    """Levels of keys and of values as the decode attention kernel reads them."""
+    values: tuple[jax.Array, ...]
+    """For each of `_forms` float32 (heads, columns, d) with zeros in rows up to a multiple of `STEP`, by which sums are
+    multiplied."""
+    tables: tuple[tuple[jax.Array, jax.Array], ...]
+    """For each of `_forms` the levels of keys and of values as the decode attention kernel reads them."""
+
+
+def _forms(keys: Packed, values: Packed, dim: int) -> list[tuple[Any, Any]]:
+    """Forms in which the decode attention kernel takes keys and values, for any number of queries a head."""
+    plans = (decode_attention.planned(keys, values, n + 1, tables=None, dim=dim) for n in range(MAX_ROWS))
+    return list(dict.fromkeys((plan.keys, plan.values) for plan in plans))
 
 
 def constants(
@@ -37,16 +45,20 @@ def constants(
       multiplied: the unit vectors as queries of `decode_attention`, (1, 1 or heads, d, columns).
       restored: called with its sums of values (1, 1, rows, columns): returns sums of vectors (1, 1 or heads, rows, d).
     """
-    plan = decode_attention.planned(keys, values, 1, tables=None, dim=multiplied.shape[2])
-    columns = multiplied[0]
-    if isinstance(plan.keys, Columns):
+    forms = _forms(keys, values, multiplied.shape[2])
+    columns, of_keys = multiplied[0], forms[0][0]
+    if isinstance(of_keys, Columns):
         columns, groups = columns[..., :-1], columns[..., -1:]
     else:
-        groups = columns.reshape(*columns.shape[:2], plan.keys.groups, -1).sum(-1)
-    eye = jnp.eye(plan.dim + isinstance(plan.values, Columns))
-    back = restored(jnp.swapaxes(plan.values.in_order(eye[None]), 1, 2)[None])[0]
-    back = jnp.pad(back, [(0, 0), (0, -back.shape[1] % STEP), (0, 0)])
-    return Constants(columns, jnp.swapaxes(groups, 1, 2), back, plan.tables(keys, values))
+        groups = columns.reshape(*columns.shape[:2], of_keys.groups, -1).sum(-1)
+
+    def back(side: Any) -> jax.Array:
+        eye = jnp.eye(side.dim + 1 if isinstance(side, Columns) else multiplied.shape[2])
+        found = restored(jnp.swapaxes(side.in_order(eye[None]), 1, 2)[None])[0]
+        return jnp.pad(found, [(0, 0), (0, -found.shape[1] % STEP), (0, 0)])
+
+    tables = tuple((of_keys.table(keys.levels), side.table(values.levels)) for of_keys, side in forms)
+    return Constants(columns, jnp.swapaxes(groups, 1, 2), tuple(back(side) for _, side in forms), tables)
 
 
 def attend(
@@ -108,5 +120,6 @@ def attend(
         softcap=plan.softcap,
         interpret=interpret,
     )
-    of_codes = decode_attention.call(plan, queries, keys, values, made.tables, tables)
-    return epilogue(*of_codes, of_exact, made.values, sinks, shape=q.shape, dtype=q.dtype, interpret=interpret)
+    form = _forms(keys, values, q.shape[3]).index((plan.keys, plan.values))
+    of_codes = decode_attention.call(plan, queries, keys, values, made.tables[form], tables)
+    return epilogue(*of_codes, of_exact, made.values[form], sinks, shape=q.shape, dtype=q.dtype, interpret=interpret)

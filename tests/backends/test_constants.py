@@ -69,7 +69,9 @@ def test_they_lie_with_their_heads():
         cache = jax.eval_shape(make, jax.random.split(jax.random.key(0), 4))
     specs = heads.specs(cache, "x").constants
     assert (specs.queries, specs.groups) == (PartitionSpec("x"),) * 2
-    assert (specs.values, specs.tables) == (PartitionSpec(), (PartitionSpec(),) * 2)
+    assert {*jax.tree.leaves((specs.values, specs.tables), is_leaf=lambda x: isinstance(x, PartitionSpec))} == {
+        PartitionSpec()
+    }
 
 
 def test_gradients_pass_them_by():
