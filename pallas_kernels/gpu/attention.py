@@ -23,10 +23,10 @@ class Constants(NamedTuple):
     groups: jax.Array
     """float32 (heads, groups, d), whose products with queries are the sums of groups of columns."""
     values: tuple[jax.Array, ...]
-    """For each of `_forms` float32 (heads, columns, d) with zeros in rows up to a multiple of `STEP`, by which sums are
-    multiplied."""
+    """Matrices by which sums are multiplied, one for each of `_forms`: float32 (heads, columns, d). Rows of zeros fill
+    them up to a multiple of `STEP`."""
     tables: tuple[tuple[jax.Array, jax.Array], ...]
-    """For each of `_forms` the levels of keys and of values as the decode attention kernel reads them."""
+    """Levels of keys and of values as the decode attention kernel reads them, for each of `_forms`."""
 
 
 def _forms(keys: Packed, values: Packed, dim: int) -> list[tuple[Any, Any]]:
