@@ -68,30 +68,21 @@ def decode_attention(
       (batch, heads, rows, columns + 1), as for y.
     """
     batch, heads, rows, _ = y.shape
-    blocks = keys.scales.shape[3] // BLOCK if tables is None else tables.shape[1]
-    splits = max(1, min(blocks // 8, -(-3 * 132 // (batch * heads)))) if splits is None else splits
-    padded = -(-rows // 8) * 8
+    dim = y.shape[3] - isinstance(keys.levels, Lookup) if dim is None else dim
+    plan = planned(keys, values, rows, tables=tables, dim=dim, softcap=softcap, splits=splits, interpret=interpret)
     shift = jnp.zeros((batch, heads, rows, 1)) if shift is None else shift
-    y, shift = (jnp.pad(x * LOG2E, [(0, 0), (0, 0), (0, padded - rows), (0, 0)]) for x in (y, shift))
-    y, shift = (x.reshape(-1, padded, x.shape[3]) for x in (y, shift))
+    y, shift = (jnp.pad(x * LOG2E, [(0, 0), (0, 0), (0, plan.rows - rows), (0, 0)]) for x in (y, shift))
+    y, shift = (x.reshape(-1, plan.rows, x.shape[3]) for x in (y, shift))
     by_token, shift = (jnp.swapaxes(shift, 1, 2), jnp.zeros_like(shift)) if shift.shape[2] > 1 else (None, shift)
     start, stop = (jnp.repeat(bound.astype(jnp.int32), heads) for bound in (start, stop))
-
-    key_side = _side(keys, keys.scales.shape[3], UNIT, y.shape[2])
-    if isinstance(key_side, Columns):
+    if isinstance(plan.keys, Columns):
         y, groups = y[..., :-1], y[..., -1:]
     else:
-        groups = y.reshape(*y.shape[:2], key_side.groups, -1).sum(-1)
-    dim = y.shape[2] if dim is None else dim
-    sides = key_side, _side(values, dim, dim, dim)
-    dim = sides[1].dim if isinstance(sides[1], Columns) else dim
-    plan = _Plan(dim, padded, splits, None if softcap is None else softcap * LOG2E, *sides, interpret)
+        groups = y.reshape(*y.shape[:2], plan.keys.groups, -1).sum(-1)
     whole, unit = limbs(y)
     columns = jnp.stack([unit * plan.keys.unit, shift[..., 0], *jnp.moveaxis(groups, -1, 0)], axis=1)
-    levels = [side.table(codes.levels) for codes, side in zip((keys, values), sides, strict=True)]
-    pages = None if tables is None else jnp.maximum(tables, 0).astype(jnp.int32)
-    operands = _Operands(_flat(keys), _flat(values), by_token)
-    sums, largest, total = _call(plan, whole, columns, start, stop, pages, *levels, operands)
+    queries = Queries(whole, columns, start, stop)
+    sums, largest, total = call(plan, queries, keys, values, plan.tables(keys, values), tables, by_token)
 
     weight = jnp.exp2(largest - largest.max(1, keepdims=True))
     total, sums = (total * weight).sum(1), (sums * weight[:, :, None]).sum(1)
@@ -99,7 +90,20 @@ def decode_attention(
     return Sums(*(part.reshape(batch, heads, *part.shape[1:])[:, :, :rows] for part in parts))
 
 
-class _Plan(NamedTuple):
+class Queries(NamedTuple):
+    """Queries as the kernel takes them, n = batch heads."""
+
+    limbs: jax.Array
+    """int8 (n, 2 rows, d), see `packed.limbs`, of queries times log2 e."""
+    columns: jax.Array
+    """float32 (n, 2 + groups, rows): the unit of the limbs, what is added to scores, and the sums of groups."""
+    start: jax.Array
+    """int32 (n,)."""
+    stop: jax.Array
+    """int32 (n,)."""
+
+
+class Plan(NamedTuple):
     dim: int
     """Dimension of the values."""
     rows: int
@@ -108,6 +112,10 @@ class _Plan(NamedTuple):
     keys: Side | Stream | Columns
     values: Side | Stream | Columns
     interpret: Any
+
+    def tables(self, keys: Packed, values: Packed) -> tuple[jax.Array, jax.Array]:
+        """Levels of keys and of values as the kernel reads them."""
+        return self.keys.table(keys.levels), self.values.table(values.levels)
 
 
 class _Arrays(NamedTuple):
@@ -125,6 +133,26 @@ class _Operands(NamedTuple):
     values: _Arrays
     shift: Any
     """(n, T, rows), if it differs from token to token."""
+
+
+def planned(
+    keys: Packed,
+    values: Packed,
+    rows: int,
+    *,
+    tables: jax.Array | None,
+    dim: int,
+    softcap: float | None = None,
+    splits: int | None = None,
+    interpret: Any = False,
+) -> Plan:
+    """Returns what is static of a call with so many queries a head; arguments are those of `decode_attention`."""
+    (rooms, heads), tokens = keys.scales.shape[:2], keys.scales.shape[3]
+    batch, blocks = (rooms, tokens // BLOCK) if tables is None else tables.shape
+    splits = max(1, min(blocks // 8, -(-3 * 132 // (batch * heads)))) if splits is None else splits
+    sides = _side(keys, tokens, UNIT, dim), _side(values, dim, dim, dim)
+    dim = sides[1].dim if isinstance(sides[1], Columns) else dim
+    return Plan(dim, -(-rows // 8) * 8, splits, None if softcap is None else softcap * LOG2E, *sides, interpret)
 
 
 def _side(codes: Packed, rows: int, period: int, dim: int) -> Side | Stream | Columns:
@@ -146,9 +174,12 @@ def _flat(codes: Packed) -> _Arrays:
     return _Arrays(sections, flat(codes.scales), flat(codes.biases))
 
 
-def _call(plan, limbs, columns, start, stop, pages, key_table, value_table, operands):
+def call(plan, queries, keys, values, levels, pages=None, by_token=None):
     """The kernel. Its sums (n, splits, d, rows), largest scores and totals (n, splits, rows) are in base 2."""
     rows, interpret = plan.rows, plan.interpret
+    limbs, columns, start, stop = queries
+    key_table, value_table = levels
+    operands = _Operands(_flat(keys), _flat(values), by_token)
     leaves, tree = jax.tree.flatten(operands)
     tables = [] if pages is None else [pages]
 
@@ -185,7 +216,8 @@ def _call(plan, limbs, columns, start, stop, pages, key_table, value_table, oper
 
         def at_page(i, token):
             heads = limbs.shape[0] // len(pages)
-            return pages_ref[0][lax.div(n, heads), first + i] * heads + lax.rem(n, heads), 0, 0
+            page = jnp.maximum(pages_ref[0][lax.div(n, heads), first + i], 0)
+            return page * heads + lax.rem(n, heads), 0, 0
 
         def spec(x, token, *, coded=False, paged=bool(tables)):
             shape = [1, *x.shape[1:]]

@@ -7,6 +7,7 @@ own place in memory. That is written in Mosaic's operations, beside its plain fo
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.gpu.registers import THREADS, array, constant, swizzle_width, threads
 
 PER_THREAD = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
+Combine: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Rows(NamedTuple):
@@ -132,6 +134,57 @@ class Rows(NamedTuple):
         for first in range(0, count, THREADS):
             column = jnp.minimum(self.thread + first, count - 1)
             self.poke(ref, self.part * 0, column, [values(column)])
+
+    def block(
+        self, ref: Any, row: jax.Array, column: jax.Array, rows: int = 1, width: int = 1, step: int = 1
+    ) -> list[list[jax.Array]]:
+        """Reads the numbers ref[row + step (0 ... rows - 1), column + (0 ... width - 1)] of each thread.
+
+        The ref, in any memory, is not swizzled; it may be a slice of the first axes of an array. Numbers of a row are
+        read 16 bytes at a time, so that `column` and `width` have to be multiples of as many, or the width smaller.
+        """
+        if self.interpret:
+            down, across = step * jnp.arange(rows)[:, None], jnp.arange(width)
+            found = ref[...][row[:, None, None] + down, column[:, None, None] + across]
+            return [[found[:, i, j] for j in range(width)] for i in range(rows)]
+        each, stride = min(width, 16 // ref.dtype.itemsize), ref.shape[-1]
+        number = plgpu.ShapeDtypeStruct((THREADS,), ref.dtype, PER_THREAD)
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(()), PER_THREAD), return_type=(number,) * (rows * width))
+        def go(_, ref, place):
+            element, found = ir.MemRefType(ref.type).element_type, []
+            base = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(ref), [_element(place)], element)
+            for i in range(rows):
+                for j in range(0, width, each):
+                    at = mgpu.utils.getelementptr(base, [step * i * stride + j], element)
+                    words = llvm.load(_vector(ref, each), at)
+                    found += [_number(vector.extract(words, [], [k]), number.dtype) for k in range(each)]
+            return tuple(found)
+
+        found = list(go(ref, row * stride + column))
+        return [found[width * i : width * (i + 1)] for i in range(rows)]
+
+    def over_lanes(self, combine: Combine, x: jax.Array, count: int = 32) -> jax.Array:
+        """Combines the numbers of every `count` neighboring threads, a power of two up to a warp's 32."""
+        if self.interpret:
+            folded = functools.reduce(combine, [x.reshape(-1, count)[:, k] for k in range(count)])
+            return jnp.repeat(folded, count)
+        number = plgpu.ShapeDtypeStruct((THREADS,), x.dtype, PER_THREAD)
+        for k in range(count.bit_length() - 1):
+            swap = lambda _, x, k=k: _number(mgpu.utils.shfl_bfly(_element(x), 1 << k), number.dtype)  # noqa: E731
+            x = combine(x, plgpu.inline_mgpu(arg_types=(PER_THREAD,), return_type=number)(swap)(x))
+        return x
+
+    def over_threads(self, combine: Combine, values: list[jax.Array], memory: Any) -> list[jax.Array]:
+        """Combines each of some numbers over all threads; `memory` is shared memory (warps, as many float32)."""
+        values = [self.over_lanes(combine, x) for x in values]
+        self.synchronize()
+        for k, x in enumerate(values):
+            self.poke(memory, self.thread >> 5, self.full(k, jnp.int32), [x], (self.thread & 31) == 0)
+        self.synchronize()
+        zero = self.full(0, jnp.int32)
+        by_warp = self.block(memory, zero, zero, THREADS // 32, len(values))
+        return [functools.reduce(combine, column) for column in zip(*by_warp, strict=True)]
 
     def synchronize(self) -> None:
         """Waits for all threads: values that one poked before, others may peek after."""

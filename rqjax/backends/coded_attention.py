@@ -43,15 +43,15 @@ class CodedAttention(NamedTuple):
 
     def entry(self, implementation: str) -> Entry:
         """Entry of the kernel in the table of a device."""
-        limits = functools.partial(self._reason, implementation)
+        limits = functools.partial(self.reason, implementation)
         call = functools.partial(attention.attend_with, kernel=self.past)
         return Entry(attention.attend, (KVCache,), limits, call, rows=False)
 
-    def _reason(
+    def reason(
         self,
         name: str,
         cache: KVCache,
-        q: Array,
+        q: Any,
         mask: Any,
         new: Any,
         *,
@@ -71,7 +71,7 @@ class CodedAttention(NamedTuple):
     def past(self, cache: KVCache, queries: Queries) -> Sums:
         """The sums over the tokens in codes, by the kernel."""
         largest, total, sums = self.kernel(
-            nests.by_head(self._as_multiplied, cache.key_quantizer, queries.y),
+            nests.by_head(self.as_multiplied, cache.key_quantizer, queries.y),
             self.packed(cache.key_quantizer, cache.keys),
             self.packed(cache.value_quantizer, cache.values),
             *nests.bounds(cache, queries),
@@ -80,12 +80,12 @@ class CodedAttention(NamedTuple):
             dim=queries.y.shape[-1],
             softcap=queries.softcap,
         )
-        return Sums(largest, total, nests.by_head(self._restored, cache.value_quantizer, sums))
+        return Sums(largest, total, nests.by_head(self.as_restored, cache.value_quantizer, sums))
 
-    def _as_multiplied(self, quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Float[Array, "b h r n"]:
+    def as_multiplied(self, quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Float[Array, "b h r n"]:
         found = nests.RotatedScalar.of(quantizer)
         return self.multiplied(found.leaf, found.rotated(y))
 
-    def _restored(self, quantizer: Quantizer, sums: Float[Array, "b h r n"]) -> Float[Array, "b h r d"]:
+    def as_restored(self, quantizer: Quantizer, sums: Float[Array, "b h r n"]) -> Float[Array, "b h r d"]:
         found = nests.RotatedScalar.of(quantizer)
         return found.rotated_back(self.restored(found.leaf, sums))

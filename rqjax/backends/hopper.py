@@ -3,6 +3,7 @@
 A kernel gives the results of plain JAX, except for values within rounding of a boundary between two levels.
 """
 
+import functools
 import importlib.util
 import math
 import time
@@ -13,10 +14,11 @@ import jax
 from jaxtyping import Array, Shaped
 
 from rqjax.arrays import norms
-from rqjax.backends import finders, hopper_calls
+from rqjax.backends import finders, hopper_attention, hopper_calls
 from rqjax.backends.finders import Entry
 from rqjax.backends.hopper_attention import ATTENTION
 from rqjax.backends.hopper_calls import INTERPRET, kernel
+from rqjax.cache.kv import KVCache, attention_constants
 from rqjax.core import Quantizer, Unsupported, nest, platforms
 from rqjax.core.quantizer import decode, encode, roundtrip
 from rqjax.quantizers.combinators import Normalized, Rotated, Scaled
@@ -115,7 +117,14 @@ finders.register(
         Entry(Quantizer.encode, (Trellis,), _limits_of_trellis, hopper_calls.encode_trellis),
         Entry(Quantizer.decode, (Normalized, Scaled), finders.of_codes(_limits_to_decode), hopper_calls.decode),
         Entry(roundtrip, (Normalized, Scaled), _limits_of_roundtrips, hopper_calls.roundtrip),
-        ATTENTION.entry(NAME),
+        ATTENTION.entry(NAME)._replace(call=hopper_attention.attend),
+        Entry(
+            attention_constants,
+            (KVCache,),
+            functools.partial(hopper_attention.limits_of_constants, NAME),
+            hopper_attention.constants,
+            rows=False,
+        ),
     ],
 )
 

@@ -11,6 +11,7 @@ from pallas_kernels.packed import Packed
 from rqjax.backends import coded_attention, hopper_columns, nests
 from rqjax.backends.hopper_calls import INTERPRET, kernel
 from rqjax.backends.hopper_columns import TransformCode
+from rqjax.cache import attention
 from rqjax.cache.key_forms import TurnedMean
 from rqjax.cache.kv import KVCache
 from rqjax.codebooks.trellis_tables import Companded
@@ -96,3 +97,69 @@ def _attend(*operands: Any, **options: Any) -> Any:
 
 
 ATTENTION = coded_attention.CodedAttention(_limits, _attend, _packed, _multiplied, _restored)
+
+
+def attend(cache: KVCache, q: Array, mask: None, new: Any, **options: Any) -> Array:
+    """`attention.attend_with` by the kernel, in three launches for one token of each sequence."""
+    if q.shape[1] > 1 or new is not None or not _has_prologue(cache, q):
+        return attention.attend_with(cache, q, mask, new, kernel=ATTENTION.past, **options)
+    return _attend_one(cache, q, **options)
+
+
+def _has_prologue(cache: KVCache, q: Any) -> bool:
+    dtypes = (q.dtype, cache.exact_keys.dtype)
+    return not isinstance(cache.key_form, TurnedMean) and all(dtype.name in kernel("launch").DTYPES for dtype in dtypes)
+
+
+def _attend_one(
+    cache: KVCache,
+    q: Array,
+    *,
+    scale: Any,
+    sliding_window: int | None,
+    softcap: float | None,
+    sink_logits: Array | None,
+) -> Array:
+    one = kernel("attention")
+    q = cache.key_form.turned(q, cache.lengths[:, None, None] - 1)
+    return one.attend(
+        q,
+        (cache.exact_keys, cache.exact_values),
+        cache.lengths,
+        cache.held,
+        *_sides(cache),
+        constants(cache) if cache.constants is None else cache.constants,
+        jnp.asarray(scale, jnp.float32).reshape(1),
+        cache.key_form.mean,
+        sink_logits,
+        window=one.Window(cache.sinks, cache.window, cache.unit, sliding_window),
+        tables=cache.tables,
+        softcap=softcap,
+        interpret=INTERPRET.get(),
+    )
+
+
+def constants(cache: KVCache) -> Any:
+    """Constants of the kernels: rotations and steps of levels as matrices, and tables of levels."""
+    _, heads, _, dim = cache.exact_keys.shape
+
+    def mapped(function: Any, quantizer: Quantizer, x: Array) -> Array:
+        heads_of_x = heads if isinstance(quantizer, PerHead) else 1
+        return nests.by_head(function, quantizer, jnp.broadcast_to(x, (1, heads_of_x, *x.shape[2:])))
+
+    multiplied = mapped(ATTENTION.as_multiplied, cache.key_quantizer, jnp.eye(dim)[None, None])
+    restored = functools.partial(mapped, ATTENTION.as_restored, cache.value_quantizer)
+    return kernel("attention").constants(*_sides(cache), multiplied, restored)
+
+
+def _sides(cache: KVCache) -> tuple[Packed, Packed]:
+    return _packed(cache.key_quantizer, cache.keys), _packed(cache.value_quantizer, cache.values)
+
+
+def limits_of_constants(name: str, cache: KVCache) -> str | None:
+    """Returns why a cache has no constants, or None."""
+    _, heads, _, dim = cache.exact_keys.shape
+    q = jax.ShapeDtypeStruct((1, 1, heads, dim), cache.exact_keys.dtype)
+    if not _has_prologue(cache, q):
+        return f"no {name} kernel of this attention has constants"
+    return ATTENTION.reason(name, cache, q, None, None, sliding_window=None, softcap=None)

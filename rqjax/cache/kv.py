@@ -8,12 +8,14 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import pick, put
 from rqjax.cache.key_forms import AS_GIVEN, KeyForm, check_form
-from rqjax.core import PAGE, Codes, Quantizer, TokenArray, check_int, nbytes, pytree, static
+from rqjax.core import PAGE, Codes, Quantizer, TokenArray, check_int, nbytes, operation, platforms, pytree, static
+from rqjax.core.pytree import derived, with_derived
 from rqjax.quantizers.combinators import Split
 from rqjax.scoring.tiles import UNIT
 
@@ -33,6 +35,16 @@ class LastPart:
       >>> rqjax.strategy("eden_4", jax.random.key(0), dim=96, latent=64).values
       LastPart()
     """
+
+
+@operation
+def attention_constants(cache: "KVCache") -> Any:
+    """Arrays that a device's attention kernel needs of the quantizers; None without such a kernel."""
+    return None
+
+
+def _constants(cache: "KVCache") -> Any:
+    return attention_constants(lax.stop_gradient(cache)) if platforms.on_gpu() else None
 
 
 @pytree
@@ -75,6 +87,8 @@ class KVCache:
     max_len: int = static()
     window: int = static()
     sinks: int = static()
+    constants: Any = derived(_constants)
+    """`attention_constants` of the quantizers: whoever replaces these computes it anew, by `with_derived`."""
 
     @classmethod
     def init(
@@ -133,7 +147,7 @@ class KVCache:
             return over(lambda leaf: leaf.empty(tokens), jax.eval_shape(encode, some))
 
         exact = jnp.zeros((batch, kv_heads, sinks + window + unit, dim), dtype)
-        return cls(
+        cache = cls(
             keys=empty(key_quantizer, in_keys),
             values=() if in_keys else empty(value_quantizer, True),
             exact_keys=exact,
@@ -149,6 +163,7 @@ class KVCache:
             window=window,
             sinks=sinks,
         )
+        return with_derived(cache)
 
     @property
     def values_in_keys(self) -> bool:

@@ -11,6 +11,7 @@ from rqjax.cache.coded import decoded
 from rqjax.cache.kv import KVCache, LastPart, over, together
 from rqjax.cache.strategy import Strategy
 from rqjax.core import PAGE, Codes, Quantizer, TokenArray, operation
+from rqjax.core.pytree import with_derived
 
 
 def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) -> KVCache:
@@ -51,13 +52,14 @@ def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) 
     of_values = cache.values
     if not cache.values_in_keys:
         of_values = _recoded(cache.value_quantizer, keys if values is None else values, of_values, True)
-    return dataclasses.replace(
+    cache = dataclasses.replace(
         cache,
         keys=_padded(_recoded(cache.key_quantizer, keys, cache.keys, cache.values_in_keys), more),
         values=_padded(of_values, more),
         key_quantizer=keys,
         own_value_quantizer=values,
     )
+    return with_derived(cache)
 
 
 def _padded(codes: Codes, rooms: int) -> Codes:

@@ -22,6 +22,29 @@ def static(**kwargs: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
+def derived(compute: Callable[[Any], Any]) -> Any:
+    """A dataclass field that follows from the others: `with_derived` computes it. None stands for one that was not
+    computed. Files leave it out."""
+    return dataclasses.field(default=None, metadata={"derived": compute}, kw_only=True)
+
+
+def derived_fields(part: Any) -> list[dataclasses.Field]:
+    """The `derived` fields of a dataclass; none of anything else."""
+    return [f for f in dataclasses.fields(part) if "derived" in f.metadata] if dataclasses.is_dataclass(part) else []
+
+
+def without_derived(part: Any) -> Any:
+    """Returns a dataclass with None for its derived fields, anything else as it is."""
+    names = [field.name for field in derived_fields(part)]
+    return dataclasses.replace(part, **dict.fromkeys(names)) if names else part
+
+
+def with_derived(part: Any) -> Any:
+    """Returns a dataclass with its derived fields computed, anything else as it is."""
+    bare, fields = without_derived(part), derived_fields(part)
+    return dataclasses.replace(bare, **{f.name: f.metadata["derived"](bare) for f in fields}) if fields else part
+
+
 def described(tree: Any) -> str:
     """Describes a pytree as `Normalized(Rotated(Rotor(128), Scalar(3 bits)))`: its quantizers and rotations, and
     options that are not the default. One without parts has its bits or its dimension; one without these has its arrays'

@@ -54,7 +54,7 @@ class TokenArray:
         return lax.bitcast_convert_type(bits, self.dtype)
 
     def _gathered(self, pages: Int[Array, "batch pages"]) -> Shaped[Array, "batch ..."]:
-        """Gathers pages side by side. Where tokens come last a CPU copies them one by one: a gather whose runs are short
+        """Gathers pages side by side. Where tokens come last a CPU copies them one by one: a gather with short runs
         takes it 20 times as long. On a GPU each copy would be a launch."""
         batch, count = pages.shape
         shape = [batch, *self.bits.shape[1:]]

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import functools
 import gzip
 import hashlib
 import json
@@ -23,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from rqjax.core.checks import as_array
-from rqjax.core.pytree import CLASSES
+from rqjax.core.pytree import CLASSES, derived_fields, with_derived, without_derived
 from rqjax.core.registry import unknown_name
 
 FORMAT = "rqjax-tree-3"
@@ -74,7 +75,9 @@ def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = Fa
         name = jax.tree_util.keystr(place)
         return _restored(arrays[name], fields[name]) if _is_array(leaf) else leaf
 
-    return jax.tree_util.tree_map_with_path(read, like), metadata
+    over = functools.partial(jax.tree.map, is_leaf=lambda part: bool(derived_fields(part)))
+    found = jax.tree_util.tree_map_with_path(read, over(without_derived, like))
+    return over(with_derived, found), metadata
 
 
 @contextlib.contextmanager
@@ -215,8 +218,10 @@ def _build(
         raise unknown_name("part", text, CLASSES)
     tree = object.__new__(CLASSES[text])
     for field in dataclasses.fields(tree):
-        object.__setattr__(tree, field.name, _build(f"{name}.{field.name}", fields, arrays, made))
-    return tree
+        own = field not in derived_fields(tree)
+        part = _build(f"{name}.{field.name}", fields, arrays, made) if own else None
+        object.__setattr__(tree, field.name, part)
+    return with_derived(tree)
 
 
 def _walk(tree: PyTree, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -224,7 +229,8 @@ def _walk(tree: PyTree, name: str = "") -> Iterator[tuple[str, Any]]:
     yield name, tree
     if dataclasses.is_dataclass(tree):
         for field in dataclasses.fields(tree):
-            yield from _walk(getattr(tree, field.name), f"{name}.{field.name}")
+            if field not in derived_fields(tree):
+                yield from _walk(getattr(tree, field.name), f"{name}.{field.name}")
     elif hasattr(tree, "_fields"):
         for field in tree._fields:
             yield from _walk(getattr(tree, field), f"{name}.{field}")

@@ -49,6 +49,10 @@ TESTED = (
     "decode_attention trellis, 4 bits, heads of 256",
     "decode_attention columns, heads of 256, 16 query heads",
     "decode_attention columns, odd rows",
+    "attention_prologue heads of 128",
+    "attention_prologue heads of 256, 16 queries, float32",
+    "attention_epilogue heads of 128",
+    "attention_epilogue heads of 256, 16 queries, float32",
     "example",
 )
 """Configurations with goldens: each kernel and kind of codes once, where it needs most."""

@@ -1,10 +1,11 @@
-"""Realistic arguments of Hopper's `decode_attention`, for tests that compile it."""
+"""Realistic arguments of Hopper's `decode_attention` and the kernels around it, for tests that compile them."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.gpu.attention_prologue import Exact
 from pallas_kernels.gpu.columns import Lookup
 from pallas_kernels.gpu.softmax_block import BLOCK as PAGE
 from pallas_kernels.gpu.streams import Companded
@@ -92,4 +93,54 @@ SHAPES = {
     "4 bits, pages, a mean that turns": Shape(128, 8, Codes(4), Codes(4), paged=True, shifted=True),
     "trellis, 3 bits, pages": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True), paged=True),
     "columns, plain values": Shape(256, 8, Codes(4, looked_up=1792), Codes(4), heads=4),
+}
+
+
+class Around(NamedTuple):
+    """A call of the kernels before and behind the one for codes."""
+
+    dim: int
+    each: int
+    """Queries of a head."""
+    columns: int
+    """Columns of keys and of values."""
+    dtype: str = "bfloat16"
+    groups: int = 1
+    mean: bool = False
+    softcap: float | None = None
+    slots: int = 148
+    splits: int = 7
+    batch: int = 8
+    heads: int = 8
+
+    def prologue(self) -> tuple[Any, ...]:
+        """Shapes of queries, tokens in full precision, lengths, numbers held, matrices, the scale and a mean."""
+        exact = self._floats(self.batch, self.heads, self.slots, self.dim, dtype=self.dtype)
+        lengths = jax.ShapeDtypeStruct((self.batch,), jnp.int32)
+        matrices = self._floats(self.heads, self.dim, self.columns), self._floats(self.heads, self.groups, self.dim)
+        mean = self._floats(self.batch, self.heads, self.dim) if self.mean else None
+        q = self._floats(self.batch, 1, self.heads * self.each, self.dim, dtype=self.dtype)
+        return q, exact, exact, lengths, lengths, *matrices, self._floats(1), mean
+
+    def epilogue(self) -> tuple[Any, ...]:
+        """Shapes of the sums of codes and of tokens in full precision, the matrix and the logits of sinks."""
+        n, rows, padded = self.batch * self.heads, -(-self.each // 4) * 4, -(-self.each // 8) * 8
+        numbers = self._floats(n, self.splits, padded)
+        exact = self._floats(n, 3, rows)
+        return (
+            *(self._floats(n, self.splits, self.columns, padded), numbers, numbers),
+            Exact(self._floats(n, 3, rows, self.dim), exact, exact),
+            self._floats(self.heads, -(-self.columns // 32) * 32, self.dim),
+            self._floats(self.heads * self.each),
+        )
+
+    def _floats(self, *shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+AROUND = {
+    "heads of 128": Around(128, 4, 128),
+    "heads of 64, a small window": Around(64, 3, 64, "float16", slots=34, mean=True),
+    "heads of 256, 16 queries, float32": Around(256, 16, 256, "float32", groups=2, softcap=30.0, heads=1, splits=50),
+    "columns": Around(128, 8, 192, mean=True),
 }

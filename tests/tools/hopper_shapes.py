@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.gpu import decode as decoding, encode as encoding, packing, roundtrip, trellis
+from pallas_kernels.gpu.attention_epilogue import epilogue
+from pallas_kernels.gpu.attention_prologue import Window, prologue
 from pallas_kernels.gpu.decode_attention import decode_attention
-from tests.tools.hopper_attention_shapes import SHAPES
+from tests.tools.hopper_attention_shapes import AROUND, SHAPES
 
 Configuration: TypeAlias = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
 """A function and the shapes of its arguments."""
@@ -79,6 +81,19 @@ def attention(name: str, **sizes: int) -> Configuration:
     return run, SHAPES[name]._replace(**sizes).arguments()
 
 
+def before_codes(name: str) -> Configuration:
+    one = AROUND[name]
+    options = {"padded": -(-one.each // 8) * 8, "unit": 1.0, "softcap": one.softcap}
+    window = Window(4, one.slots - 20, 16, None)
+    return functools.partial(prologue, window=window, **options), one.prologue()
+
+
+def behind_codes(name: str) -> Configuration:
+    one = AROUND[name]
+    shape = one.batch, 1, one.heads * one.each, one.dim
+    return functools.partial(epilogue, shape=shape, dtype=jnp.dtype(one.dtype)), one.epilogue()
+
+
 OF_VECTORS: dict[str, Callable[..., Configuration]] = {
     **{
         f"rotor_encode_{dim}_{bits}_{dtype}": functools.partial(_encode, ("rotor",), dim, bits, dtype)
@@ -118,4 +133,6 @@ CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {
     **OF_VECTORS,
     **{f"{name}, {n} vectors": functools.partial(OF_VECTORS[name], n=n) for name, n in RAGGED},
     **{f"decode_attention {name}": functools.partial(attention, name) for name in SHAPES},
+    **{f"attention_prologue {name}": functools.partial(before_codes, name) for name in AROUND},
+    **{f"attention_epilogue {name}": functools.partial(behind_codes, name) for name in AROUND},
 }

@@ -6,6 +6,7 @@ Counts are of the optimized HLO. A loop whose trips the compiler knows waits for
 of any other loop, and of each condition, unless it is within a command buffer.
 """
 
+import functools
 import json
 import re
 import sys
@@ -14,8 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 import rqjax
+from experiments.language.generation_throughput import WIDE_FIELDS
+from rqjax.nn import Decoder, DecoderConfig
 
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"}
 """Instructions that launch nothing."""
@@ -98,9 +102,9 @@ def bfloat16(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
 
-def cache(name: str, batch: int, max_len: int) -> Any:
+def cache(name: str, batch: int, max_len: int, pages: int | None = None) -> Any:
     """Returns the shapes of a cache of 8 heads of 128."""
-    make = lambda key: rqjax.strategy(name, key, 128).cache(batch, 8, max_len)  # noqa: E731
+    make = lambda key: rqjax.strategy(name, key, 128).cache(batch, 8, max_len, pages=pages)  # noqa: E731
     return jax.eval_shape(make, jax.random.key(0))
 
 
@@ -109,8 +113,11 @@ def appended(name: str, batch: int, time: int) -> tuple[Callable[..., Any], tupl
     return rqjax.append, (cache(name, batch, 16_384), x, x)
 
 
-def attended(name: str, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    return rqjax.attend, (cache(name, batch, 16_384), bfloat16(batch, 1, 32, 128))
+def attended(
+    name: str, batch: int, pages: int | None = None, **options: Any
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    run = functools.partial(rqjax.attend, **options)
+    return run, (cache(name, batch, 16_384, pages), bfloat16(batch, 1, 32, 128))
 
 
 def step(name: str, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -119,6 +126,19 @@ def step(name: str, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
     x = bfloat16(batch, 1, 8, 128)
     return run, (cache(name, batch, 16_384), bfloat16(batch, 1, 32, 128), x, x)
+
+
+def decoded(name: str, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Makes a step of a decoder with one layer of Llama 3.2 3B's shape, up to its logits."""
+    config = DecoderConfig.parse({**WIDE_FIELDS, "num_hidden_layers": 1})
+    make = lambda: Decoder(config, rngs=nnx.Rngs(0), dtype=jnp.dtype("bfloat16"))  # noqa: E731
+    graph, state = nnx.split(nnx.eval_shape(make))
+    caches = lambda key: nnx.merge(graph, state).caches(name, key, batch=batch, max_len=8192)  # noqa: E731
+
+    def run(caches: Any, state: Any, tokens: Any) -> Any:
+        return nnx.merge(graph, state)(tokens, caches)
+
+    return run, (jax.eval_shape(caches, jax.random.key(0)), state, jax.ShapeDtypeStruct((batch, 1), jnp.int32))
 
 
 def encoded(name: str, bits: int = 4) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -141,7 +161,9 @@ PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = 
     "append 1 token to 8 sequences, turboquant_trellis_3": lambda: appended("turboquant_trellis_3", 8, 1),
     "append 1 token to 8 sequences, turboquant_trellis_2.5": lambda: appended("turboquant_trellis_2.5", 8, 1),
     "attend to 8 sequences, eden_4": lambda: attended("eden_4", 8),
+    "attend to 8 sequences in pages, eden_3+centered": lambda: attended("eden_3+centered", 8, pages=1024, softcap=30.0),
     "append and attend, 8 sequences, eden_4": lambda: step("eden_4", 8),
+    "step of a decoder of one layer, 8 sequences, eden_4": lambda: decoded("eden_4", 8),
     "attend to 8 sequences in plain XLA, nested_e8_3": lambda: attended("nested_e8_3", 8),
     "encode 65,536 vectors, rotorquant": lambda: encoded("rotorquant"),
     "encode 65,536 vectors, eden": lambda: encoded("eden"),

@@ -1,0 +1,125 @@
+"""Attention of one new token of each sequence to its codes and its tokens in full precision, in three launches."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.gpu import decode_attention
+from pallas_kernels.gpu.attention_epilogue import epilogue
+from pallas_kernels.gpu.attention_prologue import STEP, Window, prologue
+from pallas_kernels.gpu.columns import Columns
+from pallas_kernels.gpu.softmax_block import MAX_ROWS
+from pallas_kernels.packed import Packed
+
+
+class Constants(NamedTuple):
+    """Arrays that follow from the quantizers alone. A first axis is that of the heads if these have quantizers of their
+    own, else it is 1."""
+
+    queries: jax.Array
+    """float32 (heads, d, columns), by which queries are multiplied from the right."""
+    groups: jax.Array
+    """float32 (heads, groups, d), whose products with queries are the sums of groups of columns."""
+    values: tuple[jax.Array, ...]
+    """Matrices by which sums are multiplied, one for each of `_forms`: float32 (heads, columns, d). Rows of zeros fill
+    them up to a multiple of `STEP`."""
+    tables: tuple[tuple[jax.Array, jax.Array], ...]
+    """Levels of keys and of values as the decode attention kernel reads them, for each of `_forms`."""
+
+
+def _forms(keys: Packed, values: Packed, dim: int) -> list[tuple[Any, Any]]:
+    """Forms in which the decode attention kernel takes keys and values, for any number of queries a head."""
+    plans = (decode_attention.planned(keys, values, n + 1, tables=None, dim=dim) for n in range(MAX_ROWS))
+    return list(dict.fromkeys((plan.keys, plan.values) for plan in plans))
+
+
+def constants(
+    keys: Packed, values: Packed, multiplied: jax.Array, restored: Callable[[jax.Array], jax.Array]
+) -> Constants:
+    """Makes the constants of `attend`.
+
+    Args:
+      keys, values: as in `decode_attention`; only their shapes and levels count.
+      multiplied: the unit vectors as queries of `decode_attention`, (1, 1 or heads, d, columns).
+      restored: called with its sums of values (1, 1, rows, columns): returns sums of vectors (1, 1 or heads, rows, d).
+    """
+    forms = _forms(keys, values, multiplied.shape[2])
+    columns, of_keys = multiplied[0], forms[0][0]
+    if isinstance(of_keys, Columns):
+        columns, groups = columns[..., :-1], columns[..., -1:]
+    else:
+        groups = columns.reshape(*columns.shape[:2], of_keys.groups, -1).sum(-1)
+
+    def back(side: Any) -> jax.Array:
+        eye = jnp.eye(side.dim + 1 if isinstance(side, Columns) else multiplied.shape[2])
+        found = restored(jnp.swapaxes(side.in_order(eye[None]), 1, 2)[None])[0]
+        return jnp.pad(found, [(0, 0), (0, -found.shape[1] % STEP), (0, 0)])
+
+    tables = tuple((of_keys.table(keys.levels), side.table(values.levels)) for of_keys, side in forms)
+    return Constants(columns, jnp.swapaxes(groups, 1, 2), tuple(back(side) for _, side in forms), tables)
+
+
+def attend(
+    q: jax.Array,
+    exact: tuple[jax.Array, jax.Array],
+    lengths: jax.Array,
+    held: jax.Array,
+    keys: Packed,
+    values: Packed,
+    made: Constants,
+    scale: jax.Array,
+    mean: jax.Array | None = None,
+    sinks: jax.Array | None = None,
+    *,
+    window: Window,
+    tables: jax.Array | None = None,
+    softcap: float | None = None,
+    splits: int | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Attention of a query of each head to all tokens of its sequence up to itself.
+
+    Args:
+      q: (batch, 1, q_heads, d) in a float dtype.
+      exact: keys and values in full precision, (batch, heads, slots, d), as `window` says.
+      lengths, held: int32 (batch,), as in `rqjax.KVCache`.
+      keys, values, tables, softcap, splits, interpret: as in `decode_attention`.
+      made: constants of the codes.
+      scale: float32 (1,), of the scores.
+      mean: float32 (batch, heads, d), subtracted from keys before encoding.
+      sinks: (q_heads,) scores of one more token, whose value is zero.
+      window: which tokens are in full precision.
+
+    Returns:
+      As q.
+    """
+    plan = decode_attention.planned(
+        keys,
+        values,
+        q.shape[2] // exact[0].shape[1],
+        tables=tables,
+        dim=q.shape[3],
+        softcap=softcap,
+        splits=splits,
+        interpret=interpret,
+    )
+    queries, of_exact = prologue(
+        q,
+        *exact,
+        lengths,
+        held,
+        made.queries,
+        made.groups,
+        scale,
+        mean,
+        window=window,
+        padded=plan.rows,
+        unit=plan.keys.unit,
+        softcap=plan.softcap,
+        interpret=interpret,
+    )
+    form = _forms(keys, values, q.shape[3]).index((plan.keys, plan.values))
+    of_codes = decode_attention.call(plan, queries, keys, values, made.tables[form], tables)
+    return epilogue(*of_codes, of_exact, made.values[form], sinks, shape=q.shape, dtype=q.dtype, interpret=interpret)

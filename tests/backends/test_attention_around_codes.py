@@ -1,0 +1,158 @@
+"""The kernels before and behind the decode attention kernel, interpreted, against float64."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rqjax
+from pallas_kernels.gpu import mosaic
+from pallas_kernels.gpu.attention_epilogue import epilogue
+from pallas_kernels.gpu.attention_prologue import Exact, Window, prologue
+from pallas_kernels.packed import LARGEST, NEVER
+from rqjax.cache.queries import Queries
+from tests.tools.suites import some
+
+LOG2E = np.log2(np.e)
+TOLERANCE = 3e-6
+"""Relative to the largest number of an array: all is computed in float32. Measured: 6e-7 at most."""
+FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+CASES = {
+    "one query, an empty sequence": {"lengths": (300, 0), "each": 1},
+    "heads of 128, six queries, float32": {"dim": 128, "each": 6, "dtype": "float32", "window": 60},
+    "heads of 256, means, groups": {"dim": 256, "each": 4, "groups": 4, "mean": True, "window": 100},
+    "sliding window, softcap": {"sliding": 20, "softcap": 2.0, "dtype": "float16", "each": 2},
+    "sliding window behind all codes": {"sliding": 140, "lengths": (5, 290), "window": 150},
+    "tokens in codes that the window has not passed": {"held": (128, 40), "lengths": (150, 60), "window": 120},
+    "odd columns, a matrix a head": {"columns": 192, "per_head": True, "mean": True, "each": 3},
+    "values that are not numbers, where no query looks": {"hidden": True, "sliding": 20, "window": 60},
+}
+
+
+def relative(found, expected):
+    return np.abs(np.asarray(found, np.float64) - expected).max() / np.abs(expected).max()
+
+
+def cache_of(rng, dim, window, dtype, lengths, held):
+    """A cache with any numbers in full precision."""
+    heads = 2
+    cache = rqjax.strategy("identity_4", jax.random.key(0), dim).cache(2, heads, 420, window=window, sinks=3)
+    exact = {
+        name: jnp.asarray(rng.normal(size=cache.exact_keys.shape), dtype) for name in ("exact_keys", "exact_values")
+    }
+    bounds = {"lengths": jnp.asarray(lengths, jnp.int32), "held": jnp.asarray(held, jnp.int32)}
+    return dataclasses.replace(cache, **exact, **bounds)
+
+
+def run_prologue(
+    rng, *, dim=64, each=3, dtype="bfloat16", window=16, lengths=(300, 77), held=(0, 0), sliding=None, softcap=None,
+    groups=1, mean=False, columns=None, per_head=False, hidden=False,
+):  # fmt: skip
+    """The kernel's operands and sums beside those in float64."""
+    cache = cache_of(rng, dim, window, dtype, lengths, held)
+    (batch, heads), columns = cache.exact_keys.shape[:2], columns or dim
+    q = jnp.asarray(rng.normal(size=(batch, 1, heads * each, dim)), dtype)
+    queries = Queries.of(cache, q, cache.lengths[:, None] - 1, None, 0.3, sliding, softcap)
+    seen = np.asarray(queries.sees(cache.exact_tokens()[:, None, None]))[:, :, :1]
+    if hidden:
+        values = jnp.where(seen[:, 0, 0, :, None][:, None], cache.exact_values, jnp.nan)
+        cache = dataclasses.replace(cache, exact_values=values)
+    matrix = rng.normal(size=(heads if per_head else 1, dim, columns)).astype(np.float32)
+    of_groups = rng.normal(size=(len(matrix), groups, dim)).astype(np.float32)
+    mean = rng.normal(size=(batch, heads, dim)).astype(np.float32) if mean else None
+    padded = -(-each // 8) * 8
+
+    def call(q, keys, values, lengths, held, matrix, of_groups, mean):
+        return prologue(
+            q, keys, values, lengths, held, matrix, of_groups, jnp.full(1, 0.3), mean,
+            window=Window(cache.sinks, cache.window, cache.unit, sliding), padded=padded, unit=0.5,
+            softcap=None if softcap is None else softcap * LOG2E, interpret=mosaic.interpret(),
+        )  # fmt: skip
+
+    arguments = q, cache.exact_keys, cache.exact_values, cache.lengths, cache.held, matrix, of_groups, mean
+    found, exact = jax.jit(call, compiler_options=FAST)(*arguments)
+    assert not mosaic.races_found()
+
+    y = np.asarray(q, np.float64).reshape(batch, heads, each, dim) * 0.3
+    products = [y * LOG2E @ np.float64(x) for x in (matrix, np.swapaxes(of_groups, 1, 2))]
+    shift = np.zeros((batch, heads, each)) if mean is None else np.einsum("bhrd,bhd->bhr", y, mean) * LOG2E
+    scores = np.einsum("bhrd,bhtd->bhrt", y, np.asarray(cache.exact_keys, np.float64))
+    scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
+    weights = np.where(seen, np.exp(np.where(seen, scores, 0)), 0)
+    sums = weights @ np.nan_to_num(np.asarray(cache.exact_values, np.float64))
+    start, stop = (x[:, 0, 0, 0] for x in queries.coded(cache))
+    return found, exact, (products, shift, start, stop, weights.sum(-1), sums)
+
+
+@pytest.mark.parametrize("case", some(CASES, list(CASES)[:1]))
+def test_queries_and_tokens_in_full_precision(case):
+    rng, options = np.random.default_rng(0), CASES[case]
+    found, exact, ((products, groups), shift, start, stop, total, sums) = run_prologue(rng, **options)
+    batch, heads, each = total.shape
+    by_head = lambda x: np.asarray(x, np.float64).reshape(batch, heads, *x.shape[1:])  # noqa: E731
+    limbs, columns = by_head(found.limbs), by_head(found.columns)
+    padded = limbs.shape[2] // 2
+    unit = columns[:, :, 0] / 0.5
+    whole = (limbs[:, :, :padded] * 128 + limbs[:, :, padded:]) * unit[..., None]
+    assert np.all(np.abs(whole[:, :, :each] - products) <= 0.51 * unit[:, :, :each, None])
+    np.testing.assert_allclose(unit[:, :, :each], np.abs(products).max(-1) / LARGEST, rtol=1e-5)
+    assert not shift.any() or relative(columns[:, :, 1, :each], shift) < TOLERANCE
+    assert relative(np.swapaxes(columns[:, :, 2:, :each], 2, 3), groups) < TOLERANCE
+    assert not whole[:, :, each:].any()
+    assert not columns[:, :, :, each:].any()
+    np.testing.assert_array_equal(found.start.reshape(batch, heads).T[0], start)
+    np.testing.assert_array_equal(found.stop.reshape(batch, heads).T[0], stop)
+
+    largest = by_head(exact.largest)[:, :, :, :each]
+    weights = np.exp2(largest, where=largest > NEVER / 2, out=np.zeros_like(largest))
+    assert relative((weights * by_head(exact.total)[:, :, :, :each]).sum(2), total) < TOLERANCE
+    assert relative((weights[..., None] * by_head(exact.sums)[:, :, :, :each]).sum(2), sums) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("each", "dim", "columns", "splits", "blocks", "sinks", "per_head"),
+    some(
+        [
+            (3, 64, 64, 3, 1, True, False),
+            (5, 128, 129, 17, 2, False, True),
+            (16, 256, 256, 8, 3, True, False),
+            (1, 128, 128, 130, 1, False, False),
+        ],
+        [(3, 64, 64, 3, 1, True, False)],
+    ),
+)
+def test_merges_and_rotates_back(each, dim, columns, splits, blocks, sinks, per_head):
+    rng, batch, heads = np.random.default_rng(1), 2, 2
+    n, padded, rows = batch * heads, -(-each // 8) * 8, -(-each // 4) * 4
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    sums, largest, total = (
+        draw(n, splits, columns, padded),
+        3 * draw(n, splits, padded),
+        np.exp(draw(n, splits, padded)),
+    )
+    exact = Exact(draw(n, blocks, rows, dim), 3 * draw(n, blocks, rows), np.exp(draw(n, blocks, rows)))
+    largest[0], exact.largest[0], total[0], exact.total[0], sums[0], exact.sums[0] = NEVER / 2, NEVER / 2, 0, 0, 0, 0
+    matrix = np.zeros((heads if per_head else 1, -(-columns // 32) * 32, dim), np.float32)
+    matrix[:, :columns] = draw(len(matrix), columns, dim)
+    logits = np.append(-np.inf, draw(heads * each - 1)) if sinks else None
+    shape = batch, 1, heads * each, dim
+
+    def call(*arguments):
+        return epilogue(*arguments, shape=shape, dtype=jnp.float32, interpret=mosaic.interpret())
+
+    found = jax.jit(call, compiler_options=FAST)(sums, largest, total, exact, matrix, logits)
+    assert not mosaic.races_found()
+
+    some = lambda x: np.float64(x)[..., :each]  # noqa: E731
+    with np.errstate(under="ignore"):
+        of_codes, of_exact = np.exp2(some(largest)), np.exp2(some(exact.largest))
+    whole = (of_codes * some(total)).sum(1) + (of_exact * some(exact.total)).sum(1)
+    z = np.einsum("nscr,nsr->nrc", some(sums), of_codes).reshape(batch, heads, each, columns)
+    out = z @ np.float64(matrix[:, :columns])
+    out += np.einsum("nerd,ner->nrd", np.float64(exact.sums)[:, :, :each], of_exact).reshape(out.shape)
+    whole = whole.reshape(batch, heads, each)
+    whole += 0 if logits is None else np.exp(np.float64(logits)).reshape(heads, each)
+    out /= np.where(whole > 0, whole, 1)[..., None]
+    assert relative(np.asarray(found).reshape(out.shape), out) < TOLERANCE
