@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.gpu.columns import Lookup
-from pallas_kernels.gpu.softmax_block import BLOCK as PAGE
+from pallas_kernels.gpu.levels import PAGE
 from pallas_kernels.gpu.streams import Companded
 from pallas_kernels.packed import WIDTHS, Packed
 
@@ -69,7 +69,8 @@ class Shape(NamedTuple):
 LEVELS = Companded(97, ((0, 1), (84, 1), (107, 1), (117, 2), (122, 4), (124, 8)))
 """Levels for 3 bits. Those for other bits compile to the same with other numbers, and for 1 bit with one more step."""
 SHAPES = {
-    "4 bits": Shape(128, 8, Codes(4), Codes(4)),
+    "4 bits": Shape(128, 4, Codes(4), Codes(4)),
+    "4 bits, 8 query heads": Shape(128, 8, Codes(4), Codes(4)),
     "3 and 2 bits": Shape(128, 4, Codes(3), Codes(2)),
     "affine groups": Shape(128, 8, Codes(4, 64), Codes(4, 64)),
     "affine, one group": Shape(128, 8, Codes(4, 128), Codes(4, 128)),

@@ -1,0 +1,232 @@
+"""Decode attention to keys and values by levels, in which every warp has tokens and a running softmax of its own.
+
+Products are `mma.m16n8k32` with codes as the left side. Their 8 columns are two limbs of 4 queries. No warp waits for
+another but for copies, so that there are no barriers within a step; the sums of the four are put together at the end.
+A page is half of a block of tokens.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.gpu import registers, warps
+from pallas_kernels.gpu.levels import BLOCK, PAGE, SLICE, Levels, Place
+from pallas_kernels.gpu.operands import Operands, Plan, share
+from pallas_kernels.gpu.warp_softmax import LARGEST, TILE, Carry, Queries, accumulated, over_tokens, scores_of, seen
+from pallas_kernels.packed import NEVER, Packed
+
+ROWS = TILE
+"""Number that the queries of a head are padded to a multiple of."""
+STAGES = 2
+"""Blocks of tokens that are being copied or used."""
+PROCESSORS = 132
+WARPS = registers.THREADS // 32
+
+
+def splits_of(plan: Plan, heads: int, tokens: int) -> int:
+    """Returns the shares of a head's tokens for which whole waves of thread blocks take least.
+
+    A share takes as long as its blocks of tokens, and one more to begin and to end.
+    """
+    blocks, slots = -(-tokens // BLOCK), PROCESSORS * resident(plan)
+
+    def cost(splits: int) -> int:
+        return -(-heads * splits // slots) * (-(-blocks // splits) + 1)
+
+    return min(range(1, blocks + 1), key=cost)
+
+
+def resident(plan: Plan) -> int:
+    """Returns the blocks of threads that a processor has room for."""
+    return 3
+
+
+def key_side(codes: Packed, dim: int) -> Levels:
+    return _side(codes, codes.scales.shape[3])
+
+
+def value_side(codes: Packed, dim: int) -> Levels:
+    return _side(codes, dim)
+
+
+def _side(codes: Packed, rows: int) -> Levels:
+    bits = sum(8 * section.shape[-2] // rows for section in codes.sections)
+    return Levels(bits, codes.scales.shape[2], codes.biases is not None, codes.levels is not None or bits < 4)
+
+
+def call(
+    plan: Plan,
+    limbs: jax.Array,
+    columns: jax.Array,
+    start: jax.Array,
+    stop: jax.Array,
+    pages: jax.Array | None,
+    key_table: jax.Array,
+    value_table: jax.Array,
+    operands: Operands,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The kernel. Its sums (n, splits, d, rows), largest scores and totals (n, splits, rows) are in base 2.
+
+    Args:
+      plan: static facts; `rows` is a multiple of 4.
+      limbs: int8 (n, 2 rows, d), see `packed.limbs`.
+      columns: float32 (n, 2 + groups, rows): unit of the limbs times that of levels, what is added to all scores, sums
+        of the groups of dimensions of queries.
+      start, stop: int32 (n,).
+      pages: int32 (sequences, T / 128).
+      key_table, value_table: as `Levels.table` returns them.
+      operands: codes, scales and biases; `shift` is (n, rows, T).
+    """
+    heads, _, dim = limbs.shape
+    tiles, interpret = plan.rows // TILE, plan.interpret
+    leaves, tree = jax.tree.flatten(operands)
+    tables = [] if pages is None else [pages]
+    tokens = operands.keys.scales.shape[2] if pages is None else PAGE * pages.shape[1]
+    halves = 1 if pages is None and tokens % BLOCK == 0 else 2
+    vectors = dim // 16 // plan.keys.loaded
+
+    def kernel(limbs_ref, columns_ref, start_ref, stop_ref, key_table, value_table, *refs):
+        *blocks, sums_ref, largest_ref, total_ref, memory = refs
+        pages_ref, blocks = blocks[: len(tables)], blocks[len(tables) :]
+        n, split = lax.axis_index("n"), lax.axis_index("split")
+        place = Place.of(halves, interpret)
+        queries = _queries(plan, limbs_ref.at[n], columns_ref.at[n], memory, place)
+        levels = [[table[k] for k in range(5)] for table in (key_table, value_table)]
+        begin, end = start_ref[n], stop_ref[n]
+        first, count = share(begin, end, split, plan.splits, BLOCK)
+
+        def step(indices, *arguments):
+            *refs, carry = arguments
+            refs = [ref.at[0] for ref in refs]
+            pieces = [tuple(refs[k : k + halves]) for k in range(0, len(refs), halves)]
+            keys, values, shift = tree.unflatten(pieces)
+            token = (first + indices[0]) * BLOCK
+            scores = scores_of(plan, keys, levels[0], queries, shift, place)
+            mask = seen(place, begin - token, end - token)
+            return accumulated(plan, values, levels[1], scores, mask, carry, place)
+
+        def index(i, half, *, token, paged):
+            """The block of an array whose tokens are on an axis."""
+            block = halves * (first + i) + half
+            if halves == 2:  # the last block may have one page
+                block = jnp.minimum(block, tokens // PAGE - 1)
+            if paged:
+                each = heads // len(pages)
+                return pages_ref[0][lax.div(n, each), block] * each + lax.rem(n, each), 0, 0
+            return n, *(block * (axis == token) for axis in (1, 2))
+
+        def specs(x, token, *, coded=False, paged=bool(tables)):
+            shape = [1, *x.shape[1:]]
+            shape[token] = shape[token] * BLOCK // halves // (PAGE if paged else tokens)
+            transforms = registers.tiling(shape[2]) if coded else ()
+            of = functools.partial(index, token=token, paged=paged)
+            return [
+                plgpu.BlockSpec(tuple(shape), functools.partial(of, half=half), transforms=transforms)
+                for half in range(halves)
+            ]
+
+        def of_side(arrays, token):
+            sections = [spec for x in arrays.sections for spec in specs(x, token, coded=True)]
+            return sections + [spec for x in arrays[1:] if x is not None for spec in specs(x, 2)]
+
+        full = lambda x: registers.full(  # noqa: E731
+            jnp.float32(x), (registers.THREADS,), registers.words_layout(), interpret=interpret
+        )
+        carry = Carry(
+            (full(NEVER / 2),) * tiles,
+            (full(0),) * tiles,
+            ((full(0),) * (plan.values.groups * plan.values.biased),) * tiles,
+            ((full(0),) * (plan.dim // 8),) * tiles,
+        )
+        shift = [] if operands.shift is None else specs(operands.shift, 2, paged=False)
+        pipeline = plgpu.emit_pipeline(
+            step,
+            grid=(count,),
+            in_specs=[*of_side(operands.keys, 1), *of_side(operands.values, 2), *shift],
+            max_concurrent_steps=STAGES,
+            init_carry=carry,
+        )
+        carry = pipeline(*(ref for ref in blocks for _ in range(halves)))
+        out = [ref.at[n, split] for ref in (sums_ref, largest_ref, total_ref)]
+        scratch = plgpu.SMEM((2 * tiles + plan.dim // 8, registers.THREADS), jnp.float32)
+        pl.run_scoped(lambda scratch: _merge(plan, carry, out, scratch, place), scratch)
+
+    shapes = [(plan.dim, plan.rows), (plan.rows,), (plan.rows,)]
+    return plgpu.kernel(
+        kernel,
+        out_type=[jax.ShapeDtypeStruct((heads, plan.splits, *shape), jnp.float32) for shape in shapes],
+        grid=(heads, plan.splits),
+        grid_names=("n", "split"),
+        scratch_types=[plgpu.SMEM((tiles * vectors, 128), jnp.uint32)],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True),
+        kernel_name="decode_attention",
+        interpret=interpret,
+    )(limbs, columns, start, stop, key_table, value_table, *tables, *leaves)
+
+
+def _queries(plan: Plan, limbs: Any, columns: Any, memory: Any, place: Place) -> Queries:
+    """Queries of a head; their right sides are put into shared memory, the same by each warp."""
+    interpret, tiles = plan.interpret, range(plan.rows // TILE)
+    vector = 0
+    for t in tiles:
+        row = (place.g & 1) * plan.rows + TILE * t + (place.g >> 1)
+        for k in range(limbs.shape[1] // SLICE):
+            words = warps.load(limbs, row * limbs.shape[1] + SLICE * k + 16 * place.q, 4, interpret=interpret)
+            for right in plan.keys.right(words, interpret=interpret):
+                warps.store(memory, (place.lane << 4) + 512 * vector, right, interpret=interpret)
+                vector += 1
+    plgpu.commit_smem()
+
+    def column(k, t):
+        (word,) = warps.load(columns, 4 * (k * plan.rows + TILE * t + place.q), 1, interpret=interpret)
+        return lax.bitcast_convert_type(word, jnp.float32)
+
+    groups = [[column(2 + g, t) for t in tiles] for g in range(plan.keys.groups * plan.keys.biased)]
+    return Queries(memory, *([column(k, t) for t in tiles] for k in range(2)), groups)
+
+
+def _merge(plan: Plan, carry: Carry, out: list[Any], scratch: Any, place: Place) -> None:
+    """Puts the sums of the warps together, and writes them."""
+    interpret, tiles = plan.interpret, range(plan.rows // TILE)
+    sums_ref, largest_ref, total_ref = out
+
+    def write(row, numbers):
+        for k, x in enumerate(numbers):
+            warps.store(scratch, 4 * ((place.warp << 5) + place.lane) + 512 * (row + k), [x], interpret=interpret)
+
+    def read(row):
+        """The numbers of the four warps at a lane."""
+        found = []
+        for warp in range(WARPS):
+            (word,) = warps.load(scratch, 512 * row + 4 * (32 * warp + place.lane), 1, interpret=interpret)
+            found.append(lax.bitcast_convert_type(word, jnp.float32))
+        return found
+
+    plgpu.commit_smem()  # all warps have read their last block, whose memory this is
+    write(0, carry.largest)
+    plgpu.commit_smem()
+    largest = [functools.reduce(jnp.maximum, read(t)) for t in tiles]
+    factors = [jnp.exp2(carry.largest[t] - largest[t]) for t in tiles]
+    write(len(tiles), [over_tokens(jnp.add, carry.total[t], interpret) * factors[t] for t in tiles])
+    unit = plan.values.unit / LARGEST
+    for t in tiles:
+        biases = [over_tokens(jnp.add, x, interpret) for x in carry.biases[t]]
+        sums = [x * unit for x in carry.sums[t]]
+        for k, x in enumerate(sums if biases else ()):
+            dim = 16 * (k // 4) + k // 2 % 2 * (plan.dim // 2)
+            sums[k] = x + biases[dim * len(biases) // plan.dim]
+        write(2 * len(tiles), [x * factors[t] for x in sums])
+        plgpu.commit_smem()
+        offset = 4 * (TILE * t + place.q)
+        for i in range(plan.dim // 32):  # each warp adds up one of four numbers
+            total = sum(read(2 * len(tiles) + 4 * i + place.warp))
+            dim = 16 * i + 8 * (place.warp & 1) + (place.warp >> 1) * (plan.dim // 2) + place.row
+            warps.store(sums_ref, 4 * plan.rows * dim + offset, [total], interpret=interpret)
+        warps.store(largest_ref, offset, [largest[t]], interpret=interpret)
+        warps.store(total_ref, offset, [sum(read(len(tiles) + t))], interpret=interpret)
+        plgpu.commit_smem()
