@@ -60,7 +60,7 @@ def decode_attention(
     """
     batch, heads, rows, _ = y.shape
     by_levels = not any(isinstance(codes.levels, Lookup | Companded) for codes in (keys, values))
-    kernel = warp_attention if by_levels else wgmma_attention
+    kernel = warp_attention if by_levels and rows * y.shape[3] <= warp_attention.MAX_SUMS else wgmma_attention
     tokens = keys.scales.shape[3] * (1 if tables is None else tables.shape[1])
     padded = -(-rows // kernel.ROWS) * kernel.ROWS
     shift = jnp.zeros((batch, heads, rows, 1)) if shift is None else shift
@@ -69,13 +69,13 @@ def decode_attention(
     by_token, shift = (shift, jnp.zeros_like(shift)) if shift.shape[2] > 1 else (None, shift)
     start, stop = (jnp.repeat(bound.astype(jnp.int32), heads) for bound in (start, stop))
 
-    key_side = kernel.key_side(keys, y.shape[2])
+    key_side = kernel.key_side(keys, y.shape[2], padded)
     if isinstance(key_side, Columns):
         y, groups = y[..., :-1], y[..., -1:]
     else:
         groups = y.reshape(*y.shape[:2], key_side.groups, -1).sum(-1)
     dim = y.shape[2] if dim is None else dim
-    value_side = kernel.value_side(values, dim)
+    value_side = kernel.value_side(values, dim, padded)
     dim = value_side.dim if isinstance(value_side, Columns) else dim
     plan = Plan(dim, padded, 1, None if softcap is None else softcap * LOG2E, key_side, value_side, interpret)
     plan = plan._replace(splits=kernel.splits_of(plan, batch * heads, tokens) if splits is None else splits)

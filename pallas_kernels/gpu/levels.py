@@ -8,6 +8,7 @@ A block has 256 tokens, 64 for each of four warps. Thread (g, q) of a warp has t
 bytes, and 16 tokens of the values of two dimensions.
 """
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -81,6 +82,9 @@ class Levels(NamedTuple):
     biased: bool
     tabled: bool
     """True if levels are looked up. If not, an index n of 4 bits becomes 16 (n - 8)."""
+    interleaved: bool
+    """True if factors are levels of lower and upper nibbles by turns, as they are looked up. Right sides then have
+    zeros in the place of the other ones: fewer instructions for few queries, but twice or four times the products."""
 
     @property
     def unit(self) -> float:
@@ -89,24 +93,25 @@ class Levels(NamedTuple):
 
     @property
     def terms(self) -> int:
-        """Sums of each product: of 16 levels the positive and the negative ones are looked up and multiplied apart."""
-        return 2 if self.tabled and self.bits == 4 else 1
+        """Sums of each product: interleaved, negative and positive levels of 4 bits are multiplied apart."""
+        return 2 if self.interleaved and self.bits == 4 else 1
 
     @property
     def loaded(self) -> int:
         """Words of codes for four words of the right side."""
-        return 1 if self.tabled else 4
+        return 1 if self.interleaved else 4
 
     def table(self, levels: jax.Array | None) -> jax.Array:
-        """The levels in 4 words of 4 bytes, and -1; those of 4 bits as magnitudes, -1 to -8 and then 8 to 15.
+        """The levels in 4 words of 4 bytes, and -1; those of 4 bits without their signs, -1 to -8 and then 8 to 15.
 
         A lookup by `byte_permute` takes 8 levels, so 4 bits take two, the second with all bits of the index flipped.
-        An index of the other half finds 0, because `byte_permute` then repeats the sign bit, which magnitudes lack.
+        An index of the other half finds 0, because `byte_permute` then repeats the sign bit, which these levels lack.
         """
         middle = 2 ** (self.bits - 1)
         levels = jnp.arange(-middle, middle) if levels is None else jnp.asarray(levels).astype(jnp.int32)
         if self.bits == 4:
-            levels = jnp.abs(jnp.concatenate([levels[:8], levels[:7:-1]]))
+            levels = jnp.concatenate([levels[:8], levels[:7:-1]])
+            levels = jnp.abs(levels) if self.interleaved else levels & 127
         levels = jnp.pad(levels, (0, 16 - 2 * middle)).astype(jnp.int8)
         words = lax.bitcast_convert_type(levels.reshape(4, 4), jnp.uint32)
         return jnp.pad(words, (0, 1), constant_values=np.uint32(2**32 - 1))
@@ -116,11 +121,8 @@ class Levels(NamedTuple):
         return sums
 
     def right(self, words: list[Word], *, interpret: Any) -> Iterator[list[Word]]:
-        """Right sides for `left`, four words for each `loaded` words of codes, from four words of 16 bytes.
-
-        A looked-up word has levels of lower and upper nibbles by turns, so zeros are in the place of the other ones.
-        """
-        if not self.tabled:
+        """Right sides for `left`, four words for each `loaded` words of codes, from four words of 16 bytes."""
+        if not self.interleaved:
             yield words
             return
         for word in words:
@@ -132,33 +134,41 @@ class Levels(NamedTuple):
 
     def left(self, rows: list[list[Word]], table: Any, *, interpret: Any) -> list[Factor]:
         """Left sides from `loaded` words of the indices of two rows."""
-        if not self.tabled:
-            found = []
-            for half in range(2):
-                a, b = ([self._unlooked(word, half) for word in words] for words in rows)
-                found += [Factor(half, k, [a[k], b[k], a[k + 1], b[k + 1]]) for k in (0, 2)]
-            return found
-        (a,), (b,) = rows
-        a, b = (self._looked_up(word, table, interpret) for word in (a, b))
-        return [
-            Factor(half * self.terms + term, 2 * half, [a[term][0], b[term][0], a[term][1], b[term][1]])
-            for half in range(2)
-            for term in range(self.terms)
-        ]
+        if self.interleaved:
+            (a,), (b,) = rows
+            a, b = (self._looked_up(word, table, interpret)[0] for word in (a, b))
+            return [
+                Factor(half * self.terms + term, 2 * half, [a[term][0], b[term][0], a[term][1], b[term][1]])
+                for half in range(2)
+                for term in range(self.terms)
+            ]
+        found = []
+        by_half = (zip(*(self._by_nibble(word, table, interpret) for word in words), strict=True) for words in rows)
+        for half, (a, b) in enumerate(zip(*by_half, strict=True)):
+            found += [Factor(half, k, [a[k], b[k], a[k + 1], b[k + 1]]) for k in (0, 2)]
+        return found
 
-    def _unlooked(self, word: Word, half: int) -> Word:
-        return (word if half else word << 4) & UPPER ^ SIGNS
-
-    def _looked_up(self, word: Word, table: Any, interpret: Any) -> list[list[Word]]:
-        """Levels of bytes 0 and 1, and of bytes 2 and 3, of a word, each of a lower and an upper nibble, by terms."""
-        terms = [word, warps.complement(word, table[4], interpret=interpret)][: self.terms]
-        return [
+    def _looked_up(self, word: Word, table: Any, interpret: Any) -> tuple[list[list[Word]], Word]:
+        """Levels of bytes 0 and 1, and of bytes 2 and 3, of a word, each of a lower and an upper nibble, by halves of
+        the table; and the word that the last half was looked up by."""
+        indices = [word, warps.complement(word, table[4], interpret=interpret)][: 1 + (self.bits == 4)]
+        found = [
             [
                 byte_permute(*table[2 * k : 2 * k + 2], each >> below if below else each, interpret=interpret)
                 for below in (0, 16)
             ]
-            for k, each in enumerate(terms)
+            for k, each in enumerate(indices)
         ]
+        return found, indices[-1]
+
+    def _by_nibble(self, word: Word, table: Any, interpret: Any) -> tuple[Word, Word]:
+        """Levels of the lower and of the upper nibbles of a word."""
+        if not self.tabled:
+            return (word << 4) & UPPER ^ SIGNS, word & UPPER ^ SIGNS
+        found, flipped = self._looked_up(word, table, interpret)
+        pairs = [functools.reduce(jnp.bitwise_or, pair) for pair in zip(*found, strict=True)]
+        lower, upper = (byte_permute(*pairs, selector, interpret=interpret) for selector in (0x6420, 0x7531))
+        return (lower | flipped << 4 & SIGNS, upper | flipped & SIGNS) if self.bits == 4 else (lower, upper)
 
     def key_words(self, sections: list[Any], j: int, slice_: int, place: Place) -> list[Word]:
         """Indices of the tokens j and 8 + j of TOKENS in the lower and upper nibbles of 4 words: 64 dimensions."""

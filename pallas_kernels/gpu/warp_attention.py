@@ -22,9 +22,13 @@ from pallas_kernels.packed import NEVER, Packed
 
 ROWS = TILE
 """Number that the queries of a head are padded to a multiple of."""
+MAX_SUMS = 2048
+"""Most queries times dimensions: each thread has a sixteenth of them in registers."""
 STAGES = 2
 """Blocks of tokens that are being copied or used."""
 PROCESSORS = 132
+SHARED, OWN = 228 * 1024, 1024 + 32
+"""Bytes of shared memory of a processor, and those that each block of threads has besides its own arrays."""
 WARPS = registers.THREADS // 32
 
 
@@ -42,21 +46,27 @@ def splits_of(plan: Plan, heads: int, tokens: int) -> int:
 
 
 def resident(plan: Plan) -> int:
-    """Returns the blocks of threads that a processor has room for."""
-    return 3
+    """Returns the blocks of threads that a processor has room for: a test holds it to what the compiler reports."""
+    by_registers = 3 if plan.rows == TILE else 2
+    sides = plan.keys, plan.values
+    of_token = sum(side.bits * plan.dim // 8 + 2 * side.groups * (1 + side.biased) for side in sides)
+    queries = plan.rows // TILE * plan.dim // 16 // plan.keys.loaded * 512
+    return max(1, min(by_registers, SHARED // (STAGES * BLOCK * of_token + queries + OWN)))
 
 
-def key_side(codes: Packed, dim: int) -> Levels:
-    return _side(codes, codes.scales.shape[3])
+def key_side(codes: Packed, dim: int, rows: int) -> Levels:
+    return _side(codes, codes.scales.shape[3], dim, rows)
 
 
-def value_side(codes: Packed, dim: int) -> Levels:
-    return _side(codes, dim)
+def value_side(codes: Packed, dim: int, rows: int) -> Levels:
+    return _side(codes, dim, dim, rows)
 
 
-def _side(codes: Packed, rows: int) -> Levels:
-    bits = sum(8 * section.shape[-2] // rows for section in codes.sections)
-    return Levels(bits, codes.scales.shape[2], codes.biases is not None, codes.levels is not None or bits < 4)
+def _side(codes: Packed, period: int, dim: int, rows: int) -> Levels:
+    bits = sum(8 * section.shape[-2] // period for section in codes.sections)
+    tabled = codes.levels is not None or bits < 4
+    few = rows <= 2 * TILE and rows * dim <= 1024
+    return Levels(bits, codes.scales.shape[2], codes.biases is not None, tabled, tabled and few)
 
 
 def call(

@@ -56,52 +56,46 @@ def scores_of(
     scores = [[queries.shift[t]] * len(TOKENS) for t in tiles]
     if shift is not None:
         scores = [numbers(shift, TILE * t + place.q, place) for t in tiles]
-    slices = queries.ref.shape[0] // len(tiles) // (SLICE // 16 // side.loaded)
-    each = slices // side.groups
+    each = queries.ref.shape[0] * side.loaded * 16 // SLICE // len(tiles) // side.groups
     for group in range(side.groups):
         scale, bias = grid(side, arrays, group, place)
         for t in tiles if side.biased else ():
             scores[t] = [x + queries.groups[group][t] * b for x, b in zip(scores[t], bias, strict=True)]
-        for some in _chunks(plan):
-            for pair in range(2):
-                found = _products(
-                    plan, arrays, table, queries, some, pair, range(group * each, (group + 1) * each), place
-                )
-                for t, sums in zip(some, found, strict=True):
-                    for half in range(2):
-                        for i, number in enumerate(_merged(side, sums, half, 128)):
-                            k = 4 * half + 2 * pair + i
-                            scores[t][k] = scores[t][k] + number * (scale[k] * queries.unit[t])
+        slices = range(group * each, (group + 1) * each)
+        for pair in range(2):
+            found = _key_products(plan, arrays, table, queries, pair, slices, place)
+            for t, sums in enumerate(found):
+                for half in range(2):
+                    for i, number in enumerate(_merged(side, sums, half, 128)):
+                        k = 4 * half + 2 * pair + i
+                        scores[t][k] = scores[t][k] + number * (scale[k] * queries.unit[t])
     if plan.softcap is None:
         return scores
     return [[plan.softcap * jnp.tanh(x * (1 / plan.softcap)) for x in some] for some in scores]
 
 
-def _chunks(plan: Plan) -> list[range]:
-    """Tiles of queries that levels of keys are looked up once for; registers for all would be too many."""
-    tiles = plan.rows // TILE
-    count = tiles if tiles * plan.dim < 1024 else 2
-    return [range(first, min(first + count, tiles)) for first in range(0, tiles, count)]
-
-
-def _products(plan, arrays, table, queries, tiles, pair, slices, place):
+def _key_products(plan, arrays, table, queries, pair, slices, place):
     """Sums of the products of two rows of keys with queries, by tiles."""
-    side, interpret = plan.keys, plan.interpret
-    zero = registers.full(jnp.int32(0), (registers.THREADS,), registers.words_layout(), interpret=interpret)
+    side, interpret, tiles = plan.keys, plan.interpret, range(plan.rows // TILE)
     count, vectors = 2 * side.terms, SLICE // 16 // side.loaded
-    of_tile = queries.ref.shape[0] * TILE // plan.rows
-    sums = [[zero] * 4] * (count * len(tiles))
+    of_tile = queries.ref.shape[0] // len(tiles)
+    sums = _zeros(count * len(tiles), interpret)
     for part in slices:
         rows = [side.key_words(arrays.sections, 2 * pair + i, part, place) for i in range(2)]
         for k in range(vectors):
             factors = side.left([row[k * side.loaded :][: side.loaded] for row in rows], table, interpret=interpret)
             products = []
-            for i, t in enumerate(tiles):
+            for t in tiles:
                 offset = (place.lane << 4) + 512 * (of_tile * t + vectors * part + k)
                 right = warps.load(queries.ref, offset, 4, interpret=interpret)
-                products += [(i * count + f.total, f.words, right[f.first : f.first + 2]) for f in factors]
+                products += [(t * count + f.total, f.words, right[f.first : f.first + 2]) for f in factors]
             sums = warps.multiply_add(sums, products, interpret=interpret)
-    return [sums[i * count : (i + 1) * count] for i in range(len(tiles))]
+    return [sums[t * count : (t + 1) * count] for t in tiles]
+
+
+def _zeros(count: int, interpret: Any) -> list[list[jax.Array]]:
+    zero = registers.full(jnp.int32(0), (registers.THREADS,), registers.words_layout(), interpret=interpret)
+    return [[zero] * 4] * count
 
 
 def _merged(side: Levels, sums: list[list[jax.Array]], half: int, radix: int) -> list[jax.Array]:
@@ -193,8 +187,6 @@ def accumulated(
 def _value_products(plan, table, rows, rights, interpret):
     """Sums of the products of two rows of values with weights, by tiles; `rights` are by tiles and nibbles."""
     side = plan.values
-    zero = registers.full(jnp.int32(0), (registers.THREADS,), registers.words_layout(), interpret=interpret)
-    count = 2 * side.terms
     lefts = [
         side.left([row[k : k + side.loaded] for row in rows], table, interpret=interpret)
         for k in range(0, 4, side.loaded)
@@ -206,7 +198,7 @@ def _value_products(plan, table, rows, rights, interpret):
             for k, factors in enumerate(lefts)
             for f in factors
         ]
-        found.append(warps.multiply_add([[zero] * 4] * count, products, interpret=interpret))
+        found.append(warps.multiply_add(_zeros(2 * side.terms, interpret), products, interpret=interpret))
     return found
 
 

@@ -1,7 +1,7 @@
 """Operations of the threads of a warp on their registers, each with a twin for Pallas's interpreter.
 
-As in `registers`, a word is a uint32 array (128,): one register of each thread. Lane 4 g + q of a warp has the row g and
-the columns q of matrices, as PTX ISA, "mma.m16n8k32", has them.
+As in `registers`, a word is a uint32 array (128,): one register of each thread. Lane 4 g + q of a warp has the row g
+and the columns q of matrices, as PTX ISA, "mma.m16n8k32", has them.
 """
 
 from typing import Any

@@ -34,11 +34,11 @@ def splits_of(plan: Any, heads: int, tokens: int) -> int:
     return max(1, min(tokens // BLOCK // 8, -(-3 * 132 // heads)))
 
 
-def key_side(codes: Packed, dim: int) -> Side | Stream | Columns:
+def key_side(codes: Packed, dim: int, rows: int) -> Side | Stream | Columns:
     return _side(codes, codes.scales.shape[3], UNIT, dim)
 
 
-def value_side(codes: Packed, dim: int) -> Side | Stream | Columns:
+def value_side(codes: Packed, dim: int, rows: int) -> Side | Stream | Columns:
     return _side(codes, dim, dim, dim)
 
 
