@@ -19,7 +19,6 @@ from jax import lax
 from pallas_kernels.gpu import warp_attention, wgmma_attention
 from pallas_kernels.gpu.columns import Columns, Lookup
 from pallas_kernels.gpu.operands import Arrays, Operands, Plan
-from pallas_kernels.gpu.streams import Companded
 from pallas_kernels.packed import Packed, Sums, limbs
 
 LOG2E = math.log2(math.e)
@@ -59,8 +58,8 @@ def decode_attention(
       (batch, heads, rows, columns + 1), as for y.
     """
     batch, heads, rows, _ = y.shape
-    by_levels = not any(isinstance(codes.levels, Lookup | Companded) for codes in (keys, values))
-    kernel = warp_attention if by_levels and rows * y.shape[3] <= warp_attention.MAX_SUMS else wgmma_attention
+    columns = any(isinstance(codes.levels, Lookup) for codes in (keys, values))
+    kernel = wgmma_attention if columns or rows * y.shape[3] > warp_attention.MAX_SUMS else warp_attention
     tokens = keys.scales.shape[3] * (1 if tables is None else tables.shape[1])
     padded = -(-rows // kernel.ROWS) * kernel.ROWS
     shift = jnp.zeros((batch, heads, rows, 1)) if shift is None else shift

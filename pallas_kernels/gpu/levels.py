@@ -76,6 +76,7 @@ class Factor(NamedTuple):
 class Levels(NamedTuple):
     """Static facts about keys, or about values."""
 
+    dim: int
     bits: int
     groups: int
     """Groups of dimensions, each with scales of its own."""
@@ -170,6 +171,39 @@ class Levels(NamedTuple):
         lower, upper = (byte_permute(*pairs, selector, interpret=interpret) for selector in (0x6420, 0x7531))
         return (lower | flipped << 4 & SIGNS, upper | flipped & SIGNS) if self.bits == 4 else (lower, upper)
 
+    def query_words(self, limbs: Any, row: Any, part: int, place: Place) -> list[Word]:
+        """Four words of a row of limbs: 16 of 64 dimensions."""
+        offset = row * self.dim + SLICE * part + 16 * place.q
+        return warps.load(limbs, offset, 4, interpret=place.interpret)
+
+    def token(self, pair: int, half: int, i: int) -> int:
+        """Number among TOKENS of a row of a sum of `key_factors`."""
+        return 4 * half + 2 * pair + i
+
+    def key_factors(
+        self, sections: list[Any], table: Any, group: int, pair: int, place: Place
+    ) -> Iterator[tuple[int, list[Factor]]]:
+        """Yields the numbers of right sides, and factors for each, of two rows: four tokens."""
+        count, vectors = self.dim // SLICE // self.groups, 4 // self.loaded
+        for part in range(group * count, (group + 1) * count):
+            rows = [self.key_words(sections, 2 * pair + i, part, place) for i in range(2)]
+            for k in range(vectors):
+                some = [row[k * self.loaded :][: self.loaded] for row in rows]
+                yield vectors * part + k, self.left(some, table, interpret=place.interpret)
+
+    def value_factors(
+        self, sections: list[Any], table: Any, place: Place
+    ) -> Iterator[tuple[list[int], list[list[Factor]]]]:
+        """Yields the first numbers of sums, see `dimension`, and factors for each right side."""
+        for i in range(self.dim // 32):
+            rows = [self.value_words(sections, 16 * i + 8 * r, place) for r in range(2)]
+            some = ([row[k : k + self.loaded] for row in rows] for k in range(0, 4, self.loaded))
+            yield [4 * i, 4 * i + 2], [self.left(words, table, interpret=place.interpret) for words in some]
+
+    def dimension(self, number: Any) -> Any:
+        """Dimension of a sum, but for `Place.row`: of each four numbers two are d / 2 above the others."""
+        return (number >> 2 << 4) + ((number & 1) << 3) + (number >> 1 & 1) * (self.dim // 2)
+
     def key_words(self, sections: list[Any], j: int, slice_: int, place: Place) -> list[Word]:
         """Indices of the tokens j and 8 + j of TOKENS in the lower and upper nibbles of 4 words: 64 dimensions."""
         unit, index = (place.part << 2) + (place.g >> 1), ((place.g & 1) << 2) + j
@@ -183,12 +217,12 @@ class Levels(NamedTuple):
 
         return self._indices(sections, load)
 
-    def value_words(self, sections: list[Any], first: int, dim: int, place: Place) -> list[Word]:
+    def value_words(self, sections: list[Any], first: int, place: Place) -> list[Word]:
         """Indices of the dimensions first + `row` and first + d / 2 + `row` in the nibbles of 4 words: 16 tokens."""
 
         def load(refs: Any, width: int) -> list[Word]:
             columns = refs[0].shape[-1]
-            turn, row = divmod(first, dim * width // 8)
+            turn, row = divmod(first, self.dim * width // 8)
             offset = registers.swizzled(place.row, (place.part << 6) + (place.q << 4), columns, PAGE) + row * columns
             words = _load(refs, offset, place)
             return [word >> np.uint32(width * turn) for word in words] if turn else words

@@ -17,6 +17,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.gpu import registers, warps
 from pallas_kernels.gpu.levels import BLOCK, PAGE, SLICE, Levels, Place
 from pallas_kernels.gpu.operands import Operands, Plan, share
+from pallas_kernels.gpu.rings import STATES, Ring
+from pallas_kernels.gpu.streams import Companded
 from pallas_kernels.gpu.warp_softmax import LARGEST, TILE, Carry, Queries, accumulated, over_tokens, scores_of, seen
 from pallas_kernels.packed import NEVER, Packed
 
@@ -47,26 +49,36 @@ def splits_of(plan: Plan, heads: int, tokens: int) -> int:
 
 def resident(plan: Plan) -> int:
     """Returns the blocks of threads that a processor has room for: a test holds it to what the compiler reports."""
-    by_registers = 3 if plan.rows == TILE else 2
     sides = plan.keys, plan.values
     of_token = sum(side.bits * plan.dim // 8 + 2 * side.groups * (1 + side.biased) for side in sides)
     queries = plan.rows // TILE * plan.dim // 16 // plan.keys.loaded * 512
-    return max(1, min(by_registers, SHARED // (STAGES * BLOCK * of_token + queries + OWN)))
+    tables = 128 * STATES * sum(isinstance(side, Ring) for side in _tabled(plan))
+    by_memory = SHARED // (STAGES * BLOCK * of_token + queries + tables + OWN)
+    rings = any(isinstance(side, Ring) for side in sides)
+    untabled = not rings and not any(side.tabled for side in sides)
+    few_registers = plan.dim == 64 or untabled or max(side.bits for side in sides) < 3
+    if plan.rows == TILE and not rings:
+        by_registers = 4 if few_registers else 3
+    else:
+        by_registers = 3 if untabled and plan.rows == 2 * TILE and max(side.groups for side in sides) == 1 else 2
+    return max(1, min(by_memory, by_registers))
 
 
-def key_side(codes: Packed, dim: int, rows: int) -> Levels:
+def key_side(codes: Packed, dim: int, rows: int) -> Levels | Ring:
     return _side(codes, codes.scales.shape[3], dim, rows)
 
 
-def value_side(codes: Packed, dim: int, rows: int) -> Levels:
+def value_side(codes: Packed, dim: int, rows: int) -> Levels | Ring:
     return _side(codes, dim, dim, rows)
 
 
-def _side(codes: Packed, period: int, dim: int, rows: int) -> Levels:
+def _side(codes: Packed, period: int, dim: int, rows: int) -> Levels | Ring:
+    if isinstance(codes.levels, Companded):
+        return Ring(dim, 8 * codes.sections[0].shape[2] // dim, codes.levels)
     bits = sum(8 * section.shape[-2] // period for section in codes.sections)
     tabled = codes.levels is not None or bits < 4
     few = rows <= 2 * TILE and rows * dim <= 1024
-    return Levels(bits, codes.scales.shape[2], codes.biases is not None, tabled, tabled and few)
+    return Levels(dim, bits, codes.scales.shape[2], codes.biases is not None, tabled, tabled and few)
 
 
 def call(
@@ -101,12 +113,13 @@ def call(
     vectors = dim // 16 // plan.keys.loaded
 
     def kernel(limbs_ref, columns_ref, start_ref, stop_ref, key_table, value_table, *refs):
-        *blocks, sums_ref, largest_ref, total_ref, memory = refs
+        *blocks, sums_ref, largest_ref, total_ref, memory, looked_up, barrier = refs
         pages_ref, blocks = blocks[: len(tables)], blocks[len(tables) :]
         n, split = lax.axis_index("n"), lax.axis_index("split")
         place = Place.of(halves, interpret)
         queries = _queries(plan, limbs_ref.at[n], columns_ref.at[n], memory, place)
-        levels = [[table[k] for k in range(5)] for table in (key_table, value_table)]
+        levels = [_table(*pair, barrier) for pair in zip((key_table, value_table), looked_up, strict=False)]
+        levels = levels if len(levels) == 2 else 2 * levels
         begin, end = start_ref[n], stop_ref[n]
         first, count = share(begin, end, split, plan.splits, BLOCK)
 
@@ -153,11 +166,12 @@ def call(
             ((full(0),) * (plan.values.groups * plan.values.biased),) * tiles,
             ((full(0),) * (plan.dim // 8),) * tiles,
         )
+        keys = of_side(operands.keys, 1 if isinstance(plan.keys, Levels) else 2)
         shift = [] if operands.shift is None else specs(operands.shift, 2, paged=False)
         pipeline = plgpu.emit_pipeline(
             step,
             grid=(count,),
-            in_specs=[*of_side(operands.keys, 1), *of_side(operands.values, 2), *shift],
+            in_specs=[*keys, *of_side(operands.values, 2), *shift],
             max_concurrent_steps=STAGES,
             init_carry=carry,
         )
@@ -172,11 +186,30 @@ def call(
         out_type=[jax.ShapeDtypeStruct((heads, plan.splits, *shape), jnp.float32) for shape in shapes],
         grid=(heads, plan.splits),
         grid_names=("n", "split"),
-        scratch_types=[plgpu.SMEM((tiles * vectors, 128), jnp.uint32)],
+        scratch_types=[
+            plgpu.SMEM((tiles * vectors, 128), jnp.uint32),
+            [[plgpu.SMEM((STATES, 128), jnp.int8)] * isinstance(side, Ring) for side in _tabled(plan)],
+            plgpu.Barrier(),
+        ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True),
         kernel_name="decode_attention",
         interpret=interpret,
     )(limbs, columns, start, stop, key_table, value_table, *tables, *leaves)
+
+
+def _tabled(plan: Plan) -> list[Levels | Ring]:
+    """Sides that have a table; keys and values by one trellis share it."""
+    shared = isinstance(plan.keys, Ring) and plan.keys == plan.values
+    return [plan.keys] if shared else [plan.keys, plan.values]
+
+
+def _table(table: Any, memory: list[Any], barrier: Any) -> Any:
+    """Levels as words, or copied into shared memory if there is some for them."""
+    if not memory:
+        return [table[k] for k in range(5)]
+    plgpu.copy_gmem_to_smem(table.at[0], memory[0], barrier)
+    plgpu.barrier_wait(barrier)
+    return memory[0]
 
 
 def _queries(plan: Plan, limbs: Any, columns: Any, memory: Any, place: Place) -> Queries:
@@ -186,7 +219,7 @@ def _queries(plan: Plan, limbs: Any, columns: Any, memory: Any, place: Place) ->
     for t in tiles:
         row = (place.g & 1) * plan.rows + TILE * t + (place.g >> 1)
         for k in range(limbs.shape[1] // SLICE):
-            words = warps.load(limbs, row * limbs.shape[1] + SLICE * k + 16 * place.q, 4, interpret=interpret)
+            words = plan.keys.query_words(limbs, row, k, place)
             for right in plan.keys.right(words, interpret=interpret):
                 warps.store(memory, (place.lane << 4) + 512 * vector, right, interpret=interpret)
                 vector += 1
@@ -228,14 +261,13 @@ def _merge(plan: Plan, carry: Carry, out: list[Any], scratch: Any, place: Place)
         biases = [over_tokens(jnp.add, x, interpret) for x in carry.biases[t]]
         sums = [x * unit for x in carry.sums[t]]
         for k, x in enumerate(sums if biases else ()):
-            dim = 16 * (k // 4) + k // 2 % 2 * (plan.dim // 2)
-            sums[k] = x + biases[dim * len(biases) // plan.dim]
+            sums[k] = x + biases[plan.values.dimension(k) * len(biases) // plan.dim]
         write(2 * len(tiles), [x * factors[t] for x in sums])
         plgpu.commit_smem()
         offset = 4 * (TILE * t + place.q)
         for i in range(plan.dim // 32):  # each warp adds up one of four numbers
             total = sum(read(2 * len(tiles) + 4 * i + place.warp))
-            dim = 16 * i + 8 * (place.warp & 1) + (place.warp >> 1) * (plan.dim // 2) + place.row
+            dim = plan.values.dimension(4 * i + place.warp) + place.row
             warps.store(sums_ref, 4 * plan.rows * dim + offset, [total], interpret=interpret)
         warps.store(largest_ref, offset, [largest[t]], interpret=interpret)
         warps.store(total_ref, offset, [sum(read(len(tiles) + t))], interpret=interpret)

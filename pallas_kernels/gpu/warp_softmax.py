@@ -9,9 +9,10 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.gpu import registers, warps
-from pallas_kernels.gpu.levels import SLICE, TOKENS, Levels, Place
+from pallas_kernels.gpu.levels import TOKENS, Levels, Place
 from pallas_kernels.gpu.operands import Arrays, Plan
 from pallas_kernels.gpu.registers import byte_permute
+from pallas_kernels.gpu.rings import Ring
 from pallas_kernels.packed import NEVER
 
 TILE = 4
@@ -44,52 +45,44 @@ class Carry(NamedTuple):
     total: tuple[jax.Array, ...]
     biases: tuple[tuple[jax.Array, ...], ...]
     sums: tuple[tuple[jax.Array, ...], ...]
-    """Number 4 i + 2 half + r of a tile is dimension 16 i + 8 r + half d / 2 + `Place.row`."""
+    """Numbers of dimensions, see `Levels.dimension`."""
 
 
 def scores_of(
     plan: Plan, arrays: Arrays, table: Any, queries: Queries, shift: Any, place: Place
 ) -> list[list[jax.Array]]:
     """By tiles of queries the scores of the thread's tokens, in base 2; `shift` is what is added to each token's."""
-    side: Levels = plan.keys
-    tiles = range(plan.rows // TILE)
+    side, tiles = plan.keys, range(plan.rows // TILE)
     scores = [[queries.shift[t]] * len(TOKENS) for t in tiles]
     if shift is not None:
         scores = [numbers(shift, TILE * t + place.q, place) for t in tiles]
-    each = queries.ref.shape[0] * side.loaded * 16 // SLICE // len(tiles) // side.groups
     for group in range(side.groups):
         scale, bias = grid(side, arrays, group, place)
         for t in tiles if side.biased else ():
             scores[t] = [x + queries.groups[group][t] * b for x, b in zip(scores[t], bias, strict=True)]
-        slices = range(group * each, (group + 1) * each)
-        for pair in range(2):
-            found = _key_products(plan, arrays, table, queries, pair, slices, place)
-            for t, sums in enumerate(found):
-                for half in range(2):
-                    for i, number in enumerate(_merged(side, sums, half, 128)):
-                        k = 4 * half + 2 * pair + i
+        for outer in range(2):
+            for t, sums in enumerate(_key_products(plan, arrays, table, queries, group, outer, place)):
+                for inner in range(2):
+                    for i, number in enumerate(_merged(side, sums, inner, 128)):
+                        k = side.token(outer, inner, i)
                         scores[t][k] = scores[t][k] + number * (scale[k] * queries.unit[t])
     if plan.softcap is None:
         return scores
     return [[plan.softcap * jnp.tanh(x * (1 / plan.softcap)) for x in some] for some in scores]
 
 
-def _key_products(plan, arrays, table, queries, pair, slices, place):
-    """Sums of the products of two rows of keys with queries, by tiles."""
-    side, interpret, tiles = plan.keys, plan.interpret, range(plan.rows // TILE)
-    count, vectors = 2 * side.terms, SLICE // 16 // side.loaded
-    of_tile = queries.ref.shape[0] // len(tiles)
-    sums = _zeros(count * len(tiles), interpret)
-    for part in slices:
-        rows = [side.key_words(arrays.sections, 2 * pair + i, part, place) for i in range(2)]
-        for k in range(vectors):
-            factors = side.left([row[k * side.loaded :][: side.loaded] for row in rows], table, interpret=interpret)
-            products = []
-            for t in tiles:
-                offset = (place.lane << 4) + 512 * (of_tile * t + vectors * part + k)
-                right = warps.load(queries.ref, offset, 4, interpret=interpret)
-                products += [(t * count + f.total, f.words, right[f.first : f.first + 2]) for f in factors]
-            sums = warps.multiply_add(sums, products, interpret=interpret)
+def _key_products(plan, arrays, table, queries, group, outer, place):
+    """Sums of the products of four tokens with queries, by tiles."""
+    side, tiles = plan.keys, range(plan.rows // TILE)
+    count, of_tile = 2 * side.terms, queries.ref.shape[0] // len(tiles)
+    sums = _zeros(count * len(tiles), plan.interpret)
+    for number, factors in side.key_factors(arrays.sections, table, group, outer, place):
+        products = []
+        for t in tiles:
+            offset = (place.lane << 4) + 512 * (of_tile * t + number)
+            right = warps.load(queries.ref, offset, 4, interpret=plan.interpret)
+            products += [(t * count + f.total, f.words, right[f.first : f.first + 2]) for f in factors]
+        sums = warps.multiply_add(sums, products, interpret=plan.interpret)
     return [sums[t * count : (t + 1) * count] for t in tiles]
 
 
@@ -98,9 +91,9 @@ def _zeros(count: int, interpret: Any) -> list[list[jax.Array]]:
     return [[zero] * 4] * count
 
 
-def _merged(side: Levels, sums: list[list[jax.Array]], half: int, radix: int) -> list[jax.Array]:
+def _merged(side: Levels | Ring, sums: list[list[jax.Array]], number: int, radix: int) -> list[jax.Array]:
     """Returns the float32 numbers that the sums of two limbs stand for, of two rows."""
-    some = sums[half * side.terms : (half + 1) * side.terms]
+    some = sums[number * side.terms : (number + 1) * side.terms]
     some = some[0] if len(some) == 1 else [y - x for x, y in zip(*some, strict=True)]
     return [(some[2 * r] * radix + some[2 * r + 1]).astype(jnp.float32) for r in range(2)]
 
@@ -123,7 +116,7 @@ def numbers(refs: Any, row: Any, place: Place) -> list[jax.Array]:
     return found
 
 
-def grid(side: Levels, arrays: Arrays, group: int, place: Place) -> tuple[list[jax.Array], list[jax.Array]]:
+def grid(side: Levels | Ring, arrays: Arrays, group: int, place: Place) -> tuple[list[jax.Array], list[jax.Array]]:
     """Scales of the thread's tokens, and biases if there are: those of the level 0."""
     scale = numbers(arrays.scales, group, place)
     if not side.biased:
@@ -171,38 +164,25 @@ def accumulated(
         shares = [tree(jnp.add, [w * b for w, b in zip(weights, bias, strict=True)]) for _, bias in grids if bias]
         biases.append(tuple(b * kept[t] + share for b, share in zip(carry.biases[t], shares, strict=True)))
         rights.append([_right(side, weights, scale, place) for scale in scales])
-    found = [[] for _ in scores]
-    for i in range(plan.dim // 32):
-        rows = [side.value_words(arrays.sections, 16 * i + 8 * r, plan.dim, place) for r in range(2)]
-        groups = [(16 * i + half * plan.dim // 2) * side.groups // plan.dim for half in range(2)]
-        sums = _value_products(plan, table, rows, [[right[g] for g in groups] for right in rights], interpret)
-        for t, some in enumerate(sums):
-            for half in range(2):
-                for r, number in enumerate(_merged(side, some, half, 256)):
-                    before = carry.sums[t][4 * i + 2 * half + r]
-                    found[t].append(before * kept[t] + number)
-    return Carry(tuple(largest), tuple(total), tuple(biases), tuple(map(tuple, found)))
+    sums = [list(some) for some in carry.sums]
+    for numbers, lefts in side.value_factors(arrays.sections, table, place):
+        groups = [side.dimension(number) * side.groups // side.dim for number in numbers]
+        for t, right in enumerate(rights):
+            products = [
+                (f.total, f.words, right[groups[f.total // side.terms]][k][f.first : f.first + 2])
+                for k, factors in enumerate(lefts)
+                for f in factors
+            ]
+            found = warps.multiply_add(_zeros(len(numbers) * side.terms, interpret), products, interpret=interpret)
+            for inner, number in enumerate(numbers):
+                for r, product in enumerate(_merged(side, found, inner, 256)):
+                    sums[t][number + r] = sums[t][number + r] * kept[t] + product
+    return Carry(tuple(largest), tuple(total), tuple(biases), tuple(map(tuple, sums)))
 
 
-def _value_products(plan, table, rows, rights, interpret):
-    """Sums of the products of two rows of values with weights, by tiles; `rights` are by tiles and nibbles."""
-    side = plan.values
-    lefts = [
-        side.left([row[k : k + side.loaded] for row in rows], table, interpret=interpret)
-        for k in range(0, 4, side.loaded)
-    ]
-    found = []
-    for right in rights:
-        products = [
-            (f.total, f.words, right[f.total // side.terms][k][f.first : f.first + 2])
-            for k, factors in enumerate(lefts)
-            for f in factors
-        ]
-        found.append(warps.multiply_add(_zeros(2 * side.terms, interpret), products, interpret=interpret))
-    return found
-
-
-def _right(side: Levels, weights: list[jax.Array], scale: list[jax.Array], place: Place) -> list[list[jax.Array]]:
+def _right(
+    side: Levels | Ring, weights: list[jax.Array], scale: list[jax.Array], place: Place
+) -> list[list[jax.Array]]:
     """Right sides of the products with values: limbs of weights times scales, of 16 tokens of a column each."""
     permute = functools.partial(byte_permute, interpret=place.interpret)
     whole = [lax.bitcast_convert_type(w * x + ROUNDER, jnp.uint32) for w, x in zip(weights, scale, strict=True)]

@@ -14,7 +14,7 @@ from jax._src.lib.mlir.dialects import arith, llvm
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gpu.registers import THREADS, array, int8, int32, tiling, words_layout
+from pallas_kernels.gpu.registers import THREADS, array, constant, int8, int32, tiling, words_layout
 
 Word = jax.Array
 Product = tuple[int, list[Word], list[Word]]
@@ -131,6 +131,36 @@ MULTIPLY_ADD = (
     "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
 )
 FIELDS = "=r,=r,=r,=r," + ",".join(["r"] * 10)
+
+
+def look_up(ref: Any, offsets: list[Word], *, interpret: Any) -> list[Word]:
+    """Loads bytes of a ref in shared memory at the two halves of each word; four are a word of the result."""
+    if interpret:
+        data = _bytes(ref[...], False)
+        at = lax.bitcast_convert_type(jnp.stack(offsets), jnp.uint16).astype(jnp.int32)
+        found = data[at].reshape(-1, 2, THREADS, 2).swapaxes(1, 2).reshape(-1, THREADS, 4)
+        return list(lax.bitcast_convert_type(found, jnp.uint32))
+    count = len(offsets) // 2
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(()), *[words_layout()] * len(offsets)), return_type=(_word(jnp.uint32),) * count
+    )
+    def read(context, ref, *offsets):
+        base = mgpu.utils.memref_ptr(ref)
+
+        def byte(offset):
+            return arith.extui(int32(), llvm.load(int8(), mgpu.utils.getelementptr(base, [offset], int8())))
+
+        def joined(low, high, by):
+            return llvm.inline_asm(int32(), [high, constant(by), low], "mad.lo.u32 $0, $1, $2, $3;", "=r,r,n,r")
+
+        halves = []
+        for offset in map(_register, offsets):
+            low, high = arith.andi(offset, constant(0xFFFF)), arith.shrui(offset, constant(16))
+            halves.append(joined(byte(low), byte(high), 1 << 8))
+        return tuple(_array(joined(*halves[k : k + 2], 1 << 16)) for k in range(0, len(halves), 2))
+
+    return list(read(ref, *offsets))
 
 
 def shuffle(x: jax.Array, lane: jax.Array | None = None, *, xor: int | None = None, interpret: Any) -> jax.Array:

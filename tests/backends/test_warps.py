@@ -103,7 +103,7 @@ def test_stores_are_neighbors():
 def test_products_are_those_of_levels(bits, interleaved):
     """Levels of two rows of keys times columns, by each word of indices in nibbles."""
     rng = np.random.default_rng(bits)
-    side, levels = Levels(bits, 1, False, True, interleaved), np.asarray(packed_codes.LEVELS[bits], np.int8)
+    side, levels = Levels(64, bits, 1, False, True, interleaved), np.asarray(packed_codes.LEVELS[bits], np.int8)
     nibbles = rng.integers(0, 2**bits, (2, 4, 128, 8))
     words = (nibbles << 4 * np.arange(8)).sum(-1).astype(np.uint32)
     rows, right = [list(map(jnp.asarray, row)) for row in words], words_of(rng, 4)
@@ -130,14 +130,14 @@ def test_every_token_and_dimension_is_in_one_place(halves):
     """Words of keys have a token in each nibble row, those of values 16 tokens of a warp's 64."""
     dim, rng = 64, np.random.default_rng(6)
     indices = rng.integers(0, 16, (1, 1, BLOCK, dim))
-    side, place = Levels(4, 1, False, True, True), Place.of(halves, True)
+    side, place = Levels(dim, 4, 1, False, True, True), Place.of(halves, True)
     for transposed in (False, True):
         (section,) = (jnp.asarray(x.bits[0, 0]) for x in packed_codes.pack(indices, 4, transposed).sections)
         refs = tuple(jnp.split(section, halves, axis=int(transposed)))
         thread = np.arange(128)
         warp, g, q = thread // 32, thread % 32 // 4, thread % 4
         if transposed:
-            words = side.value_words([refs], 16, dim, place)
+            words = side.value_words([refs], 16, place)
             row, column = 16 + np.asarray(place.row), 64 * warp + 16 * q
             expected = [indices[0, 0][column[:, None] + np.arange(16), r[:, None]] for r in (row, row + dim // 2)]
         else:
@@ -151,7 +151,7 @@ def test_every_token_and_dimension_is_in_one_place(halves):
 
 
 def test_shares_fill_whole_waves():
-    side = Levels(4, 1, False, True, True)
+    side = Levels(128, 4, 1, False, True, True)
     plan = Plan(128, 4, 1, None, side, side, False)
     found = [splits_of(plan, n, tokens) for n, tokens in ((64, 16384), (256, 16384), (8, 65536), (64, 4096), (1, 128))]
     assert found == [6, 3, 43, 6, 1]
