@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.gpu import warp_attention, wgmma_attention
+from pallas_kernels.gpu import warp_attention
 from pallas_kernels.gpu.columns import Columns, Lookup
 from pallas_kernels.gpu.operands import Arrays, Operands, Plan
 from pallas_kernels.packed import Packed, Sums, limbs
@@ -58,36 +58,44 @@ def decode_attention(
       (batch, heads, rows, columns + 1), as for y.
     """
     batch, heads, rows, _ = y.shape
-    columns = any(isinstance(codes.levels, Lookup) for codes in (keys, values))
-    kernel = wgmma_attention if columns or rows * y.shape[3] > warp_attention.MAX_SUMS else warp_attention
+    dim = y.shape[3] - isinstance(keys.levels, Lookup) if dim is None else dim
+    width = len(values.levels.starts) if isinstance(values.levels, Lookup) else dim
+    most = warp_attention.MAX_SUMS // max(width, y.shape[3] // 64 * 64)
+    if rows > most:
+        options = {"tables": tables, "dim": dim, "softcap": softcap, "splits": splits, "interpret": interpret}
+        some = [slice(k, k + most) for k in range(0, rows, most)]
+        shifts = [None if shift is None else shift[:, :, part] for part in some]
+        operands = keys, values, start, stop
+        pairs = zip(some, shifts, strict=True)
+        parts = [decode_attention(y[:, :, part], *operands, shift, **options) for part, shift in pairs]
+        return Sums(*(jnp.concatenate(part, axis=2) for part in zip(*parts, strict=True)))
     tokens = keys.scales.shape[3] * (1 if tables is None else tables.shape[1])
-    padded = -(-rows // kernel.ROWS) * kernel.ROWS
+    padded = -(-rows // warp_attention.TILE) * warp_attention.TILE
     shift = jnp.zeros((batch, heads, rows, 1)) if shift is None else shift
     y, shift = (jnp.pad(x * LOG2E, [(0, 0), (0, 0), (0, padded - rows), (0, 0)]) for x in (y, shift))
     y, shift = (x.reshape(-1, padded, x.shape[3]) for x in (y, shift))
     by_token, shift = (shift, jnp.zeros_like(shift)) if shift.shape[2] > 1 else (None, shift)
     start, stop = (jnp.repeat(bound.astype(jnp.int32), heads) for bound in (start, stop))
 
-    key_side = kernel.key_side(keys, y.shape[2], padded)
+    key_side = warp_attention.key_side(keys, y.shape[2], padded)
     if isinstance(key_side, Columns):
         y, groups = y[..., :-1], y[..., -1:]
     else:
         groups = y.reshape(*y.shape[:2], key_side.groups, -1).sum(-1)
-    dim = y.shape[2] if dim is None else dim
-    value_side = kernel.value_side(values, dim, padded)
+    value_side = warp_attention.value_side(values, dim, padded)
     dim = value_side.dim if isinstance(value_side, Columns) else dim
     plan = Plan(dim, padded, 1, None if softcap is None else softcap * LOG2E, key_side, value_side, interpret)
-    plan = plan._replace(splits=kernel.splits_of(plan, batch * heads, tokens) if splits is None else splits)
+    plan = plan._replace(splits=warp_attention.splits_of(plan, batch * heads, tokens) if splits is None else splits)
     whole, unit = limbs(y)
     columns = jnp.stack([unit * key_side.unit, shift[..., 0], *jnp.moveaxis(groups, -1, 0)], axis=1)
     levels = key_side.table(keys.levels), value_side.table(values.levels)
     pages = None if tables is None else jnp.maximum(tables, 0).astype(jnp.int32)
     operands = Operands(_flat(keys), _flat(values), by_token)
-    sums, largest, total = kernel.call(plan, whole, columns, start, stop, pages, *levels, operands)
+    sums, largest, total = warp_attention.call(plan, whole, columns, start, stop, pages, *levels, operands)
 
     weight = jnp.exp2(largest - largest.max(1, keepdims=True))
     total, sums = (total * weight).sum(1), (sums * weight[:, :, None]).sum(1)
-    parts = largest.max(1) / LOG2E, total, jnp.swapaxes(value_side.in_order(sums), 1, 2)
+    parts = largest.max(1) / LOG2E, total, jnp.swapaxes(sums, 1, 2)
     return Sums(*(part.reshape(batch, heads, *part.shape[1:])[:, :, :rows] for part in parts))
 
 

@@ -58,6 +58,16 @@ class Place(NamedTuple):
         return cls(lane, warp, g, q, (warp << 6) + ((g >> 1) << 4) + ((g & 1) << 2), part, half, interpret)
 
     @property
+    def key(self) -> jax.Array:
+        """The first of the thread's tokens in its half of the block."""
+        return (self.part << 6) + ((self.g >> 1) << 4) + ((self.g & 1) << 2)
+
+    @property
+    def value(self) -> jax.Array:
+        """The first of 16 tokens of values in the half of the block."""
+        return (self.part << 6) + (self.q << 4)
+
+    @property
     def row(self) -> jax.Array:
         """Row of eight dimensions of values; rows of neighboring threads are in different banks."""
         return ((self.g & 1) << 2) + (self.g >> 1)
@@ -85,7 +95,13 @@ class Levels(NamedTuple):
     """True if levels are looked up. If not, an index n of 4 bits becomes 16 (n - 8)."""
     interleaved: bool
     """True if factors are levels of lower and upper nibbles by turns, as they are looked up. Right sides then have
-    zeros in the place of the other ones: fewer instructions for few queries, but twice or four times the products."""
+    zeros in the place of the other ones, and the halves of 16 levels are multiplied apart: 7 instructions a word of 8
+    indices instead of 14, but twice or four times the products. These would bound the time of many queries."""
+
+    passes = 2
+    """Calls of `key_factors`, which share the eight tokens of a thread."""
+    memory = 0
+    """Rows of 128 bytes of a table in shared memory."""
 
     @property
     def unit(self) -> float:
@@ -116,10 +132,6 @@ class Levels(NamedTuple):
         levels = jnp.pad(levels, (0, 16 - 2 * middle)).astype(jnp.int8)
         words = lax.bitcast_convert_type(levels.reshape(4, 4), jnp.uint32)
         return jnp.pad(words, (0, 1), constant_values=np.uint32(2**32 - 1))
-
-    def in_order(self, sums: jax.Array) -> jax.Array:
-        """Sums (n, d, rows) by dimension."""
-        return sums
 
     def right(self, words: list[Word], *, interpret: Any) -> Iterator[list[Word]]:
         """Right sides for `left`, four words for each `loaded` words of codes, from four words of 16 bytes."""
@@ -223,7 +235,7 @@ class Levels(NamedTuple):
         def load(refs: Any, width: int) -> list[Word]:
             columns = refs[0].shape[-1]
             turn, row = divmod(first, self.dim * width // 8)
-            offset = registers.swizzled(place.row, (place.part << 6) + (place.q << 4), columns, PAGE) + row * columns
+            offset = registers.swizzled(place.row, place.value, columns, PAGE) + row * columns
             words = _load(refs, offset, place)
             return [word >> np.uint32(width * turn) for word in words] if turn else words
 

@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from pallas_kernels.gpu import registers, warps
 from pallas_kernels.gpu.levels import PAGE, Factor, Place
-from pallas_kernels.gpu.registers import THREADS, byte_permute
-from pallas_kernels.gpu.streams import Companded
+from pallas_kernels.gpu.registers import byte_permute
+from pallas_kernels.gpu.streams import STATES, Companded
 from pallas_kernels.gpu.warps import Word
 
-STATES = 256
 STATE = 7
 """Lowest bit of a state in an address: a row of the table has 128 bytes, a word for each thread of a warp."""
 MASK = np.uint32(0x7F807F80)
@@ -37,26 +35,20 @@ class Ring(NamedTuple):
     biased = False
     unit = 1.0
     """Number that factors hold multiples of."""
-    terms = 1
+    passes, terms = 2, 1
     loaded = 4
     """Words of 16 bytes of codes for four words of the right side."""
-    sums = 2
-    """Sums of `key_factors`."""
+
+    memory = STATES
+    """Rows of 128 bytes of a table."""
 
     @property
     def lanes(self) -> int:
         return self.dim // 8
 
     def table(self, levels: Companded) -> jax.Array:
-        """int8 (1, 256, 128): each row has the level of a state in the first bytes of words."""
-        states = lax.bitcast_convert_type(jnp.arange(STATES, dtype=jnp.uint8).reshape(-1, 4), jnp.uint32)
-        words = levels(jnp.pad(states, (0, THREADS - STATES // 4)), interpret=True)[: STATES // 4]
-        column = lax.bitcast_convert_type(words, jnp.int8).reshape(STATES, 1)
-        return jnp.broadcast_to(column, (STATES, 4 * 32))[None]
-
-    def in_order(self, sums: jax.Array) -> jax.Array:
-        """Sums (n, d, rows) by dimension."""
-        return sums
+        """int8 (1, 256, 128): each row has the level of a state in the bytes of words."""
+        return jnp.asarray(np.repeat(levels.levels(), 128).reshape(1, STATES, 128))
 
     def right(self, words: list[Word], *, interpret: Any) -> Iterator[list[Word]]:
         """Right sides, four words for each four."""
@@ -95,27 +87,18 @@ class Ring(NamedTuple):
         for part in range(self.dim // 64):
             some = units[8 * part :][:8]
             offsets = [[self._address(fields[pair], token, plane, place) for plane, pair in some] for token in range(4)]
-            words = self._look_up(table, [x for row in offsets for x in row], place)
-            rows = [words[4 * token :][:4] for token in range(4)]
-            yield (
-                part,
-                [
-                    Factor(pair, k, [rows[2 * pair + i][k + j] for j in range(2) for i in range(2)])
-                    for pair in range(2)
-                    for k in (0, 2)
-                ],
-            )
+            words = warps.look_up(table, [x for row in offsets for x in row], interpret=place.interpret)
+            yield part, factors_of([words[4 * token :][:4] for token in range(4)])
 
     def _key_fields(self, refs: Any, run: int, place: Place) -> list[list[list[Word]]]:
         """Neighboring bytes of two lanes as halves of words, by pairs of lanes, bytes and tokens."""
         columns, each = refs[0].shape[-1], self.lanes // 4
-        column = (place.part << 6) + ((place.g >> 1) << 4) + ((place.g & 1) << 2) + 8 * run
         permute = lambda a, b, selector: byte_permute(a, b, selector, interpret=place.interpret)  # noqa: E731
         rows = []
         for k in range(each * self.bits + 1):
             row = each * self.bits * place.q + (k - 1)
             row = jnp.where(row < 0, self.dim * self.bits // 8 - 1, row) if k == 0 else row
-            offset = registers.swizzled(row, column, columns, PAGE)
+            offset = registers.swizzled(row, place.key + 8 * run, columns, PAGE)
             (word,) = warps.load(refs, offset, 1, half=place.half, tiled=True, interpret=place.interpret)
             rows.append(word)
         found = []
@@ -138,10 +121,9 @@ class Ring(NamedTuple):
             for plane in range(0, 8, 2 // len(lanes)):
                 rows = [(fields[r % len(lanes)], plane + r // len(lanes)) for r in range(2)]
                 offsets = [self._address(row, token, number, place) for row, number in rows for token in range(8)]
-                words = self._look_up(table, offsets, place)
-                rows = words[:4], words[4:]
+                words = warps.look_up(table, offsets, interpret=place.interpret)
                 number = (self.lanes * plane + first) // 8
-                yield [number], [[Factor(0, k, [rows[i][k + j] for j in range(2) for i in range(2)]) for k in (0, 2)]]
+                yield [number], [factors_of([words[:4], words[4:]])]
 
     def dimension(self, number: Any) -> Any:
         """Dimension of a sum, but for `Place.row`."""
@@ -149,13 +131,11 @@ class Ring(NamedTuple):
 
     def _value_fields(self, refs: Any, lane: int, place: Place) -> list[list[Word]]:
         """Neighboring bytes of a lane for 16 tokens as halves of words, by bytes and pairs of tokens."""
-        columns, total = refs[0].shape[-1], self.dim * self.bits // 8
-        column = (place.part << 6) + (place.q << 4)
-        rows = []
+        columns, total, rows = refs[0].shape[-1], self.dim * self.bits // 8, []
         for k in range(self.bits + 1):
             row = self.bits * (place.row + lane) + (k - 1)
             row = jnp.where(row < 0, total - 1, row) if k == 0 and lane == 0 else row
-            offset = registers.swizzled(row, column, columns, PAGE)
+            offset = registers.swizzled(row, place.value, columns, PAGE)
             rows.append(warps.load(refs, offset, 4, half=place.half, tiled=True, interpret=place.interpret))
         return [
             [
@@ -174,5 +154,11 @@ class Ring(NamedTuple):
         word = word << np.uint32(shift) if shift > 0 else word >> np.uint32(-shift) if shift else word
         return word & MASK | (place.lane * 0x40004).astype(jnp.uint32)
 
-    def _look_up(self, table: Any, offsets: list[Word], place: Place) -> list[Word]:
-        return warps.look_up(table, offsets, interpret=place.interpret)
+
+def factors_of(rows: list[list[Word]]) -> list[Factor]:
+    """Returns left sides for each two of four words of two rows, whose sums are numbered by pairs of rows."""
+    return [
+        Factor(pair, k, [rows[2 * pair + i][k + j] for j in range(2) for i in range(2)])
+        for pair in range(len(rows) // 2)
+        for k in (0, 2)
+    ]

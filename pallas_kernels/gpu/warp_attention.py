@@ -15,15 +15,24 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gpu import registers, warps
+from pallas_kernels.gpu.columns import Columns, Lookup
 from pallas_kernels.gpu.levels import BLOCK, PAGE, SLICE, Levels, Place
 from pallas_kernels.gpu.operands import Operands, Plan, share
-from pallas_kernels.gpu.rings import STATES, Ring
+from pallas_kernels.gpu.rings import Ring
 from pallas_kernels.gpu.streams import Companded
-from pallas_kernels.gpu.warp_softmax import LARGEST, TILE, Carry, Queries, accumulated, over_tokens, scores_of, seen
+from pallas_kernels.gpu.warp_softmax import (
+    LARGEST,
+    TILE,
+    Carry,
+    Queries,
+    Side,
+    accumulated,
+    over_tokens,
+    scores_of,
+    seen,
+)
 from pallas_kernels.packed import NEVER, Packed
 
-ROWS = TILE
-"""Number that the queries of a head are padded to a multiple of."""
 MAX_SUMS = 2048
 """Most queries times dimensions: each thread has a sixteenth of them in registers."""
 STAGES = 2
@@ -50,29 +59,32 @@ def splits_of(plan: Plan, heads: int, tokens: int) -> int:
 def resident(plan: Plan) -> int:
     """Returns the blocks of threads that a processor has room for: a test holds it to what the compiler reports."""
     sides = plan.keys, plan.values
-    of_token = sum(side.bits * plan.dim // 8 + 2 * side.groups * (1 + side.biased) for side in sides)
+    of_token = sum(int(side.bits * plan.dim) // 8 + 2 * side.groups * (1 + side.biased) for side in sides)
     queries = plan.rows // TILE * plan.dim // 16 // plan.keys.loaded * 512
-    tables = 128 * STATES * sum(isinstance(side, Ring) for side in _tabled(plan))
+    tables = 128 * sum(side.memory for side in _tabled(plan))
     by_memory = SHARED // (STAGES * BLOCK * of_token + queries + tables + OWN)
-    rings = any(isinstance(side, Ring) for side in sides)
+    rings = any(side.memory for side in sides)
     untabled = not rings and not any(side.tabled for side in sides)
-    few_registers = plan.dim == 64 or untabled or max(side.bits for side in sides) < 3
-    if plan.rows == TILE and not rings:
-        by_registers = 4 if few_registers else 3
+    if rings:
+        by_registers = 3 if plan.dim == 64 else 2
+    elif plan.rows == TILE:
+        by_registers = 4 if plan.dim == 64 or untabled or max(side.bits for side in sides) < 3 else 3
     else:
-        by_registers = 3 if untabled and plan.rows == 2 * TILE and max(side.groups for side in sides) == 1 else 2
+        by_registers = 3 if untabled and plan.rows == 2 * TILE and plan.keys.groups == plan.values.groups == 1 else 2
     return max(1, min(by_memory, by_registers))
 
 
-def key_side(codes: Packed, dim: int, rows: int) -> Levels | Ring:
+def key_side(codes: Packed, dim: int, rows: int) -> Side:
     return _side(codes, codes.scales.shape[3], dim, rows)
 
 
-def value_side(codes: Packed, dim: int, rows: int) -> Levels | Ring:
+def value_side(codes: Packed, dim: int, rows: int) -> Side:
     return _side(codes, dim, dim, rows)
 
 
-def _side(codes: Packed, period: int, dim: int, rows: int) -> Levels | Ring:
+def _side(codes: Packed, period: int, dim: int, rows: int) -> Side:
+    if isinstance(codes.levels, Lookup):
+        return Columns(len(codes.levels.starts), codes.sections[0].shape[2], codes.levels.levels.shape[1])
     if isinstance(codes.levels, Companded):
         return Ring(dim, 8 * codes.sections[0].shape[2] // dim, codes.levels)
     bits = sum(8 * section.shape[-2] // period for section in codes.sections)
@@ -109,7 +121,8 @@ def call(
     leaves, tree = jax.tree.flatten(operands)
     tables = [] if pages is None else [pages]
     tokens = operands.keys.scales.shape[2] if pages is None else PAGE * pages.shape[1]
-    halves = 1 if pages is None and tokens % BLOCK == 0 else 2
+    columned = any(isinstance(side, Columns) for side in (plan.keys, plan.values))  # whose rows are of 128 tokens
+    halves = 1 if pages is None and tokens % BLOCK == 0 and not columned else 2
     vectors = dim // 16 // plan.keys.loaded
 
     def kernel(limbs_ref, columns_ref, start_ref, stop_ref, key_table, value_table, *refs):
@@ -118,7 +131,7 @@ def call(
         n, split = lax.axis_index("n"), lax.axis_index("split")
         place = Place.of(halves, interpret)
         queries = _queries(plan, limbs_ref.at[n], columns_ref.at[n], memory, place)
-        levels = [_table(*pair, barrier) for pair in zip((key_table, value_table), looked_up, strict=False)]
+        levels = [_table(n, *pair, barrier) for pair in zip((key_table, value_table), looked_up, strict=False)]
         levels = levels if len(levels) == 2 else 2 * levels
         begin, end = start_ref[n], stop_ref[n]
         first, count = share(begin, end, split, plan.splits, BLOCK)
@@ -146,7 +159,7 @@ def call(
         def specs(x, token, *, coded=False, paged=bool(tables)):
             shape = [1, *x.shape[1:]]
             shape[token] = shape[token] * BLOCK // halves // (PAGE if paged else tokens)
-            transforms = registers.tiling(shape[2]) if coded else ()
+            transforms = registers.tiling(shape[2]) if coded and shape[1] % 8 == 0 else ()
             of = functools.partial(index, token=token, paged=paged)
             return [
                 plgpu.BlockSpec(tuple(shape), functools.partial(of, half=half), transforms=transforms)
@@ -177,10 +190,10 @@ def call(
         )
         carry = pipeline(*(ref for ref in blocks for _ in range(halves)))
         out = [ref.at[n, split] for ref in (sums_ref, largest_ref, total_ref)]
-        scratch = plgpu.SMEM((2 * tiles + plan.dim // 8, registers.THREADS), jnp.float32)
+        scratch = plgpu.SMEM((2 * tiles + plan.dim // 8 + 1, registers.THREADS), jnp.float32)
         pl.run_scoped(lambda scratch: _merge(plan, carry, out, scratch, place), scratch)
 
-    shapes = [(plan.dim, plan.rows), (plan.rows,), (plan.rows,)]
+    shapes = [(plan.dim + isinstance(plan.values, Columns), plan.rows), (plan.rows,), (plan.rows,)]
     return plgpu.kernel(
         kernel,
         out_type=[jax.ShapeDtypeStruct((heads, plan.splits, *shape), jnp.float32) for shape in shapes],
@@ -188,7 +201,7 @@ def call(
         grid_names=("n", "split"),
         scratch_types=[
             plgpu.SMEM((tiles * vectors, 128), jnp.uint32),
-            [[plgpu.SMEM((STATES, 128), jnp.int8)] * isinstance(side, Ring) for side in _tabled(plan)],
+            [[plgpu.SMEM((side.memory, 128), jnp.int8)] * (side.memory > 0) for side in _tabled(plan)],
             plgpu.Barrier(),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True),
@@ -197,17 +210,17 @@ def call(
     )(limbs, columns, start, stop, key_table, value_table, *tables, *leaves)
 
 
-def _tabled(plan: Plan) -> list[Levels | Ring]:
+def _tabled(plan: Plan) -> list[Side]:
     """Sides that have a table; keys and values by one trellis share it."""
     shared = isinstance(plan.keys, Ring) and plan.keys == plan.values
     return [plan.keys] if shared else [plan.keys, plan.values]
 
 
-def _table(table: Any, memory: list[Any], barrier: Any) -> Any:
+def _table(n: Any, table: Any, memory: list[Any], barrier: Any) -> Any:
     """Levels as words, or copied into shared memory if there is some for them."""
     if not memory:
         return [table[k] for k in range(5)]
-    plgpu.copy_gmem_to_smem(table.at[0], memory[0], barrier)
+    plgpu.copy_gmem_to_smem(table.at[lax.rem(n, table.shape[0])], memory[0], barrier)
     plgpu.barrier_wait(barrier)
     return memory[0]
 
@@ -256,19 +269,26 @@ def _merge(plan: Plan, carry: Carry, out: list[Any], scratch: Any, place: Place)
     largest = [functools.reduce(jnp.maximum, read(t)) for t in tiles]
     factors = [jnp.exp2(carry.largest[t] - largest[t]) for t in tiles]
     write(len(tiles), [over_tokens(jnp.add, carry.total[t], interpret) * factors[t] for t in tiles])
-    unit = plan.values.unit / LARGEST
+    unit, columned = plan.values.unit / LARGEST, isinstance(plan.values, Columns)
+    first = 2 * len(tiles)
     for t in tiles:
         biases = [over_tokens(jnp.add, x, interpret) for x in carry.biases[t]]
         sums = [x * unit for x in carry.sums[t]]
-        for k, x in enumerate(sums if biases else ()):
-            sums[k] = x + biases[plan.values.dimension(k) * len(biases) // plan.dim]
-        write(2 * len(tiles), [x * factors[t] for x in sums])
+        if columned:
+            sums += biases
+        elif biases:
+            each = plan.dim // len(biases)
+            sums = [x + biases[plan.values.dimension(k) // each] for k, x in enumerate(sums)]
+        write(first, [x * factors[t] for x in sums])
         plgpu.commit_smem()
         offset = 4 * (TILE * t + place.q)
         for i in range(plan.dim // 32):  # each warp adds up one of four numbers
-            total = sum(read(2 * len(tiles) + 4 * i + place.warp))
+            total = sum(read(first + 4 * i + place.warp))
             dim = plan.values.dimension(4 * i + place.warp) + place.row
             warps.store(sums_ref, 4 * plan.rows * dim + offset, [total], interpret=interpret)
+        if columned:
+            total = sum(read(first + plan.dim // 8))
+            warps.store(sums_ref, 4 * plan.rows * plan.dim + offset, [total], interpret=interpret)
         warps.store(largest_ref, offset, [largest[t]], interpret=interpret)
         warps.store(total_ref, offset, [sum(read(len(tiles) + t))], interpret=interpret)
         plgpu.commit_smem()

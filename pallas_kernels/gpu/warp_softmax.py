@@ -9,12 +9,14 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.gpu import registers, warps
+from pallas_kernels.gpu.columns import Columns
 from pallas_kernels.gpu.levels import TOKENS, Levels, Place
 from pallas_kernels.gpu.operands import Arrays, Plan
 from pallas_kernels.gpu.registers import byte_permute
 from pallas_kernels.gpu.rings import Ring
 from pallas_kernels.packed import NEVER
 
+Side = Levels | Ring | Columns
 TILE = 4
 """Queries that are multiplied at once: with two limbs each they are the 8 columns of a product."""
 LARGEST = 127 * 256
@@ -60,9 +62,9 @@ def scores_of(
         scale, bias = grid(side, arrays, group, place)
         for t in tiles if side.biased else ():
             scores[t] = [x + queries.groups[group][t] * b for x, b in zip(scores[t], bias, strict=True)]
-        for outer in range(2):
+        for outer in range(side.passes):
             for t, sums in enumerate(_key_products(plan, arrays, table, queries, group, outer, place)):
-                for inner in range(2):
+                for inner in range(4 // side.passes):
                     for i, number in enumerate(_merged(side, sums, inner, 128)):
                         k = side.token(outer, inner, i)
                         scores[t][k] = scores[t][k] + number * (scale[k] * queries.unit[t])
@@ -72,9 +74,9 @@ def scores_of(
 
 
 def _key_products(plan, arrays, table, queries, group, outer, place):
-    """Sums of the products of four tokens with queries, by tiles."""
+    """Sums of the products of the tokens of a pass with queries, by tiles."""
     side, tiles = plan.keys, range(plan.rows // TILE)
-    count, of_tile = 2 * side.terms, queries.ref.shape[0] // len(tiles)
+    count, of_tile = 4 // side.passes * side.terms, queries.ref.shape[0] // len(tiles)
     sums = _zeros(count * len(tiles), plan.interpret)
     for number, factors in side.key_factors(arrays.sections, table, group, outer, place):
         products = []
@@ -91,7 +93,7 @@ def _zeros(count: int, interpret: Any) -> list[list[jax.Array]]:
     return [[zero] * 4] * count
 
 
-def _merged(side: Levels | Ring, sums: list[list[jax.Array]], number: int, radix: int) -> list[jax.Array]:
+def _merged(side: Side, sums: list[list[jax.Array]], number: int, radix: int) -> list[jax.Array]:
     """Returns the float32 numbers that the sums of two limbs stand for, of two rows."""
     some = sums[number * side.terms : (number + 1) * side.terms]
     some = some[0] if len(some) == 1 else [y - x for x, y in zip(*some, strict=True)]
@@ -101,9 +103,8 @@ def _merged(side: Levels | Ring, sums: list[list[jax.Array]], number: int, radix
 def numbers(refs: Any, row: Any, place: Place) -> list[jax.Array]:
     """Numbers of the thread's tokens in a row of refs (rows, tokens) of any float dtype, in the order of TOKENS."""
     found, dtype, tokens = [], refs[0].dtype, refs[0].shape[-1]
-    token = place.token if place.half is None else place.token & (tokens - 1)
     for k in (0, 8):
-        offset = (row * tokens + token + k) * dtype.itemsize
+        offset = (row * tokens + place.key + k) * dtype.itemsize
         words = warps.load(refs, offset, dtype.itemsize, half=place.half, interpret=place.interpret)
         for word in words:
             if dtype == jnp.float32:
@@ -116,11 +117,13 @@ def numbers(refs: Any, row: Any, place: Place) -> list[jax.Array]:
     return found
 
 
-def grid(side: Levels | Ring, arrays: Arrays, group: int, place: Place) -> tuple[list[jax.Array], list[jax.Array]]:
+def grid(side: Side, arrays: Arrays, group: int, place: Place) -> tuple[list[jax.Array], list[jax.Array]]:
     """Scales of the thread's tokens, and biases if there are: those of the level 0."""
     scale = numbers(arrays.scales, group, place)
     if not side.biased:
         return scale, []
+    if arrays.biases is None:
+        return scale, scale
     middle = 2 ** (side.bits - 1)
     return scale, [b + middle * s for b, s in zip(numbers(arrays.biases, group, place), scale, strict=True)]
 
@@ -180,9 +183,7 @@ def accumulated(
     return Carry(tuple(largest), tuple(total), tuple(biases), tuple(map(tuple, sums)))
 
 
-def _right(
-    side: Levels | Ring, weights: list[jax.Array], scale: list[jax.Array], place: Place
-) -> list[list[jax.Array]]:
+def _right(side: Side, weights: list[jax.Array], scale: list[jax.Array], place: Place) -> list[list[jax.Array]]:
     """Right sides of the products with values: limbs of weights times scales, of 16 tokens of a column each."""
     permute = functools.partial(byte_permute, interpret=place.interpret)
     whole = [lax.bitcast_convert_type(w * x + ROUNDER, jnp.uint32) for w, x in zip(weights, scale, strict=True)]

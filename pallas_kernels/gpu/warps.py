@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, llvm
@@ -161,6 +162,12 @@ def look_up(ref: Any, offsets: list[Word], *, interpret: Any) -> list[Word]:
         return tuple(_array(joined(*halves[k : k + 2], 1 << 16)) for k in range(0, len(halves), 2))
 
     return list(read(ref, *offsets))
+
+
+def joined(words: list[Word]) -> Word:
+    """Joins the lowest bytes of four words, above which there are zeros, as sums of products."""
+    a, b, c, d = words
+    return (b * np.uint32(256) + a) + (d * np.uint32(256) + c) * np.uint32(65536)
 
 
 def shuffle(x: jax.Array, lane: jax.Array | None = None, *, xor: int | None = None, interpret: Any) -> jax.Array:

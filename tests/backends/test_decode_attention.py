@@ -202,7 +202,7 @@ def test_swizzled_addresses_are_those_of_the_hardware(width):
 
 def test_columns_find_their_rows_where_the_hardware_has_them():
     rows, tokens = np.meshgrid(np.arange(48), np.arange(0, 128, 4), indexing="ij")
-    swizzled, plain = (columns.Columns(64, count)._row(rows) ^ tokens for count in (48, 50))
+    swizzled, plain = (columns.Columns(64, count, 1280)._row(rows) ^ tokens for count in (48, 50))
     np.testing.assert_array_equal(swizzled, registers.swizzled(rows, tokens, 128, 128))
     np.testing.assert_array_equal(plain, 128 * rows + tokens)
 

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rqjax
 from pallas_kernels.gpu import registers, warps
 from pallas_kernels.gpu.levels import BLOCK, Levels, Place
 from pallas_kernels.gpu.operands import Plan
+from pallas_kernels.gpu.streams import Companded
 from pallas_kernels.gpu.warp_attention import splits_of
 from pallas_kernels.packed import UNIT
 from tests.tools import packed_codes
@@ -74,6 +76,25 @@ def test_loads_of_tiled_memory_are_neighbors_in_a_row(columns):
     found = np.stack(found, 1).view(np.int8)
     expected = np.stack(refs)[half[:, None], row[:, None], first[:, None] + np.arange(16)]
     np.testing.assert_array_equal(found, expected)
+
+
+def test_look_ups_join_the_bytes_at_the_halves_of_words():
+    rng = np.random.default_rng(7)
+    data = jnp.asarray(rng.integers(-128, 128, (256, 128)), jnp.int8)
+    offsets = rng.integers(0, data.size, (4, 128, 2)).astype(np.uint16)
+    words = [jnp.asarray(x) for x in offsets.view(np.uint32)[..., 0]]
+    found = np.stack(warps.look_up(data, words, interpret=True), 1).view(np.int8).reshape(128, 2, 4)
+    expected = np.asarray(data).reshape(-1)[offsets].reshape(2, 2, 128, 2).transpose(2, 0, 1, 3).reshape(128, 2, 4)
+    np.testing.assert_array_equal(found, expected)
+    joined = warps.joined([jnp.asarray(x) for x in np.arange(4, dtype=np.uint32)[:, None] + np.zeros(128, np.uint32)])
+    np.testing.assert_array_equal(joined, np.uint32(0x03020100))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_levels_of_states_are_those_of_the_trellis(bits):
+    table = rqjax.trellis_coded(64, bits).table
+    levels = {name: getattr(table, name) for name in ("multiplier", "bends", "offset", "fold")}
+    np.testing.assert_array_equal(Companded(**levels).levels(), table(jnp.arange(256, dtype=jnp.uint8)))
 
 
 def test_numbers_of_sixteen_bits():

@@ -83,6 +83,7 @@ SHAPES = {
     "heads of 256": Shape(256, 8, Codes(4), Codes(4), heads=4),
     "heads of 256, affine": Shape(256, 8, Codes(4, 64), Codes(4, 64), heads=4),
     "heads of 256, 16 query heads": Shape(256, 16, Codes(4), Codes(4), heads=1),
+    "trellis, 3 bits, 4 query heads": Shape(128, 4, Codes(3, trellis=True), Codes(3, trellis=True)),
     "trellis, 3 bits": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True)),
     "trellis, 2 bits, heads of 64": Shape(64, 8, Codes(2, trellis=True), Codes(2, trellis=True)),
     "trellis, 4 bits, heads of 256": Shape(256, 8, Codes(4, trellis=True), Codes(4, trellis=True), heads=4),
