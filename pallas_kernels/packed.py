@@ -36,6 +36,7 @@ class Sums(NamedTuple):
     values."""
 
     largest: jax.Array
+    """On a GPU the largest of score + log |scale of value|: any number near does."""
     total: jax.Array
     values: jax.Array
 

@@ -10,8 +10,10 @@ from pallas_kernels.gpu import decode_attention
 from pallas_kernels.gpu.attention_epilogue import epilogue
 from pallas_kernels.gpu.attention_prologue import STEP, Window, prologue
 from pallas_kernels.gpu.columns import Columns
-from pallas_kernels.gpu.softmax_block import MAX_ROWS
 from pallas_kernels.packed import Packed
+
+MAX_ROWS = 16
+"""Most queries of a head of keys."""
 
 
 class Constants(NamedTuple):
@@ -22,16 +24,16 @@ class Constants(NamedTuple):
     """float32 (heads, d, columns), by which queries are multiplied from the right."""
     groups: jax.Array
     """float32 (heads, groups, d), whose products with queries are the sums of groups of columns."""
-    values: tuple[jax.Array, ...]
-    """Matrices by which sums are multiplied, one for each of `_forms`: float32 (heads, columns, d). Rows of zeros fill
-    them up to a multiple of `STEP`."""
+    values: jax.Array
+    """float32 (heads, columns, d), by which sums are multiplied. Rows of zeros fill it up to a multiple of `STEP`."""
     tables: tuple[tuple[jax.Array, jax.Array], ...]
     """Levels of keys and of values as the decode attention kernel reads them, for each of `_forms`."""
 
 
 def _forms(keys: Packed, values: Packed, dim: int) -> list[tuple[Any, Any]]:
     """Forms in which the decode attention kernel takes keys and values, for any number of queries a head."""
-    plans = (decode_attention.planned(keys, values, n + 1, tables=None, dim=dim) for n in range(MAX_ROWS))
+    most = decode_attention.most_queries(keys, values, dim)
+    plans = (decode_attention.planned(keys, values, n + 1, tables=None, dim=dim) for n in range(min(MAX_ROWS, most)))
     return list(dict.fromkeys((plan.keys, plan.values) for plan in plans))
 
 
@@ -52,13 +54,11 @@ def constants(
     else:
         groups = columns.reshape(*columns.shape[:2], of_keys.groups, -1).sum(-1)
 
-    def back(side: Any) -> jax.Array:
-        eye = jnp.eye(side.dim + 1 if isinstance(side, Columns) else multiplied.shape[2])
-        found = restored(jnp.swapaxes(side.in_order(eye[None]), 1, 2)[None])[0]
-        return jnp.pad(found, [(0, 0), (0, -found.shape[1] % STEP), (0, 0)])
-
-    tables = tuple((of_keys.table(keys.levels), side.table(values.levels)) for of_keys, side in forms)
-    return Constants(columns, jnp.swapaxes(groups, 1, 2), tuple(back(side) for _, side in forms), tables)
+    width = forms[0][1].dim + 1 if isinstance(forms[0][1], Columns) else multiplied.shape[2]
+    back = restored(jnp.eye(width)[None, None])[0]
+    back = jnp.pad(back, [(0, 0), (0, -width % STEP), (0, 0)])
+    tables = tuple((of_keys.table(keys.levels), of_values.table(values.levels)) for of_keys, of_values in forms)
+    return Constants(columns, jnp.swapaxes(groups, 1, 2), back, tables)
 
 
 def attend(
@@ -82,7 +82,7 @@ def attend(
     """Attention of a query of each head to all tokens of its sequence up to itself.
 
     Args:
-      q: (batch, 1, q_heads, d) in a float dtype.
+      q: (batch, 1, q_heads, d) in a float dtype, at most `decode_attention.most_queries` a head of keys.
       exact: keys and values in full precision, (batch, heads, slots, d), as `window` says.
       lengths, held: int32 (batch,), as in `rqjax.KVCache`.
       keys, values, tables, softcap, splits, interpret: as in `decode_attention`.
@@ -122,4 +122,4 @@ def attend(
     )
     form = _forms(keys, values, q.shape[3]).index((plan.keys, plan.values))
     of_codes = decode_attention.call(plan, queries, keys, values, made.tables[form], tables)
-    return epilogue(*of_codes, of_exact, made.values[form], sinks, shape=q.shape, dtype=q.dtype, interpret=interpret)
+    return epilogue(*of_codes, of_exact, made.values, sinks, shape=q.shape, dtype=q.dtype, interpret=interpret)

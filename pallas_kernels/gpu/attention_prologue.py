@@ -19,13 +19,14 @@ from pallas_kernels.gpu.decode_attention import LOG2E, Queries
 from pallas_kernels.gpu.mosaic import LANE
 from pallas_kernels.gpu.registers import THREADS
 from pallas_kernels.gpu.rows import Rows
-from pallas_kernels.gpu.softmax_block import MAGIC
 from pallas_kernels.packed import LARGEST, NEVER
 
 ROWS = 4
 """Queries of a block of threads."""
 SLOTS = 64
 """Tokens in full precision of a block of threads."""
+MAGIC = 1.5 * 2**23
+"""Float32 that rounds a smaller number added to it."""
 STEP = 32
 """Rows of a matrix that are on their way to a thread at once, while it multiplies as many others."""
 

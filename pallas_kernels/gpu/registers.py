@@ -1,11 +1,8 @@
 """Operations on the registers of a warpgroup that Pallas does not have, each with a twin for its interpreter.
 
-Words are uint32 arrays (n, 128): n registers of each of 128 threads. Thread t is lane t mod 32 of warp t / 32. Matrices
-lie in registers as the PTX ISA says ("wgmma.mma_async"). The lanes 4 g to 4 g + 3 hold the rows 16 warp + g and
-16 warp + g + 8 of a tile of 64 rows. Each holds four neighboring columns, a byte each, of every 16.
+Words are uint32 arrays (n, 128): n registers of each of 128 threads. Thread t is lane t mod 32 of warp t / 32.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -21,11 +18,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.gpu import mosaic
 
 THREADS = 128
-SLICE = 64
-"""Columns of a matrix of bytes that are multiplied at once."""
 TILE = plgpu.Layout.WGMMA
-ROW, COLUMN = TILE.reduce(1), TILE.reduce(0)
-"""Layouts of a number for each row, and for each column, of a tile."""
+"""Layout of a tile of 64 rows, as the PTX ISA says ("wgmma.mma_async")."""
 
 
 def tiling(columns: int, dtype: Any = jnp.int8) -> tuple[Any, ...]:
@@ -51,11 +45,6 @@ def swizzled(row: Any, column: Any, columns: int, width: int) -> Any:
     return linear ^ (((linear >> 7) & (width // 16 - 1)) << 4)
 
 
-def iota(shape: tuple[int, ...], axis: int, layout: Any, *, interpret: Any) -> jax.Array:
-    index = lax.broadcasted_iota(jnp.int32, shape, axis)
-    return index if interpret else plgpu.layout_cast(index, layout)
-
-
 def full(value: jax.Array, shape: tuple[int, ...], layout: Any, *, interpret: Any) -> jax.Array:
     array = jnp.full(shape, value)
     return array if interpret else plgpu.layout_cast(array, layout)
@@ -75,68 +64,8 @@ def store(ref: Any, x: jax.Array, *, interpret: Any) -> None:
 
 def threads(*, interpret: Any) -> jax.Array:
     """The number of each thread, (128,)."""
-    return iota((THREADS,), 0, words_layout(), interpret=interpret)
-
-
-def load_words(ref: Any, row: jax.Array, first: int, shift: jax.Array | None = None, *, interpret: Any) -> jax.Array:
-    """Bytes of row first + row[t], those columns that thread t has in a tile: words (columns / 16, 128) >> shift[t].
-
-    Args:
-      ref: bytes (rows, columns) in shared memory with the transforms of `tiling`.
-      row: int32 (128,).
-      first: a multiple of 8.
-      shift: int32 (128,); 0, if not given.
-    """
-    columns = ref.shape[-1]
-    count = columns // 16
-    if interpret:
-        column = 4 * (jnp.arange(THREADS) % 4)[:, None] + jnp.arange(4) + 16 * jnp.arange(count)[:, None, None]
-        words = lax.bitcast_convert_type(ref[...][first + row[:, None], column], jnp.uint32)
-        return words if shift is None else words >> shift.astype(jnp.uint32)
-    offset = swizzled(row, 4 * (threads(interpret=False) & 3), columns, min(columns, 128))
-
-    of_threads = (offset,) if shift is None else (offset, shift)
-
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(tiling(columns)), *(words_layout() for _ in of_threads)),
-        return_type=plgpu.ShapeDtypeStruct((count, THREADS), jnp.uint32, words_layout(count)),
-    )
-    def read(context, ref, *of_threads):
-        base, loaded = mgpu.utils.memref_ptr(ref), []
-        offset, *shifts = (_integer(x.registers[0]) for x in of_threads)
-        for k in range(count):
-            block, inside = divmod(16 * k, 128)  # a multiple of 16 below 128 bytes commutes with swizzling
-            at = arith.addi(arith.xori(offset, constant(inside)), constant(first * columns + 8 * 128 * block))
-            word = llvm.load(int32(), mgpu.utils.getelementptr(base, [at], int8()))
-            loaded.append(_one(functools.reduce(arith.shrui, shifts, word)))
-        return array(loaded, words_layout(count), (count, THREADS), is_signed=False)
-
-    return read(ref, *of_threads)
-
-
-def load_at(ref: Any, offsets: list[jax.Array], *, tiled: bool = False, interpret: Any) -> list[jax.Array]:
-    """Four bytes of a ref (rows, 128) in shared memory from offset[t] on for each thread t, as words (128,).
-
-    Args:
-      ref: int8; if `tiled` with the transforms of `tiling`, else without.
-      offsets: int32 or uint32 (128,), as `swizzled` returns them if tiled; multiples of 4.
-    """
-    if interpret:
-        offset = jnp.stack(offsets).astype(jnp.int32)
-        at = offset ^ ((offset >> 7 & 7) << 4) if tiled else offset
-        return list(lax.bitcast_convert_type(ref[...].reshape(-1)[at[..., None] + jnp.arange(4)], jnp.uint32))
-
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(tiling(128) if tiled else ()), *[words_layout()] * len(offsets)),
-        return_type=(plgpu.ShapeDtypeStruct((THREADS,), jnp.uint32, words_layout()),) * len(offsets),
-    )
-    def read(context, ref, *offsets):
-        base = mgpu.utils.memref_ptr(ref)
-        places = [mgpu.utils.getelementptr(base, [_integer(x.registers.flat[0])], int8()) for x in offsets]
-        loaded = [_one(llvm.load(int32(), place)) for place in places]
-        return tuple(array([word], words_layout(), (THREADS,), is_signed=False) for word in loaded)
-
-    return list(read(ref, *offsets))
+    index = lax.iota(jnp.int32, THREADS)
+    return index if interpret else plgpu.layout_cast(index, words_layout())
 
 
 def look_up(ref: Any, indices: list[jax.Array], first: jax.Array, *, interpret: Any) -> list[list[jax.Array]]:
@@ -171,54 +100,6 @@ def look_up(ref: Any, indices: list[jax.Array], first: jax.Array, *, interpret: 
 
     found = read(ref, first, *indices)
     return [list(found[k : k + 4]) for k in range(0, len(found), 4)]
-
-
-def gather(ref: Any, index: jax.Array, *, interpret: Any) -> jax.Array:
-    """The numbers of `ref`, (n,) in shared memory, at an index for each row of a tile, (64,) in the layout ROW."""
-    if interpret:
-        return ref[...][index]
-
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(()), ROW), return_type=plgpu.ShapeDtypeStruct(index.shape, ref.dtype, ROW)
-    )
-    def read(context, ref, index):
-        base, loaded, dtype = mgpu.utils.memref_ptr(ref), [], ir.MemRefType(ref.type).element_type
-        for place in index.registers.flat:
-            at = mgpu.utils.getelementptr(base, [_integer(place)], dtype)
-            loaded.append(llvm.load(ir.VectorType.get((1,), dtype), at))
-        return array(loaded, ROW, index.shape, is_signed=None)
-
-    return read(ref, index)
-
-
-def split(words: jax.Array, *, interpret: Any) -> list[jax.Array]:
-    """Words (n, 128) one by one, each (128,)."""
-    if interpret:
-        return list(words)
-    count = words.shape[0]
-    one = plgpu.ShapeDtypeStruct((THREADS,), jnp.uint32, words_layout())
-
-    @plgpu.inline_mgpu(arg_types=(words_layout(count),), return_type=(one,) * count)
-    def parts(context, words):
-        return tuple(array([word], words_layout(), (THREADS,), is_signed=False) for word in words.registers.flat)
-
-    return list(parts(words))
-
-
-def stack(words: list[jax.Array], *, interpret: Any) -> jax.Array:
-    """The inverse of `split`."""
-    if interpret:
-        return jnp.stack(words)
-    shape = len(words), THREADS
-
-    @plgpu.inline_mgpu(
-        arg_types=(words_layout(),) * len(words),
-        return_type=plgpu.ShapeDtypeStruct(shape, jnp.uint32, words_layout(len(words))),
-    )
-    def whole(context, *words):
-        return array([word.registers.flat[0] for word in words], words_layout(len(words)), shape, is_signed=False)
-
-    return whole(*words)
 
 
 def byte_permute(a: jax.Array, b: jax.Array, selector: jax.Array | int, *, interpret: Any) -> jax.Array:

@@ -107,8 +107,11 @@ def attend(cache: KVCache, q: Array, mask: None, new: Any, **options: Any) -> Ar
 
 
 def _has_prologue(cache: KVCache, q: Any) -> bool:
-    dtypes = (q.dtype, cache.exact_keys.dtype)
-    return not isinstance(cache.key_form, TurnedMean) and all(dtype.name in kernel("launch").DTYPES for dtype in dtypes)
+    dtypes, dim = (q.dtype, cache.exact_keys.dtype), q.shape[3]
+    if isinstance(cache.key_form, TurnedMean) or any(dtype.name not in kernel("launch").DTYPES for dtype in dtypes):
+        return False
+    most = kernel("decode_attention").most_queries(*_sides(cache), dim)
+    return q.shape[2] // cache.exact_keys.shape[1] <= most
 
 
 def _attend_one(
@@ -160,6 +163,6 @@ def limits_of_constants(name: str, cache: KVCache) -> str | None:
     """Returns why a cache has no constants, or None."""
     _, heads, _, dim = cache.exact_keys.shape
     q = jax.ShapeDtypeStruct((1, 1, heads, dim), cache.exact_keys.dtype)
-    if not _has_prologue(cache, q):
-        return f"no {name} kernel of this attention has constants"
-    return ATTENTION.reason(name, cache, q, None, None, sliding_window=None, softcap=None)
+    if reason := ATTENTION.reason(name, cache, q, None, None, sliding_window=None, softcap=None):
+        return reason
+    return None if _has_prologue(cache, q) else f"no {name} kernel of this attention has constants"

@@ -7,8 +7,10 @@ import fcntl
 import json
 import os
 
+import jax
 import pytest
 
+from pallas_kernels.gpu import warp_attention
 from tests.tools import example_kernel, hopper
 from tests.tools.hopper_shapes import CONFIGURATIONS
 from tests.tools.programs import PROGRAMS
@@ -45,6 +47,18 @@ def test_resources(name, compiled, golden):
     goldens, slack = golden
     worse = hopper.complaints(name, compiled[name], goldens.get(name), slack=slack)
     assert not worse, "; ".join(worse) + f": if it must be so, renew {hopper.GOLDENS.name} by `make goldens`"
+
+
+@pytest.mark.parametrize("name", [name for name in hopper.TESTED if name.startswith("decode_attention")])
+def test_blocks_of_threads_that_fit(name, compiled, monkeypatch):
+    """Attention is shared among as many blocks as processors have registers and memory for."""
+    plans = []
+    monkeypatch.setattr(warp_attention, "splits_of", lambda plan, *_: plans.append(plan) or 1)
+    function, shapes = CONFIGURATIONS[name]()
+    jax.eval_shape(function, *shapes)
+    (kernel,) = compiled[name].values()
+    fit = min(2**16 // (128 * (-(-kernel["registers"] // 8) * 8)), 228 * 1024 // (kernel["shared"] + 1024))
+    assert [warp_attention.resident(plan) for plan in plans] in ([], [fit])
 
 
 @pytest.mark.parametrize("name", RAGGED)

@@ -160,6 +160,34 @@ def test_a_large_weight_of_a_small_value_costs_no_bits():
     check(*run(64, 1, "4", "4", (256, 256), 1, vary=vary))
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(("dtype", "kind"), [("float16", "4"), ("float32", "4 affine 64")])
+def test_scales_of_other_dtypes(dtype, kind):
+    """The vectors are those of the scales in bfloat16, which both dtypes hold."""
+
+    def vary(y, keys, values, k, v):
+        def of(codes):
+            biases = None if codes.biases is None else np.asarray(codes.biases, dtype)
+            return codes._replace(scales=np.asarray(codes.scales, dtype), biases=biases)
+
+        return y, of(keys), of(values), k, v
+
+    check(*run(64, 3, kind, kind, (128, 70), 1, vary=vary))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("unseen", [np.inf, -np.inf, 3e38])
+def test_numbers_of_tokens_that_no_query_sees_do_not_count(unseen, monkeypatch):
+    before = hidden
+
+    def hidden_by(codes, seen):
+        codes = before(codes, seen)
+        return codes._replace(scales=np.where(np.isnan(codes.scales), unseen, codes.scales).astype(codes.scales.dtype))
+
+    monkeypatch.setitem(globals(), "hidden", hidden_by)
+    check(*run(64, 4, "2", "2", (200, 60), 1, start=(130, 5)))
+
+
 @pytest.mark.parametrize("width", [64, 128])
 def test_swizzled_addresses_are_those_of_the_hardware(width):
     """The chunk c of 16 bytes in row r lies where chunk c ^ (r mod 8) would (128 bytes), or c ^ (r / 2 mod 4) (64)."""
@@ -175,7 +203,7 @@ def test_swizzled_addresses_are_those_of_the_hardware(width):
 
 def test_columns_find_their_rows_where_the_hardware_has_them():
     rows, tokens = np.meshgrid(np.arange(48), np.arange(0, 128, 4), indexing="ij")
-    swizzled, plain = (columns.Columns(64, count)._row(rows) ^ tokens for count in (48, 50))
+    swizzled, plain = (columns.Columns(64, count, 1280)._row(rows) ^ tokens for count in (48, 50))
     np.testing.assert_array_equal(swizzled, registers.swizzled(rows, tokens, 128, 128))
     np.testing.assert_array_equal(plain, 128 * rows + tokens)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.gpu.attention_prologue import Exact
 from pallas_kernels.gpu.columns import Lookup
-from pallas_kernels.gpu.softmax_block import BLOCK as PAGE
+from pallas_kernels.gpu.levels import PAGE
 from pallas_kernels.gpu.streams import Companded
 from pallas_kernels.packed import WIDTHS, Packed
 
@@ -70,15 +70,21 @@ class Shape(NamedTuple):
 LEVELS = Companded(97, ((0, 1), (84, 1), (107, 1), (117, 2), (122, 4), (124, 8)))
 """Levels for 3 bits. Those for other bits compile to the same with other numbers, and for 1 bit with one more step."""
 SHAPES = {
-    "4 bits": Shape(128, 8, Codes(4), Codes(4)),
+    "4 bits": Shape(128, 4, Codes(4), Codes(4)),
+    "4 bits, 8 query heads": Shape(128, 8, Codes(4), Codes(4)),
+    "2 bits": Shape(128, 4, Codes(2), Codes(2)),
     "3 and 2 bits": Shape(128, 4, Codes(3), Codes(2)),
     "affine groups": Shape(128, 8, Codes(4, 64), Codes(4, 64)),
     "affine, one group": Shape(128, 8, Codes(4, 128), Codes(4, 128)),
+    "affine groups, 4 query heads": Shape(128, 4, Codes(4, 64), Codes(4, 64)),
     "16 query heads": Shape(128, 16, Codes(4), Codes(4)),
     "heads of 64": Shape(64, 8, Codes(4), Codes(4)),
+    "heads of 64, 4 query heads": Shape(64, 4, Codes(4), Codes(4)),
+    "heads of 256, 4 query heads": Shape(256, 4, Codes(4), Codes(4), heads=4),
     "heads of 256": Shape(256, 8, Codes(4), Codes(4), heads=4),
     "heads of 256, affine": Shape(256, 8, Codes(4, 64), Codes(4, 64), heads=4),
     "heads of 256, 16 query heads": Shape(256, 16, Codes(4), Codes(4), heads=1),
+    "trellis, 3 bits, 4 query heads": Shape(128, 4, Codes(3, trellis=True), Codes(3, trellis=True)),
     "trellis, 3 bits": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True)),
     "trellis, 2 bits, heads of 64": Shape(64, 8, Codes(2, trellis=True), Codes(2, trellis=True)),
     "trellis, 4 bits, heads of 256": Shape(256, 8, Codes(4, trellis=True), Codes(4, trellis=True), heads=4),

@@ -1,0 +1,295 @@
+"""Decode attention to keys and values by levels, in which every warp has tokens and a running softmax of its own.
+
+Products are `mma.m16n8k32` with codes as the left side. Their 8 columns are two limbs of 4 queries. No warp waits for
+another but for copies, so that there are no barriers within a step; the sums of the four are put together at the end.
+A page is half of a block of tokens.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.gpu import registers, warps
+from pallas_kernels.gpu.columns import Columns, Lookup
+from pallas_kernels.gpu.levels import BLOCK, PAGE, SLICE, Levels, Place
+from pallas_kernels.gpu.operands import Operands, Plan, share
+from pallas_kernels.gpu.rings import Ring
+from pallas_kernels.gpu.streams import Companded
+from pallas_kernels.gpu.warp_softmax import (
+    LARGEST,
+    TILE,
+    Carry,
+    Queries,
+    Side,
+    accumulated,
+    over_tokens,
+    scores_of,
+    seen,
+)
+from pallas_kernels.packed import NEVER, Packed
+
+MAX_SUMS = 2048
+"""Most queries times dimensions: each thread has a sixteenth of them in registers."""
+STAGES = 2
+"""Blocks of tokens that are being copied or used."""
+PROCESSORS = 132
+SHARED, OWN = 228 * 1024, 1024 + 32
+"""Bytes of shared memory of a processor, and those that each block of threads has besides its own arrays."""
+WARPS = registers.THREADS // 32
+
+
+def splits_of(plan: Plan, heads: int, tokens: int) -> int:
+    """Returns the shares of a head's tokens for which whole waves of thread blocks take least.
+
+    A share takes as long as its blocks of tokens, and one more to begin and to end.
+    """
+    blocks, slots = -(-tokens // BLOCK), PROCESSORS * resident(plan)
+
+    def cost(splits: int) -> int:
+        return -(-heads * splits // slots) * (-(-blocks // splits) + 1)
+
+    return min(range(1, blocks + 1), key=cost)
+
+
+def resident(plan: Plan) -> int:
+    """Returns the blocks of threads that a processor has room for: a test holds it to what the compiler reports."""
+    sides = plan.keys, plan.values
+    of_token = sum(int(side.bits * plan.dim) // 8 + 2 * side.groups * (1 + side.biased) for side in sides)
+    queries = plan.rows // TILE * plan.dim // 16 // plan.keys.loaded * 512
+    tables = 128 * sum(side.memory for side in _tabled(plan))
+    by_memory = SHARED // (STAGES * BLOCK * of_token + queries + tables + OWN)
+    rings = any(side.memory for side in sides)
+    untabled = not rings and not any(side.tabled for side in sides)
+    if rings:
+        by_registers = 3 if plan.dim == 64 else 2
+    elif plan.rows == TILE:
+        by_registers = 4 if plan.dim == 64 or untabled or max(side.bits for side in sides) < 3 else 3
+    else:
+        by_registers = 3 if untabled and plan.rows == 2 * TILE and plan.keys.groups == plan.values.groups == 1 else 2
+    return max(1, min(by_memory, by_registers))
+
+
+def key_side(codes: Packed, dim: int, rows: int) -> Side:
+    return _side(codes, codes.scales.shape[3], dim, rows)
+
+
+def value_side(codes: Packed, dim: int, rows: int) -> Side:
+    return _side(codes, dim, dim, rows)
+
+
+def _side(codes: Packed, period: int, dim: int, rows: int) -> Side:
+    if isinstance(codes.levels, Lookup):
+        return Columns(len(codes.levels.starts), codes.sections[0].shape[2], codes.levels.levels.shape[1])
+    if isinstance(codes.levels, Companded):
+        return Ring(dim, 8 * codes.sections[0].shape[2] // dim, codes.levels)
+    bits = sum(8 * section.shape[-2] // period for section in codes.sections)
+    tabled = codes.levels is not None or bits < 4
+    few = rows <= 2 * TILE and rows * dim <= 1024
+    return Levels(dim, bits, codes.scales.shape[2], codes.biases is not None, tabled, tabled and few)
+
+
+def call(
+    plan: Plan,
+    limbs: jax.Array,
+    columns: jax.Array,
+    start: jax.Array,
+    stop: jax.Array,
+    pages: jax.Array | None,
+    key_table: jax.Array,
+    value_table: jax.Array,
+    operands: Operands,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The kernel. Its sums (n, splits, d, rows), largest scores and totals (n, splits, rows) are in base 2.
+
+    Args:
+      plan: static facts; `rows` is a multiple of 4.
+      limbs: int8 (n, 2 rows, d), see `packed.limbs`.
+      columns: float32 (n, 2 + groups, rows): unit of the limbs times that of levels, what is added to all scores, sums
+        of the groups of dimensions of queries.
+      start, stop: int32 (n,).
+      pages: int32 (sequences, T / 128).
+      key_table, value_table: as `Levels.table` returns them.
+      operands: codes, scales and biases; `shift` is (n, rows, T).
+    """
+    heads, _, dim = limbs.shape
+    tiles, interpret = plan.rows // TILE, plan.interpret
+    leaves, tree = jax.tree.flatten(operands)
+    tables = [] if pages is None else [pages]
+    tokens = operands.keys.scales.shape[2] if pages is None else PAGE * pages.shape[1]
+    columned = any(isinstance(side, Columns) for side in (plan.keys, plan.values))  # whose rows are of 128 tokens
+    halves = 1 if pages is None and tokens % BLOCK == 0 and not columned else 2
+    vectors = dim // 16 // plan.keys.loaded
+
+    def kernel(limbs_ref, columns_ref, start_ref, stop_ref, key_table, value_table, *refs):
+        *blocks, sums_ref, largest_ref, total_ref, memory, looked_up, barrier = refs
+        pages_ref, blocks = blocks[: len(tables)], blocks[len(tables) :]
+        n, split = lax.axis_index("n"), lax.axis_index("split")
+        place = Place.of(halves, interpret)
+        queries = _queries(plan, limbs_ref.at[n], columns_ref.at[n], memory, place)
+        levels = [_table(n, *pair, barrier) for pair in zip((key_table, value_table), looked_up, strict=False)]
+        levels = levels if len(levels) == 2 else 2 * levels
+        begin, end = start_ref[n], stop_ref[n]
+        first, count = share(begin, end, split, plan.splits, BLOCK)
+
+        def step(indices, *arguments):
+            *refs, carry = arguments
+            refs = [ref.at[0] for ref in refs]
+            pieces = [tuple(refs[k : k + halves]) for k in range(0, len(refs), halves)]
+            keys, values, shift = tree.unflatten(pieces)
+            token = (first + indices[0]) * BLOCK
+            scores = scores_of(plan, keys, levels[0], queries, shift, place)
+            mask = seen(place, begin - token, end - token)
+            return accumulated(plan, values, levels[1], scores, mask, carry, place)
+
+        def index(i, half, *, token, paged):
+            """The block of an array whose tokens are on an axis."""
+            block = halves * (first + i) + half
+            if halves == 2:  # the last block may have one page
+                block = jnp.minimum(block, tokens // PAGE - 1)
+            if paged:
+                each = heads // len(pages)
+                page = jnp.maximum(pages_ref[0][lax.div(n, each), block], 0)
+                return page * each + lax.rem(n, each), 0, 0
+            return n, *(block * (axis == token) for axis in (1, 2))
+
+        def specs(x, token, *, coded=False, paged=bool(tables)):
+            shape = [1, *x.shape[1:]]
+            shape[token] = shape[token] * BLOCK // halves // (PAGE if paged else tokens)
+            transforms = registers.tiling(shape[2]) if coded and shape[1] % 8 == 0 else ()
+            of = functools.partial(index, token=token, paged=paged)
+            return [
+                plgpu.BlockSpec(tuple(shape), functools.partial(of, half=half), transforms=transforms)
+                for half in range(halves)
+            ]
+
+        def of_side(arrays, token):
+            sections = [spec for x in arrays.sections for spec in specs(x, token, coded=True)]
+            return sections + [spec for x in arrays[1:] if x is not None for spec in specs(x, 2)]
+
+        full = lambda x: registers.full(  # noqa: E731
+            jnp.float32(x), (registers.THREADS,), registers.words_layout(), interpret=interpret
+        )
+        carry = Carry(
+            (full(NEVER / 2),) * tiles,
+            (full(0),) * tiles,
+            ((full(0),) * (plan.values.groups * plan.values.biased),) * tiles,
+            ((full(0),) * (plan.dim // 8),) * tiles,
+        )
+        keys = of_side(operands.keys, 1 if isinstance(plan.keys, Levels) else 2)
+        shift = [] if operands.shift is None else specs(operands.shift, 2, paged=False)
+        pipeline = plgpu.emit_pipeline(
+            step,
+            grid=(count,),
+            in_specs=[*keys, *of_side(operands.values, 2), *shift],
+            max_concurrent_steps=STAGES,
+            init_carry=carry,
+        )
+        carry = pipeline(*(ref for ref in blocks for _ in range(halves)))
+        out = [ref.at[n, split] for ref in (sums_ref, largest_ref, total_ref)]
+        scratch = plgpu.SMEM((2 * tiles + plan.dim // 8 + 1, registers.THREADS), jnp.float32)
+        pl.run_scoped(lambda scratch: _merge(plan, carry, out, scratch, place), scratch)
+
+    shapes = [(plan.dim + isinstance(plan.values, Columns), plan.rows), (plan.rows,), (plan.rows,)]
+    return plgpu.kernel(
+        kernel,
+        out_type=[jax.ShapeDtypeStruct((heads, plan.splits, *shape), jnp.float32) for shape in shapes],
+        grid=(heads, plan.splits),
+        grid_names=("n", "split"),
+        scratch_types=[
+            plgpu.SMEM((tiles * vectors, 128), jnp.uint32),
+            [[plgpu.SMEM((side.memory, 128), jnp.int8)] * (side.memory > 0) for side in _tabled(plan)],
+            plgpu.Barrier(),
+        ],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True),
+        kernel_name="decode_attention",
+        interpret=interpret,
+    )(limbs, columns, start, stop, key_table, value_table, *tables, *leaves)
+
+
+def _tabled(plan: Plan) -> list[Side]:
+    """Sides that have a table; keys and values by one trellis share it."""
+    shared = isinstance(plan.keys, Ring) and plan.keys == plan.values
+    return [plan.keys] if shared else [plan.keys, plan.values]
+
+
+def _table(n: Any, table: Any, memory: list[Any], barrier: Any) -> Any:
+    """Levels as words, or copied into shared memory if there is some for them."""
+    if not memory:
+        return [table[k] for k in range(5)]
+    plgpu.copy_gmem_to_smem(table.at[lax.rem(n, table.shape[0])], memory[0], barrier)
+    plgpu.barrier_wait(barrier)
+    return memory[0]
+
+
+def _queries(plan: Plan, limbs: Any, columns: Any, memory: Any, place: Place) -> Queries:
+    """Queries of a head; their right sides are put into shared memory, the same by each warp."""
+    interpret, tiles = plan.interpret, range(plan.rows // TILE)
+    vector = 0
+    for t in tiles:
+        row = (place.g & 1) * plan.rows + TILE * t + (place.g >> 1)
+        for k in range(limbs.shape[1] // SLICE):
+            words = plan.keys.query_words(limbs, row, k, place)
+            for right in plan.keys.right(words, interpret=interpret):
+                warps.store(memory, (place.lane << 4) + 512 * vector, right, interpret=interpret)
+                vector += 1
+    plgpu.commit_smem()
+
+    def column(k, t):
+        (word,) = warps.load(columns, 4 * (k * plan.rows + TILE * t + place.q), 1, interpret=interpret)
+        return lax.bitcast_convert_type(word, jnp.float32)
+
+    groups = [[column(2 + g, t) for t in tiles] for g in range(plan.keys.groups * plan.keys.biased)]
+    return Queries(memory, *([column(k, t) for t in tiles] for k in range(2)), groups)
+
+
+def _merge(plan: Plan, carry: Carry, out: list[Any], scratch: Any, place: Place) -> None:
+    """Puts the sums of the warps together, and writes them."""
+    interpret, tiles = plan.interpret, range(plan.rows // TILE)
+    sums_ref, largest_ref, total_ref = out
+
+    def write(row, numbers):
+        for k, x in enumerate(numbers):
+            warps.store(scratch, 4 * ((place.warp << 5) + place.lane) + 512 * (row + k), [x], interpret=interpret)
+
+    def read(row):
+        """The numbers of the four warps at a lane."""
+        found = []
+        for warp in range(WARPS):
+            (word,) = warps.load(scratch, 512 * row + 4 * (32 * warp + place.lane), 1, interpret=interpret)
+            found.append(lax.bitcast_convert_type(word, jnp.float32))
+        return found
+
+    plgpu.commit_smem()  # all warps have read their last block, whose memory this is
+    write(0, carry.largest)
+    plgpu.commit_smem()
+    largest = [functools.reduce(jnp.maximum, read(t)) for t in tiles]
+    factors = [jnp.exp2(carry.largest[t] - largest[t]) for t in tiles]
+    write(len(tiles), [over_tokens(jnp.add, carry.total[t], interpret) * factors[t] for t in tiles])
+    unit, columned = plan.values.unit / LARGEST, isinstance(plan.values, Columns)
+    first = 2 * len(tiles)
+    for t in tiles:
+        biases = [over_tokens(jnp.add, x, interpret) for x in carry.biases[t]]
+        sums = [x * unit for x in carry.sums[t]]
+        if columned:
+            sums += biases
+        elif biases:
+            each = plan.dim // len(biases)
+            sums = [x + biases[plan.values.dimension(k) // each] for k, x in enumerate(sums)]
+        write(first, [x * factors[t] for x in sums])
+        plgpu.commit_smem()
+        offset = 4 * (TILE * t + place.q)
+        for i in range(plan.dim // 32):  # each warp adds up one of four numbers
+            total = sum(read(first + 4 * i + place.warp))
+            dim = plan.values.dimension(4 * i + place.warp) + place.row
+            warps.store(sums_ref, 4 * plan.rows * dim + offset, [total], interpret=interpret)
+        if columned:
+            total = sum(read(first + plan.dim // 8))
+            warps.store(sums_ref, 4 * plan.rows * plan.dim + offset, [total], interpret=interpret)
+        warps.store(largest_ref, offset, [largest[t]], interpret=interpret)
+        warps.store(total_ref, offset, [sum(read(len(tiles) + t))], interpret=interpret)
+        plgpu.commit_smem()

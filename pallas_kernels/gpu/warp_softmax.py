@@ -1,0 +1,213 @@
+"""One block of tokens in the decode attention kernel of warps: its scores, and the softmax sums with it added."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallas_kernels.gpu import registers, warps
+from pallas_kernels.gpu.columns import Columns
+from pallas_kernels.gpu.levels import TOKENS, Levels, Place
+from pallas_kernels.gpu.operands import Arrays, Plan
+from pallas_kernels.gpu.registers import byte_permute
+from pallas_kernels.gpu.rings import Ring
+from pallas_kernels.packed import NEVER
+
+Side = Levels | Ring | Columns
+TILE = 4
+"""Queries that are multiplied at once: with two limbs each they are the 8 columns of a product."""
+LARGEST = 127 * 256
+"""Number that weights times scales are multiples of 1 / of: two limbs of a high byte and a signed low one."""
+ROUNDER = 1.5 * 2**23 + 128
+"""Float32 that rounds a smaller number added to it: the sum's low bits are those of the whole number + 128."""
+TINY = 1e-30
+"""Scale below which the logarithm of a scale does not go."""
+LIMBS = np.uint32(0x80808080)
+
+
+class Queries(NamedTuple):
+    """Queries of a key-value head: numbers of those that a thread has, by tiles."""
+
+    ref: Any
+    """Right sides of products in shared memory, as `Levels.right` returns them: 16 bytes for each lane."""
+    unit: list[jax.Array]
+    shift: list[jax.Array]
+    groups: list[list[jax.Array]]
+    """Sums of the dimensions of each group, by groups and tiles."""
+
+
+class Carry(NamedTuple):
+    """Softmax sums of the threads of a warp, by tiles; `total` and `biases` are of the thread's own tokens."""
+
+    largest: tuple[jax.Array, ...]
+    """The largest of score + log2 |scale of value|: no weight times scale is above 1."""
+    total: tuple[jax.Array, ...]
+    biases: tuple[tuple[jax.Array, ...], ...]
+    sums: tuple[tuple[jax.Array, ...], ...]
+    """Numbers of dimensions, see `Levels.dimension`."""
+
+
+def scores_of(
+    plan: Plan, arrays: Arrays, table: Any, queries: Queries, shift: Any, place: Place
+) -> list[list[jax.Array]]:
+    """By tiles of queries the scores of the thread's tokens, in base 2; `shift` is what is added to each token's."""
+    side, tiles = plan.keys, range(plan.rows // TILE)
+    scores = [[queries.shift[t]] * len(TOKENS) for t in tiles]
+    if shift is not None:
+        scores = [numbers(shift, TILE * t + place.q, place) for t in tiles]
+    for group in range(side.groups):
+        scale, bias = grid(side, arrays, group, place)
+        for t in tiles if side.biased else ():
+            scores[t] = [x + queries.groups[group][t] * b for x, b in zip(scores[t], bias, strict=True)]
+        for outer in range(side.passes):
+            for t, sums in enumerate(_key_products(plan, arrays, table, queries, group, outer, place)):
+                for inner in range(4 // side.passes):
+                    for i, number in enumerate(_merged(side, sums, inner, 128)):
+                        k = side.token(outer, inner, i)
+                        scores[t][k] = scores[t][k] + number * (scale[k] * queries.unit[t])
+    if plan.softcap is None:
+        return scores
+    return [[plan.softcap * jnp.tanh(x * (1 / plan.softcap)) for x in some] for some in scores]
+
+
+def _key_products(plan, arrays, table, queries, group, outer, place):
+    """Sums of the products of the tokens of a pass with queries, by tiles."""
+    side, tiles = plan.keys, range(plan.rows // TILE)
+    count, of_tile = 4 // side.passes * side.terms, queries.ref.shape[0] // len(tiles)
+    sums = _zeros(count * len(tiles), plan.interpret)
+    for number, factors in side.key_factors(arrays.sections, table, group, outer, place):
+        products = []
+        for t in tiles:
+            offset = (place.lane << 4) + 512 * (of_tile * t + number)
+            right = warps.load(queries.ref, offset, 4, interpret=plan.interpret)
+            products += [(t * count + f.total, f.words, right[f.first : f.first + 2]) for f in factors]
+        sums = warps.multiply_add(sums, products, interpret=plan.interpret)
+    return [sums[t * count : (t + 1) * count] for t in tiles]
+
+
+def _zeros(count: int, interpret: Any) -> list[list[jax.Array]]:
+    zero = registers.full(jnp.int32(0), (registers.THREADS,), registers.words_layout(), interpret=interpret)
+    return [[zero] * 4] * count
+
+
+def _merged(side: Side, sums: list[list[jax.Array]], number: int, radix: int) -> list[jax.Array]:
+    """Returns the float32 numbers that the sums of two limbs stand for, of two rows."""
+    some = sums[number * side.terms : (number + 1) * side.terms]
+    some = some[0] if len(some) == 1 else [y - x for x, y in zip(*some, strict=True)]
+    return [(some[2 * r] * radix + some[2 * r + 1]).astype(jnp.float32) for r in range(2)]
+
+
+def numbers(refs: Any, row: Any, place: Place) -> list[jax.Array]:
+    """Numbers of the thread's tokens in a row of refs (rows, tokens) of any float dtype, in the order of TOKENS."""
+    found, dtype, tokens = [], refs[0].dtype, refs[0].shape[-1]
+    for k in (0, 8):
+        offset = (row * tokens + place.key + k) * dtype.itemsize
+        words = warps.load(refs, offset, dtype.itemsize, half=place.half, interpret=place.interpret)
+        for word in words:
+            if dtype == jnp.float32:
+                found.append(lax.bitcast_convert_type(word, jnp.float32))
+            elif dtype == jnp.float16:
+                found += warps.halves(word, interpret=place.interpret)
+            else:
+                pair = word << 16, word & np.uint32(0xFFFF0000)
+                found += [lax.bitcast_convert_type(x, jnp.float32) for x in pair]
+    return found
+
+
+def grid(side: Side, arrays: Arrays, group: int, place: Place) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Scales of the thread's tokens, and biases if there are: those of the level 0."""
+    scale = numbers(arrays.scales, group, place)
+    if not side.biased:
+        return scale, []
+    if arrays.biases is None:
+        return scale, scale
+    middle = 2 ** (side.bits - 1)
+    return scale, [b + middle * s for b, s in zip(numbers(arrays.biases, group, place), scale, strict=True)]
+
+
+def seen(place: Place, begin: jax.Array, end: jax.Array) -> list[jax.Array]:
+    """Returns which of the thread's tokens are from `begin` on and below `end` of the block."""
+    first, size = place.token - begin, (end - begin).astype(jnp.uint32)
+    return [(first + k).astype(jnp.uint32) < size for k in TOKENS]
+
+
+def masked(mask: list[jax.Array], some: list[jax.Array], other: float) -> list[jax.Array]:
+    return [jnp.where(see, x, other) for see, x in zip(mask, some, strict=True)]
+
+
+def accumulated(
+    plan: Plan,
+    arrays: Arrays,
+    table: Any,
+    scores: list[list[jax.Array]],
+    mask: list[jax.Array],
+    carry: Carry,
+    place: Place,
+) -> Carry:
+    """The carry with a block of tokens added. Scales and biases of tokens that are not seen may be not-a-number."""
+    side, interpret = plan.values, plan.interpret
+    grids = [grid(side, arrays, group, place) for group in range(side.groups)]
+    grids = [tuple(masked(mask, some, 0.0) if some else some for some in parts) for parts in grids]
+    sizes = [functools.reduce(jnp.maximum, map(jnp.abs, some)) for some in zip(*(s for s, _ in grids), strict=True)]
+    sizes = [warps.log2(x + TINY, interpret=interpret) for x in sizes]
+    scales = [[x * jnp.float32(LARGEST) for x in scale] for scale, _ in grids]
+    largest, total, biases, kept, rights = [], [], [], [], []
+    for t, score in enumerate(scores):
+        score = masked(mask, score, NEVER)
+        top = over_tokens(
+            jnp.maximum, tree(jnp.maximum, [x + size for x, size in zip(score, sizes, strict=True)]), interpret
+        )
+        largest.append(jnp.maximum(carry.largest[t], top))
+        kept.append(jnp.exp2(carry.largest[t] - largest[t]))
+        weights = [jnp.exp2(x - largest[t]) for x in score]
+        total.append(carry.total[t] * kept[t] + tree(jnp.add, weights))
+        shares = [tree(jnp.add, [w * b for w, b in zip(weights, bias, strict=True)]) for _, bias in grids if bias]
+        biases.append(tuple(b * kept[t] + share for b, share in zip(carry.biases[t], shares, strict=True)))
+        rights.append([_right(side, weights, scale, place) for scale in scales])
+    sums = [list(some) for some in carry.sums]
+    for numbers, lefts in side.value_factors(arrays.sections, table, place):
+        groups = [side.dimension(number) * side.groups // side.dim for number in numbers]
+        for t, right in enumerate(rights):
+            products = [
+                (f.total, f.words, right[groups[f.total // side.terms]][k][f.first : f.first + 2])
+                for k, factors in enumerate(lefts)
+                for f in factors
+            ]
+            found = warps.multiply_add(_zeros(len(numbers) * side.terms, interpret), products, interpret=interpret)
+            for inner, number in enumerate(numbers):
+                for r, product in enumerate(_merged(side, found, inner, 256)):
+                    sums[t][number + r] = sums[t][number + r] * kept[t] + product
+    return Carry(tuple(largest), tuple(total), tuple(biases), tuple(map(tuple, sums)))
+
+
+def _right(side: Side, weights: list[jax.Array], scale: list[jax.Array], place: Place) -> list[list[jax.Array]]:
+    """Right sides of the products with values: limbs of weights times scales, of 16 tokens of a column each."""
+    permute = functools.partial(byte_permute, interpret=place.interpret)
+    whole = [lax.bitcast_convert_type(w * x + ROUNDER, jnp.uint32) for w, x in zip(weights, scale, strict=True)]
+    packed = []
+    for a, b, c, d in (whole[:4], whole[4:]):
+        low, high = permute(a, b, 0x5140), permute(c, d, 0x5140)
+        limbs = permute(low, high, 0x7632), permute(low, high, 0x5410) ^ LIMBS
+        for h in range(2):
+            lane = ((place.q << 1) + h << 2) + (place.g >> 1)
+            high_limb, low_limb = (warps.shuffle(x, lane, interpret=place.interpret) for x in limbs)
+            packed.append(jnp.where((place.g & 1) == 1, low_limb, high_limb))
+    return list(side.right(packed, interpret=place.interpret))
+
+
+def over_tokens(function: Any, x: jax.Array, interpret: Any) -> jax.Array:
+    """Reduces the numbers of the threads of a query, in each warp."""
+    for xor in (4, 8, 16):
+        x = function(x, warps.shuffle(x, xor=xor, interpret=interpret))
+    return x
+
+
+def tree(function: Any, some: list[jax.Array]) -> jax.Array:
+    """Reduces numbers by pairs."""
+    while len(some) > 1:
+        odd = some[len(some) & -2 :]
+        some = [function(*pair) for pair in zip(some[::2], some[1::2], strict=False)] + odd
+    return some[0]
