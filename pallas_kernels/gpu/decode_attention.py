@@ -59,8 +59,7 @@ def decode_attention(
     """
     batch, heads, rows, _ = y.shape
     dim = y.shape[3] - isinstance(keys.levels, Lookup) if dim is None else dim
-    width = len(values.levels.starts) if isinstance(values.levels, Lookup) else dim
-    most = warp_attention.MAX_SUMS // max(width, y.shape[3] // 64 * 64)
+    most = warp_attention.most_rows(keys, values, dim)
     if rows > most:
         options = {"tables": tables, "dim": dim, "softcap": softcap, "splits": splits, "interpret": interpret}
         some = [slice(k, k + most) for k in range(0, rows, most)]
