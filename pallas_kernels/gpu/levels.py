@@ -164,8 +164,10 @@ class Levels(NamedTuple):
         return found
 
     def _looked_up(self, word: Word, table: Any, interpret: Any) -> tuple[list[list[Word]], Word]:
-        """Levels of bytes 0 and 1, and of bytes 2 and 3, each of a lower and an upper nibble, by halves of the table;
-        and the word that the last half was looked up by."""
+        """Looks up levels by halves of the table, each as two words: of bytes 0 and 1, and of bytes 2 and 3.
+
+        Levels of lower and upper nibbles are there by turns. Also returns the indices of the last half.
+        """
         indices = [word, warps.complement(word, table[4], interpret=interpret)][: 1 + (self.bits == 4)]
         found = [
             [

@@ -43,8 +43,10 @@ class Carry(NamedTuple):
     """Softmax sums of the threads of a warp, by tiles; `total` and `biases` are of the thread's own tokens."""
 
     largest: tuple[jax.Array, ...]
-    """The largest of score + log2 |scale of value|: no weight times scale is above 1, so that limbs need no second
-    maximum, and a large weight of a small value costs no bits."""
+    """The largest of score + log2 |scale of value|.
+
+    No weight times scale is above 1, so limbs need no second maximum. A large weight of a small value costs no bits.
+    """
     total: tuple[jax.Array, ...]
     biases: tuple[tuple[jax.Array, ...], ...]
     sums: tuple[tuple[jax.Array, ...], ...]
@@ -54,7 +56,7 @@ class Carry(NamedTuple):
 def scores_of(
     plan: Plan, arrays: Arrays, table: Any, queries: Queries, shift: Any, place: Place
 ) -> list[list[jax.Array]]:
-    """Scores of the thread's tokens by tiles of queries, in base 2; `shift` is added to them, a number for each token."""
+    """Scores of the thread's tokens by tiles of queries, in base 2; `shift` has numbers to be added to them."""
     side, tiles = plan.keys, range(plan.rows // TILE)
     scores = [[queries.shift[t]] * len(TOKENS) for t in tiles]
     if shift is not None:
