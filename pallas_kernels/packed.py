@@ -36,7 +36,7 @@ class Sums(NamedTuple):
     values."""
 
     largest: jax.Array
-    """On a GPU the largest of score + log |scale of value|: any number near does."""
+    """The largest score; on a GPU, the largest sum of a score and the logarithm of its value's scale."""
     total: jax.Array
     values: jax.Array
 

@@ -6,14 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gpu import decode_attention
+from pallas_kernels.gpu import decode_attention, warp_attention
 from pallas_kernels.gpu.attention_epilogue import epilogue
 from pallas_kernels.gpu.attention_prologue import STEP, Window, prologue
 from pallas_kernels.gpu.columns import Columns
 from pallas_kernels.packed import Packed
-
-MAX_ROWS = 16
-"""Most queries of a head of keys."""
 
 
 class Constants(NamedTuple):
@@ -32,8 +29,8 @@ class Constants(NamedTuple):
 
 def _forms(keys: Packed, values: Packed, dim: int) -> list[tuple[Any, Any]]:
     """Forms in which the decode attention kernel takes keys and values, for any number of queries a head."""
-    most = decode_attention.most_queries(keys, values, dim)
-    plans = (decode_attention.planned(keys, values, n + 1, tables=None, dim=dim) for n in range(min(MAX_ROWS, most)))
+    counts = range(1, warp_attention.most_rows(keys, values, dim) + 1)
+    plans = (decode_attention.planned(keys, values, n, tables=None, dim=dim) for n in counts)
     return list(dict.fromkeys((plan.keys, plan.values) for plan in plans))
 
 
@@ -82,7 +79,7 @@ def attend(
     """Attention of a query of each head to all tokens of its sequence up to itself.
 
     Args:
-      q: (batch, 1, q_heads, d) in a float dtype, at most `decode_attention.most_queries` a head of keys.
+      q: (batch, 1, q_heads, d) in a float dtype, at most `warp_attention.most_rows` a head of keys.
       exact: keys and values in full precision, (batch, heads, slots, d), as `window` says.
       lengths, held: int32 (batch,), as in `rqjax.KVCache`.
       keys, values, tables, softcap, splits, interpret: as in `decode_attention`.

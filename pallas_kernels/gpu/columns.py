@@ -21,7 +21,7 @@ from pallas_kernels.gpu.warps import Word
 MAX_ROWS, MAX_SIZE = 256, 2**15 - 2**12
 """Rows of a ring, and bytes of levels, that fit into `Columns.table`."""
 FACTS = 32
-"""Bytes of a table that say where a column is."""
+"""Bytes of a table that hold the place of a column."""
 
 
 class Lookup(NamedTuple):
@@ -96,9 +96,8 @@ class Columns(NamedTuple):
             for first in range(SLICE * part, SLICE * part + 16, 4):
                 columns = [16 * place.q + (first + each) for each in range(4)]
                 levels = [self._levels(sections[0], table, column, runs, 1, place) for column in columns]
-                rows.append(
-                    [warps.joined(some) for words in zip(*levels, strict=True) for some in zip(*words, strict=True)]
-                )
+                by_token = (some for words in zip(*levels, strict=True) for some in zip(*words, strict=True))
+                rows.append([warps.joined(some) for some in by_token])
             yield part, factors_of(list(zip(*rows, strict=True)))
 
     def value_factors(
@@ -117,7 +116,7 @@ class Columns(NamedTuple):
     def _levels(
         self, refs: Any, table: Any, column: jax.Array, tokens: list[jax.Array], count: int, place: Place
     ) -> list[list[Word]]:
-        """Levels of words of four tokens, `count` from each of `tokens` on: each in the lowest byte of a word."""
+        """Levels of four tokens for each of `count` words from `tokens` on, each in the lowest byte of a word."""
         interpret, tiled = place.interpret, self.rows % 8 == 0
         facts = (warps.load(table, self.size + FACTS * column + at, 4, interpret=interpret) for at in (0, FACTS // 2))
         (low, high, shift, rest), (kept, more, first, page) = facts

@@ -59,7 +59,7 @@ def decode_attention(
     """
     batch, heads, rows, _ = y.shape
     dim = y.shape[3] - isinstance(keys.levels, Lookup) if dim is None else dim
-    most = most_queries(keys, values, dim)
+    most = warp_attention.most_rows(keys, values, dim)
     if rows > most:
         options = {"tables": tables, "dim": dim, "softcap": softcap, "splits": splits, "interpret": interpret}
         some = [slice(k, k + most) for k in range(0, rows, most)]
@@ -100,12 +100,6 @@ class Queries(NamedTuple):
     """int32 (n,)."""
     stop: jax.Array
     """int32 (n,)."""
-
-
-def most_queries(keys: Packed, values: Packed, dim: int) -> int:
-    """Returns the most queries of a head that the kernel takes at once."""
-    widths = [len(codes.levels.starts) if isinstance(codes.levels, Lookup) else dim for codes in (keys, values)]
-    return warp_attention.MAX_SUMS // max(widths)
 
 
 def planned(

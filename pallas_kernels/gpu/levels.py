@@ -25,7 +25,7 @@ from pallas_kernels.packed import UNIT, WIDTHS
 BLOCK, PAGE = 256, 128
 """Tokens of a step and of a page."""
 SLICE = 64
-"""Dimensions of a row of keys that a thread of each four loads 16 bytes of."""
+"""Dimensions of keys that four threads load 16 bytes each of."""
 TOKENS = (0, 1, 2, 3, 8, 9, 10, 11)
 """Tokens of a thread after `Place.token`."""
 SIGNS, UPPER = np.uint32(0x80808080), np.uint32(0xF0F0F0F0)
@@ -34,7 +34,7 @@ INTERLEAVED = ((0x4140, 0x4342), (0x1404, 0x3424))
 
 
 class Place(NamedTuple):
-    """Which tokens and rows a thread has."""
+    """Place of each thread in its warp, and its tokens and rows."""
 
     lane: jax.Array
     warp: jax.Array
@@ -77,7 +77,7 @@ class Factor(NamedTuple):
     """Left side of a product on tensor cores."""
 
     total: int
-    """Number of the sum that the product is added to: twice the number of terms, first those of lower nibbles."""
+    """Number of the sum that the product is added to."""
     first: int
     """Number of the first of two words of the right side."""
     words: list[Word]
@@ -94,9 +94,11 @@ class Levels(NamedTuple):
     tabled: bool
     """True if levels are looked up. If not, an index n of 4 bits becomes 16 (n - 8)."""
     interleaved: bool
-    """True if factors are levels of lower and upper nibbles by turns, as they are looked up. Right sides then have
-    zeros in the place of the other ones, and the halves of 16 levels are multiplied apart: 7 instructions a word of 8
-    indices instead of 14, but twice or four times the products. These would bound the time of many queries."""
+    """True if factors are levels of lower and upper nibbles by turns, as they are looked up.
+
+    Right sides then have zeros in the place of the other ones, and the halves of 16 levels are multiplied apart. A word
+    of 8 indices takes 7 instructions instead of 14, but twice or four times the products: too many for many queries.
+    """
 
     passes = 2
     """Calls of `key_factors`, which share the eight tokens of a thread."""
@@ -110,7 +112,7 @@ class Levels(NamedTuple):
 
     @property
     def terms(self) -> int:
-        """Sums of each product: interleaved, negative and positive levels of 4 bits are multiplied apart."""
+        """Sums of a product: negative and positive levels of 4 bits are multiplied apart if they are interleaved."""
         return 2 if self.interleaved and self.bits == 4 else 1
 
     @property
@@ -162,8 +164,10 @@ class Levels(NamedTuple):
         return found
 
     def _looked_up(self, word: Word, table: Any, interpret: Any) -> tuple[list[list[Word]], Word]:
-        """Levels of bytes 0 and 1, and of bytes 2 and 3, of a word, each of a lower and an upper nibble, by halves of
-        the table; and the word that the last half was looked up by."""
+        """Looks up levels by halves of the table, each as two words: of bytes 0 and 1, and of bytes 2 and 3.
+
+        Levels of lower and upper nibbles are there by turns. Also returns the indices of the last half.
+        """
         indices = [word, warps.complement(word, table[4], interpret=interpret)][: 1 + (self.bits == 4)]
         found = [
             [

@@ -38,7 +38,6 @@ class Ring(NamedTuple):
     passes, terms = 2, 1
     loaded = 4
     """Words of 16 bytes of codes for four words of the right side."""
-
     memory = STATES
     """Rows of 128 bytes of a table."""
 
@@ -147,7 +146,7 @@ class Ring(NamedTuple):
         ]
 
     def _address(self, fields: list[list[Word]], token: int, number: int, place: Place) -> Word:
-        """Addresses in the table of two coordinates with a number in their lanes, or of one of two tokens."""
+        """Addresses in the table of two states: of neighboring lanes, or of one lane and neighboring tokens."""
         start = self.bits * (1 + number)
         byte = min(start // 8, self.bits - 1)
         word, shift = fields[byte][token], STATE - (start - 8 * byte)

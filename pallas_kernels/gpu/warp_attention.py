@@ -43,6 +43,13 @@ SHARED, OWN = 228 * 1024, 1024 + 32
 WARPS = registers.THREADS // 32
 
 
+def most_rows(keys: Packed, values: Packed, dim: int) -> int:
+    """Returns the queries of a head that registers suffice for at once."""
+    lookups = [codes.levels for codes in (keys, values) if isinstance(codes.levels, Lookup | Companded)]
+    columns = [len(lookup.starts) for lookup in lookups if isinstance(lookup, Lookup)]
+    return min(2 * TILE if lookups else 4 * TILE, MAX_SUMS // max([dim, *columns]))
+
+
 def splits_of(plan: Plan, heads: int, tokens: int) -> int:
     """Returns the shares of a head's tokens for which whole waves of thread blocks take least.
 

@@ -20,7 +20,7 @@ Side = Levels | Ring | Columns
 TILE = 4
 """Queries that are multiplied at once: with two limbs each they are the 8 columns of a product."""
 LARGEST = 127 * 256
-"""Number that weights times scales are multiples of 1 / of: two limbs of a high byte and a signed low one."""
+"""Largest number that weights times scales become: two limbs, a high byte and a signed low one."""
 ROUNDER = 1.5 * 2**23 + 128
 """Float32 that rounds a smaller number added to it: the sum's low bits are those of the whole number + 128."""
 TINY = 1e-30
@@ -43,7 +43,10 @@ class Carry(NamedTuple):
     """Softmax sums of the threads of a warp, by tiles; `total` and `biases` are of the thread's own tokens."""
 
     largest: tuple[jax.Array, ...]
-    """The largest of score + log2 |scale of value|: no weight times scale is above 1."""
+    """The largest of score + log2 |scale of value|.
+
+    No weight times scale is above 1, so limbs need no second maximum. A large weight of a small value costs no bits.
+    """
     total: tuple[jax.Array, ...]
     biases: tuple[tuple[jax.Array, ...], ...]
     sums: tuple[tuple[jax.Array, ...], ...]
@@ -53,7 +56,7 @@ class Carry(NamedTuple):
 def scores_of(
     plan: Plan, arrays: Arrays, table: Any, queries: Queries, shift: Any, place: Place
 ) -> list[list[jax.Array]]:
-    """By tiles of queries the scores of the thread's tokens, in base 2; `shift` is what is added to each token's."""
+    """Scores of the thread's tokens by tiles of queries, in base 2; `shift` has numbers to be added to them."""
     side, tiles = plan.keys, range(plan.rows // TILE)
     scores = [[queries.shift[t]] * len(TOKENS) for t in tiles]
     if shift is not None:
@@ -199,7 +202,7 @@ def _right(side: Side, weights: list[jax.Array], scale: list[jax.Array], place: 
 
 
 def over_tokens(function: Any, x: jax.Array, interpret: Any) -> jax.Array:
-    """Reduces the numbers of the threads of a query, in each warp."""
+    """Reduces the numbers of the threads of a warp that have one query."""
     for xor in (4, 8, 16):
         x = function(x, warps.shuffle(x, xor=xor, interpret=interpret))
     return x

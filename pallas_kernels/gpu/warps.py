@@ -49,10 +49,11 @@ def load(
         return_type=(_word(jnp.uint32),) * count,
     )
     def read(context, *arguments):
-        *bases, base = (mgpu.utils.memref_ptr(ref) for ref in arguments[: len(refs)])
+        base, *others = (mgpu.utils.memref_ptr(ref) for ref in arguments[: len(refs)])
         offset, *half = (_register(x) for x in arguments[len(refs) :])
-        for first, number in zip(bases, half, strict=True):
-            base = arith.select(arith.trunci(ir.IntegerType.get_signless(1), number), base, first)
+        for other, number in zip(others, half, strict=True):  # the distance of two refs is known to the compiler
+            distance = arith.subi(*(llvm.ptrtoint(int32(), x) for x in (other, base)))
+            offset = arith.addi(offset, arith.muli(number, distance))
         place = mgpu.utils.getelementptr(base, [offset], int8())
         found = llvm.load(ir.VectorType.get((count,), int32()), place, alignment=4 * count)
         return tuple(_array(llvm.extractelement(found, mgpu.c(k, int32()))) for k in range(count))
@@ -189,7 +190,7 @@ def shuffle(x: jax.Array, lane: jax.Array | None = None, *, xor: int | None = No
 
 
 def complement(word: Word, minus_one: jax.Array, *, interpret: Any) -> Word:
-    """Flips all bits, as word * -1 - 1: the pipe for products has time where that for logic has none.
+    """Flips all bits, as word * -1 - 1: the pipe for logic has half the rate and more to do.
 
     `minus_one` is a uint32 scalar that the compiler does not know, or it would use logic.
     """

@@ -110,7 +110,7 @@ def _has_prologue(cache: KVCache, q: Any) -> bool:
     dtypes, dim = (q.dtype, cache.exact_keys.dtype), q.shape[3]
     if isinstance(cache.key_form, TurnedMean) or any(dtype.name not in kernel("launch").DTYPES for dtype in dtypes):
         return False
-    most = kernel("decode_attention").most_queries(*_sides(cache), dim)
+    most = kernel("warp_attention").most_rows(*_sides(cache), dim)
     return q.shape[2] // cache.exact_keys.shape[1] <= most
 
 

@@ -58,7 +58,7 @@ def test_blocks_of_threads_that_fit(name, compiled, monkeypatch):
     jax.eval_shape(function, *shapes)
     (kernel,) = compiled[name].values()
     fit = min(2**16 // (128 * (-(-kernel["registers"] // 8) * 8)), 228 * 1024 // (kernel["shared"] + 1024))
-    assert [warp_attention.resident(plan) for plan in plans] in ([], [fit])
+    assert {warp_attention.resident(plan) for plan in plans} == {fit}
 
 
 @pytest.mark.parametrize("name", RAGGED)

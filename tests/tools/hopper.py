@@ -50,6 +50,7 @@ TESTED = (
     "decode_attention 16 query heads",
     "decode_attention heads of 64, 4 query heads",
     "decode_attention heads of 256",
+    "decode_attention 4 bits, pages, 4 query heads",
     "decode_attention 4 bits, pages, a mean that turns",
     "decode_attention heads of 256, 16 query heads",
     "decode_attention heads of 256, affine",
