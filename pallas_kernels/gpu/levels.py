@@ -121,19 +121,21 @@ class Levels(NamedTuple):
         return 1 if self.interleaved else 4
 
     def table(self, levels: jax.Array | None) -> jax.Array:
-        """The levels in 4 words of 4 bytes, and -1; those of 4 bits without their signs, -1 to -8 and then 8 to 15.
+        """The levels in words of 4 bytes.
 
         A lookup by `byte_permute` takes 8 levels, so 4 bits take two, the second with all bits of the index flipped.
-        An index of the other half finds 0, because `byte_permute` then repeats the sign bit, which these levels lack.
+        An index of the other half finds 0, because `byte_permute` then repeats the sign bit. Levels of 4 bits lack it:
+        interleaved, they are magnitudes, -1 to -8 and then 8 to 15 are the same 8 of them; else their signs follow.
         """
         middle = 2 ** (self.bits - 1)
-        levels = jnp.arange(-middle, middle) if levels is None else jnp.asarray(levels).astype(jnp.int32)
-        if self.bits == 4:
-            levels = jnp.concatenate([levels[:8], levels[:7:-1]])
-            levels = jnp.abs(levels) if self.interleaved else levels & 127
-        levels = jnp.pad(levels, (0, 16 - 2 * middle)).astype(jnp.int8)
-        words = lax.bitcast_convert_type(levels.reshape(4, 4), jnp.uint32)
-        return jnp.pad(words, (0, 1), constant_values=np.uint32(2**32 - 1))
+        levels = jnp.arange(-middle, middle, dtype=jnp.int8) if levels is None else jnp.asarray(levels)
+        if self.terms == 2:
+            levels = levels[:7:-1]
+        elif self.bits == 4:
+            levels = jnp.concatenate([levels[:8], levels[:7:-1]]) & 127
+        else:
+            levels = jnp.pad(levels, (0, 8 - 2 * middle))
+        return lax.bitcast_convert_type(levels.reshape(-1, 4), jnp.uint32)
 
     def right(self, words: list[Word], *, interpret: Any) -> Iterator[list[Word]]:
         """Right sides for `left`, four words for each `loaded` words of codes, from four words of 16 bytes."""
@@ -168,10 +170,11 @@ class Levels(NamedTuple):
 
         Levels of lower and upper nibbles are there by turns. Also returns the indices of the last half.
         """
-        indices = [word, warps.complement(word, table[4], interpret=interpret)][: 1 + (self.bits == 4)]
+        *words, minus_one = table
+        indices = [word, warps.complement(word, minus_one, interpret=interpret)][: 1 + (self.bits == 4)]
         found = [
             [
-                byte_permute(*table[2 * k : 2 * k + 2], each >> below if below else each, interpret=interpret)
+                byte_permute(*(words[-2:] if k else words[:2]), each >> below if below else each, interpret=interpret)
                 for below in (0, 16)
             ]
             for k, each in enumerate(indices)

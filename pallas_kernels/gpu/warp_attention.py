@@ -132,13 +132,14 @@ def call(
     halves = 1 if pages is None and tokens % BLOCK == 0 and not columned else 2
     vectors = dim // 16 // plan.keys.loaded
 
-    def kernel(limbs_ref, columns_ref, start_ref, stop_ref, key_table, value_table, *refs):
+    def kernel(limbs_ref, columns_ref, start_ref, stop_ref, key_table, value_table, minus_one, *refs):
         *blocks, sums_ref, largest_ref, total_ref, memory, looked_up, barrier = refs
         pages_ref, blocks = blocks[: len(tables)], blocks[len(tables) :]
         n, split = lax.axis_index("n"), lax.axis_index("split")
         place = Place.of(halves, interpret)
         queries = _queries(plan, limbs_ref.at[n], columns_ref.at[n], memory, place)
-        levels = [_table(n, *pair, barrier) for pair in zip((key_table, value_table), looked_up, strict=False)]
+        pairs = zip((key_table, value_table), looked_up, strict=False)
+        levels = [_table(n, *pair, minus_one, barrier) for pair in pairs]
         levels = levels if len(levels) == 2 else 2 * levels
         begin, end = start_ref[n], stop_ref[n]
         first, count = share(begin, end, split, plan.splits, BLOCK)
@@ -215,7 +216,7 @@ def call(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True),
         kernel_name="decode_attention",
         interpret=interpret,
-    )(limbs, columns, start, stop, key_table, value_table, *tables, *leaves)
+    )(limbs, columns, start, stop, key_table, value_table, jnp.full(1, 2**32 - 1, jnp.uint32), *tables, *leaves)
 
 
 def _tabled(plan: Plan) -> list[Side]:
@@ -224,10 +225,10 @@ def _tabled(plan: Plan) -> list[Side]:
     return [plan.keys] if shared else [plan.keys, plan.values]
 
 
-def _table(n: Any, table: Any, memory: list[Any], barrier: Any) -> Any:
-    """Levels as words, or copied into shared memory if there is some for them."""
+def _table(n: Any, table: Any, memory: list[Any], minus_one: Any, barrier: Any) -> Any:
+    """Levels as words, and -1 for `warps.complement`; or copied into shared memory if there is some for them."""
     if not memory:
-        return [table[k] for k in range(5)]
+        return [*(table[k] for k in range(table.shape[0])), minus_one[0]]
     plgpu.copy_gmem_to_smem(table.at[lax.rem(n, table.shape[0])], memory[0], barrier)
     plgpu.barrier_wait(barrier)
     return memory[0]

@@ -128,7 +128,7 @@ def test_products_are_those_of_levels(bits, interleaved):
     nibbles = rng.integers(0, 2**bits, (2, 4, 128, 8))
     words = (nibbles << 4 * np.arange(8)).sum(-1).astype(np.uint32)
     rows, right = [list(map(jnp.asarray, row)) for row in words], words_of(rng, 4)
-    table = list(side.table(levels))
+    table = [*side.table(levels), jnp.uint32(2**32 - 1)]
     vectors = list(side.right(right, interpret=True))
     assert len(vectors) * side.loaded == 4
     zero = [jnp.zeros(128, jnp.int32)] * 4
