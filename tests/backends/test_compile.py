@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from pallas_kernels.gpu import warp_attention
-from tests.tools import example_kernel, hopper
+from tests.tools import example_kernel, hopper, hopper_times
 from tests.tools.hopper_shapes import CONFIGURATIONS
 from tests.tools.programs import PROGRAMS
 
@@ -111,3 +111,11 @@ def test_a_missing_compiler_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("RQJAX_GPU_COMPILE", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"there is no compiler .* run `make gpu-compile-env`"):
         hopper.compiled(["example"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", hopper_times.MEASURED)
+def test_predicted_times_are_near_what_prototypes_took(name):
+    loop = hopper_times.loop_of(hopper_times.assembly(f"decode_attention {name}"))
+    measured = hopper_times.MEASURED[name]
+    assert hopper_times.predicted_us(hopper_times.SHAPES[name], loop) == pytest.approx(measured, rel=0.2)

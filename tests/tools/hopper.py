@@ -4,6 +4,7 @@
     python -m tests.tools.hopper                     # every configuration of `hopper_shapes`, as a table
     python -m tests.tools.hopper NAME... --ptx=DIR   # some of them; DIR receives the PTX of each kernel
     python -m tests.tools.hopper --launches          # what whole programs launch
+    python -m tests.tools.hopper --times             # how long attention to codes takes on an H200, predicted
     python -m tests.tools.hopper --goldens           # renews tests/goldens/hopper.json, of `TESTED`, for this jax
 
 jax prints an error where its CUDA plugin finds no driver, so the plugin is not installed into the environment.
@@ -91,7 +92,7 @@ def wheels() -> list[str]:
     if not has_kernels() or (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return []
     jax = [f"{name}=={jax_version()}" for name in ("jax-cuda13-plugin", "jax-cuda13-pjrt")]
-    return [*jax, *(f"{name}=={CUDA}" for name in ("nvidia-cuda-nvcc", "nvidia-nvvm"))]
+    return [*jax, *(f"{name}=={CUDA}" for name in ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-nvdisasm"))]
 
 
 def folder() -> Path:
@@ -111,6 +112,13 @@ def programs() -> dict[str, Configuration]:
     from tests.tools.launches import PROGRAMS
 
     return PROGRAMS
+
+
+def shapes() -> dict[str, Any]:
+    """Returns by name a call of the attention kernel, whose time is predicted."""
+    from tests.tools.hopper_attention_shapes import SHAPES
+
+    return SHAPES
 
 
 def compiled(names: list[str], *, ptx: str | None = None) -> dict[str, Kernels]:
@@ -197,6 +205,7 @@ def main() -> None:
     parser.add_argument("--ptx", metavar="DIR", help="write the PTX of each kernel there")
     parser.add_argument("--goldens", action="store_true", help=f"renew {GOLDENS.relative_to(ROOT)}")
     parser.add_argument("--launches", action="store_true", help="count the launches of whole programs, and stop")
+    parser.add_argument("--times", action="store_true", help="predict times of attention on an H200, and stop")
     parser.add_argument("--wheels", action="store_true", help="print what make gpu-compile-env installs, and stop")
     options = parser.parse_args()
     if options.wheels:
@@ -204,7 +213,7 @@ def main() -> None:
         return
     if not wheels():
         sys.exit(f"no kernels for jax {jax_version()} on {sys.platform} {platform.machine()}")
-    available = programs() if options.launches else configurations()
+    available = programs() if options.launches else shapes() if options.times else configurations()
     names = options.names or list(TESTED if options.goldens else available)
     unknown = set(names) - set(available)
     if unknown:
@@ -214,6 +223,11 @@ def main() -> None:
             print(f"{'program':<52} {'launches':>8} {'waits':>6} {'within':>7}")
             for name, now in launched(names).items():
                 print(f"{name:<52} {now['launches']:>8} {now['waits']:>6} {now['within']:>7}")
+            return
+        if options.times:
+            from tests.tools import hopper_times
+
+            print(*hopper_times.table(names), sep="\n")
             return
         kernels = compiled(names, ptx=options.ptx)
     except (FileNotFoundError, RuntimeError) as error:

@@ -1,0 +1,100 @@
+"""Predicts what attention to codes takes on an H200, from the instructions of the compiled kernel.
+
+    python -m tests.tools.hopper --times             # every shape of `SHAPES`
+    python -m tests.tools.hopper --times '4 bits'    # some of them
+
+The longest of five counts decides: bytes at the speed of memory, instructions, logic, products and loads from shared
+memory. What a kernel takes to begin and to end, and how far it stays behind the longest, are fitted to the prototypes
+that ran.
+"""
+
+import collections
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from pallas_kernels.gpu.levels import BLOCK
+from tests.tools import hopper
+from tests.tools.hopper_attention_shapes import SHAPES, Shape
+
+TOKENS = 16_384
+CLOCK, PROCESSORS, SCHEDULERS = 1.8e9, 132, 4
+BANDWIDTH = 4.3e12
+BEGIN_US, BEHIND = 6.0, 1.1
+LOGIC = (
+    *("LOP3", "SHF", "PRMT", "SEL", "FSEL", "ISETP", "FSETP", "IADD3", "FMNMX", "IMNMX", "VIMNMX", "LEA", "POPC"),
+    *("PLOP3", "IABS", "BMSK", "VIADD", "MOV", "SGXT", "VABSDIFF", "IADD"),
+)
+"""Instructions of the pipe that takes two cycles for each."""
+PRODUCT_CYCLES = 6.2
+"""Cycles of an m16n8k32 product in int8."""
+MEASURED = {"4 bits": 41.7, "2 bits": 29.1, "3 and 2 bits": 35.5}
+"""Microseconds of prototypes on an H200 (2026-11-26); the last had 3 bits on both sides."""
+BFLOAT16_US = 121.0
+"""cuDNN's time for as many tokens of 128 dimensions in bfloat16, there."""
+
+
+class Loop(NamedTuple):
+    """Instructions of a warp for a block of tokens."""
+
+    instructions: int
+    logic: int
+    products: int
+    loads: int
+    """Loads from shared memory."""
+
+
+def loop_of(sass: str) -> Loop:
+    """Counts the shortest loop with products in a kernel's assembly."""
+    lines, labels, loops = [], {}, []
+    for line in sass.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(lines)
+        elif instruction := re.match(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(.*?);", line):
+            lines.append(instruction[1])
+            target = re.search(r"^BRA.*?(\.L_x_\d+)", instruction[1])
+            if target and target[1] in labels:
+                loops.append(lines[labels[target[1]] :])
+    body = min((loop for loop in loops if any("MMA" in line for line in loop)), key=len)
+    names = collections.Counter(line.split()[0].split(".")[0] for line in body)
+    return Loop(len(body), sum(names[name] for name in LOGIC), names["IMMA"], names["LDS"])
+
+
+def assembly(name: str) -> str:
+    """Compiles a configuration's kernel for sm_90a and disassembles it."""
+    tools = hopper.folder() / "nvidia" / "cu13" / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        hopper.compiled([name], ptx=folder)
+        (path,) = Path(folder).glob("*.ptx")
+        path.write_text(path.read_text().split("\nptxas")[0])
+        cubin = path.with_suffix(".cubin")
+        subprocess.run([tools / "ptxas", "-arch=sm_90a", "-O3", path, "-o", cubin], check=True, capture_output=True)
+        return subprocess.run([tools / "nvdisasm", "-c", cubin], check=True, capture_output=True, text=True).stdout
+
+
+def predicted_us(shape: Shape, loop: Loop) -> float:
+    """Predicts the microseconds of a call with `TOKENS` tokens of each sequence."""
+    sizes = (x.size * x.dtype.itemsize for x in jax.tree.leaves(shape._replace(tokens=TOKENS).arguments()[1:3]))
+    steps = shape.batch * shape.heads * TOKENS / BLOCK * 4  # of a warp; a block of threads has four
+    each = steps / (PROCESSORS * SCHEDULERS * CLOCK)
+    counts = loop.instructions, 2 * loop.logic, PRODUCT_CYCLES * loop.products, SCHEDULERS * loop.loads
+    return BEGIN_US + BEHIND * 1e6 * max(sum(sizes) / BANDWIDTH, each * max(counts))
+
+
+def table(names: list[str]) -> list[str]:
+    """Returns the lines of the table for some of `SHAPES`."""
+    lines = [
+        f"{'attention to 8 x 16,384 tokens':36} instructions  logic  products  loads   us  measured  bfloat16 / us"
+    ]
+    for name in names:
+        shape = SHAPES[name]
+        loop = loop_of(assembly(f"decode_attention {name}"))
+        us, elements = predicted_us(shape, loop), BLOCK * shape.dim * 2 / 128
+        whole = shape.batch * shape.heads * shape.dim / (8 * 8 * 128)
+        counts = f"{loop.instructions / elements:12.2f} {loop.logic / elements:6.2f} {loop.products:9} {loop.loads:6}"
+        lines.append(f"{name:36} {counts} {us:4.0f} {MEASURED.get(name, ''):>9} {BFLOAT16_US * whole / us:14.2f}")
+    return lines
