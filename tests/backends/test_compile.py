@@ -114,8 +114,10 @@ def test_a_missing_compiler_is_one_line(monkeypatch, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", hopper_times.MEASURED)
+@pytest.mark.parametrize("name", sorted({name for name, *_ in hopper_times.MEASURED}))
 def test_predicted_times_are_near_what_prototypes_took(name):
     loop = hopper_times.loop_of(hopper_times.assembly(f"decode_attention {name}"))
-    measured = hopper_times.MEASURED[name]
-    assert hopper_times.predicted_us(hopper_times.SHAPES[name], loop) == pytest.approx(measured, rel=0.2)
+    for (of, batch, tokens), measured in hopper_times.MEASURED.items():
+        if of == name:
+            shape = hopper_times.SHAPES[name]._replace(batch=batch, tokens=tokens)
+            assert hopper_times.predicted_us(shape, loop) == pytest.approx(measured, rel=0.2)

@@ -32,8 +32,14 @@ LOGIC = (
 """Instructions of the pipe that takes two cycles for each."""
 PRODUCT_CYCLES = 6.2
 """Cycles of an m16n8k32 product in int8."""
-MEASURED = {"4 bits": 41.7, "2 bits": 29.1, "3 and 2 bits": 35.5}
-"""Microseconds of prototypes on an H200 (2026-11-26); the last had 3 bits on both sides."""
+MEASURED = {
+    ("4 bits", 8, 16_384): 41.7,
+    ("4 bits", 32, 16_384): 145.0,
+    ("4 bits", 1, 65_536): 23.8,
+    ("4 bits", 8, 4096): 14.8,
+    ("2 bits", 8, 16_384): 29.1,
+}
+"""Microseconds of prototypes on an H200 (2026-11-26) by shape, sequences and tokens."""
 BFLOAT16_US = 121.0
 """cuDNN's time for as many tokens of 128 dimensions in bfloat16, there."""
 
@@ -77,9 +83,9 @@ def assembly(name: str) -> str:
 
 
 def predicted_us(shape: Shape, loop: Loop) -> float:
-    """Predicts the microseconds of a call with `TOKENS` tokens of each sequence."""
-    sizes = (x.size * x.dtype.itemsize for x in jax.tree.leaves(shape._replace(tokens=TOKENS).arguments()[1:3]))
-    steps = shape.batch * shape.heads * TOKENS / BLOCK * 4  # of a warp; a block of threads has four
+    """Predicts the microseconds of a call."""
+    sizes = (x.size * x.dtype.itemsize for x in jax.tree.leaves(shape.arguments()[1:3]))
+    steps = shape.batch * shape.heads * shape.tokens / BLOCK * 4  # of a warp; a block of threads has four
     each = steps / (PROCESSORS * SCHEDULERS * CLOCK)
     counts = loop.instructions, 2 * loop.logic, PRODUCT_CYCLES * loop.products, SCHEDULERS * loop.loads
     return BEGIN_US + BEHIND * 1e6 * max(sum(sizes) / BANDWIDTH, each * max(counts))
@@ -91,10 +97,12 @@ def table(names: list[str]) -> list[str]:
         f"{'attention to 8 x 16,384 tokens':36} instructions  logic  products  loads   us  measured  bfloat16 / us"
     ]
     for name in names:
-        shape = SHAPES[name]
+        shape = SHAPES[name]._replace(tokens=TOKENS)
         loop = loop_of(assembly(f"decode_attention {name}"))
         us, elements = predicted_us(shape, loop), BLOCK * shape.dim * 2 / 128
         whole = shape.batch * shape.heads * shape.dim / (8 * 8 * 128)
         counts = f"{loop.instructions / elements:12.2f} {loop.logic / elements:6.2f} {loop.products:9} {loop.loads:6}"
-        lines.append(f"{name:36} {counts} {us:4.0f} {MEASURED.get(name, ''):>9} {BFLOAT16_US * whole / us:14.2f}")
+        lines.append(
+            f"{name:36} {counts} {us:4.0f} {MEASURED.get((name, shape.batch, TOKENS), ''):>9} {BFLOAT16_US * whole / us:14.2f}"
+        )
     return lines
