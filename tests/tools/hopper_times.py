@@ -102,7 +102,6 @@ def table(names: list[str]) -> list[str]:
         us, elements = predicted_us(shape, loop), BLOCK * shape.dim * 2 / 128
         whole = shape.batch * shape.heads * shape.dim / (8 * 8 * 128)
         counts = f"{loop.instructions / elements:12.2f} {loop.logic / elements:6.2f} {loop.products:9} {loop.loads:6}"
-        lines.append(
-            f"{name:36} {counts} {us:4.0f} {MEASURED.get((name, shape.batch, TOKENS), ''):>9} {BFLOAT16_US * whole / us:14.2f}"
-        )
+        measured = MEASURED.get((name, shape.batch, TOKENS), "")
+        lines.append(f"{name:36} {counts} {us:4.0f} {measured:>9} {BFLOAT16_US * whole / us:14.2f}")
     return lines
