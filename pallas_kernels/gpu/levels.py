@@ -97,7 +97,7 @@ class Levels(NamedTuple):
     """True if factors are levels of lower and upper nibbles by turns, as they are looked up.
 
     Right sides then have zeros in the place of the other ones, and the halves of 16 levels are multiplied apart. A word
-    of 8 indices takes 7 instructions instead of 14, but twice or four times the products: too many for many queries.
+    of 8 indices takes 7 instructions instead of 14, but two or four times the products: too many above 4 queries.
     """
 
     passes = 2

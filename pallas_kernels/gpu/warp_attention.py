@@ -77,7 +77,8 @@ def resident(plan: Plan) -> int:
     elif plan.rows == TILE:
         by_registers = 4 if plan.dim == 64 or untabled or max(side.bits for side in sides) < 3 else 3
     else:
-        by_registers = 3 if untabled and plan.rows == 2 * TILE and plan.keys.groups == plan.values.groups == 1 else 2
+        few = plan.dim == 64 or (untabled and plan.keys.groups == plan.values.groups == 1)
+        by_registers = 3 if few and plan.rows == 2 * TILE else 2
     return max(1, min(by_memory, by_registers))
 
 
@@ -96,8 +97,7 @@ def _side(codes: Packed, period: int, dim: int, rows: int) -> Side:
         return Ring(dim, 8 * codes.sections[0].shape[2] // dim, codes.levels)
     bits = sum(8 * section.shape[-2] // period for section in codes.sections)
     tabled = codes.levels is not None or bits < 4
-    few = rows <= 2 * TILE and rows * dim <= 1024
-    return Levels(dim, bits, codes.scales.shape[2], codes.biases is not None, tabled, tabled and few)
+    return Levels(dim, bits, codes.scales.shape[2], codes.biases is not None, tabled, tabled and rows == TILE)
 
 
 def call(
