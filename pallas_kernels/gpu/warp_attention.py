@@ -157,12 +157,11 @@ def call(
         def index(i, half, *, token, paged):
             """The block of an array whose tokens are on an axis."""
             block = halves * (first + i) + half
-            if halves == 2:  # the last block may have one page
-                block = jnp.minimum(block, tokens // PAGE - 1)
+            if halves == 2:  # the first and the last block may have one page that is seen, and there need be no other
+                block = jnp.clip(block, lax.div(begin, PAGE), lax.div(end - 1, PAGE))
             if paged:
                 each = heads // len(pages)
-                page = jnp.maximum(pages_ref[0][lax.div(n, each), block], 0)
-                return page * each + lax.rem(n, each), 0, 0
+                return pages_ref[0][lax.div(n, each), block] * each + lax.rem(n, each), 0, 0
             return n, *(block * (axis == token) for axis in (1, 2))
 
         def specs(x, token, *, coded=False, paged=bool(tables)):
