@@ -108,6 +108,7 @@ def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=Non
     shift, tables = None, None
     if paged:
         tables, keys, values = in_pages(rng, keys, values)
+        tables = np.where(seen.reshape(*tables.shape, 128).any(2), tables, -1)  # others need not be there
         shift = rng.normal(size=(batch, 1, query_heads, tokens if by_token(keys) else 1)).astype(np.float32)
     options = {"splits": splits, "softcap": softcap, "interpret": mosaic.interpret()}
     call = lambda *a: decode_attention(*a[:6], tables=a[6], **options)  # noqa: E731
