@@ -7,6 +7,9 @@ Claim (TurboQuant, RotorQuant): needles are found as well as in full precision, 
 A number is asked for that a line among 1,024 tokens of prose, code and dialogue tells; that one of many such lines
 tells; or four, one after the other. The model answers none of the other tasks of `configs/language/ruler.py` in
 float32, so they are left out. The newest 128 tokens and the first 4 are exact, and prompts are read in pieces of 128.
+
+The claim does not hold here: of single needles float32 finds all, `eden_4` 0.92, two bits 0.33 to 0.58. A row takes
+eight minutes of a core.
 """
 
 from ml_collections import ConfigDict
@@ -16,9 +19,8 @@ from configs.language import ruler
 
 def get_config() -> ConfigDict:
     config = ruler.get_config()
-    two_bits = ("eden_2", "turboquant_trellis_2", "kivi_2", "klt_trellis_2+pre_rope", "v3_2", "rotorquant_2")
     grid = {"model": ("smollm2-135m",), "keep": ("128+4",), "tokens": (1024,)}
-    grid["strategy"] = ("float32", "eden_4", *two_bits, "rotorquant_4")
+    grid["strategy"] = ("float32", "eden_4", "eden_2", "turboquant_trellis_2", "kivi_2")
     config.update({"tasks": ("niah_single", "niah_multikey", "niah_multiquery"), "corpus": "mixed"})
     config.update({"examples": 3, "seeds": 4, "chunk": 128, "grid": grid})
     return config
