@@ -20,15 +20,15 @@ class Packed(NamedTuple):
 
     sections: tuple[jax.Array, ...]
     """Arrays of uint8, one for each of `WIDTHS`: (batch, heads, T w / 8, d) for keys, (batch, heads, d w / 8, T) for
-    values. On a GPU also a ring of bits (batch, heads, bytes, T) for either, see `gpu.streams` and `gpu.columns`."""
+    values. On a GPU also a ring of bits (batch, heads, bytes, T) for either, see `gpu.rings` and `gpu.columns`."""
     scales: jax.Array
     """Scales (batch, heads, groups, T) in a float dtype: group g has the dimensions from g d / groups on."""
     biases: jax.Array | None
     """Biases, shaped as `scales`."""
     levels: Any
-    """Levels int8 (2**bits,), symmetric with a negative lower half if there are 4 bits. On a GPU also a
-    `gpu.streams.Companded`, which computes the levels of states, or a `gpu.columns.Lookup` of columns with bits of
-    their own. None: index n stands for n, and biases are those of index 0."""
+    """Levels int8 (2**bits,), symmetric with a negative lower half if there are 4 bits. On a GPU also
+    `gpu.rings.StateLevels`, those of a trellis, or a `gpu.columns.Lookup` of columns with bits of their own. None:
+    index n stands for n, and biases are those of index 0."""
 
 
 class Sums(NamedTuple):

@@ -7,6 +7,7 @@ thread of a warp has a bank of its own. Two neighboring bytes of a lane are half
 addresses of two levels.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,12 +18,21 @@ import numpy as np
 from pallas_kernels.gpu import registers, warps
 from pallas_kernels.gpu.levels import PAGE, Factor, Place
 from pallas_kernels.gpu.registers import byte_permute
-from pallas_kernels.gpu.streams import STATES, Companded
 from pallas_kernels.gpu.warps import Word
 
 STATE = 7
 """Lowest bit of a state in an address: a row of the table has 128 bytes, a word for each thread of a warp."""
 MASK = np.uint32(0x7F807F80)
+STATES = 256
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class StateLevels:
+    """Levels of the states of a trellis. They are static, so that keys and values of one trellis share a table."""
+
+    numbers: tuple[int, ...]
+    """The level of each of the 256 states, in int8."""
 
 
 class Ring(NamedTuple):
@@ -30,7 +40,7 @@ class Ring(NamedTuple):
 
     dim: int
     bits: int
-    levels: Companded
+    levels: StateLevels
     groups = 1
     biased = False
     unit = 1.0
@@ -45,9 +55,9 @@ class Ring(NamedTuple):
     def lanes(self) -> int:
         return self.dim // 8
 
-    def table(self, levels: Companded) -> jax.Array:
+    def table(self, levels: StateLevels) -> jax.Array:
         """int8 (1, 256, 128): each row has the level of a state in the bytes of words."""
-        return jnp.asarray(np.repeat(levels.levels(), 128).reshape(1, STATES, 128))
+        return jnp.asarray(np.repeat(np.array(levels.numbers, np.int8), 128).reshape(1, STATES, 128))
 
     def right(self, words: list[Word], *, interpret: Any) -> Iterator[list[Word]]:
         """Right sides, four words for each four."""

@@ -18,8 +18,7 @@ from pallas_kernels.gpu import registers, warps
 from pallas_kernels.gpu.columns import Columns, Lookup
 from pallas_kernels.gpu.levels import BLOCK, PAGE, SLICE, Levels, Place
 from pallas_kernels.gpu.operands import Operands, Plan, share
-from pallas_kernels.gpu.rings import Ring
-from pallas_kernels.gpu.streams import Companded
+from pallas_kernels.gpu.rings import Ring, StateLevels
 from pallas_kernels.gpu.warp_softmax import (
     LARGEST,
     TILE,
@@ -45,7 +44,7 @@ WARPS = registers.THREADS // 32
 
 def most_rows(keys: Packed, values: Packed, dim: int) -> int:
     """Returns the queries of a head that registers suffice for at once."""
-    lookups = [codes.levels for codes in (keys, values) if isinstance(codes.levels, Lookup | Companded)]
+    lookups = [codes.levels for codes in (keys, values) if isinstance(codes.levels, Lookup | StateLevels)]
     columns = [len(lookup.starts) for lookup in lookups if isinstance(lookup, Lookup)]
     return min(2 * TILE if lookups else 4 * TILE, MAX_SUMS // max([dim, *columns]))
 
@@ -93,7 +92,7 @@ def value_side(codes: Packed, dim: int, rows: int) -> Side:
 def _side(codes: Packed, period: int, dim: int, rows: int) -> Side:
     if isinstance(codes.levels, Lookup):
         return Columns(len(codes.levels.starts), codes.sections[0].shape[2], codes.levels.levels.shape[1])
-    if isinstance(codes.levels, Companded):
+    if isinstance(codes.levels, StateLevels):
         return Ring(dim, 8 * codes.sections[0].shape[2] // dim, codes.levels)
     bits = sum(8 * section.shape[-2] // period for section in codes.sections)
     tabled = codes.levels is not None or bits < 4

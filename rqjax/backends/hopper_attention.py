@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from pallas_kernels.packed import Packed
@@ -14,7 +15,6 @@ from rqjax.backends.hopper_columns import TransformCode
 from rqjax.cache import attention
 from rqjax.cache.key_forms import TurnedMean
 from rqjax.cache.kv import KVCache
-from rqjax.codebooks.trellis_tables import Companded
 from rqjax.core import Codes, Quantizer
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.per_head import PerHead
@@ -84,9 +84,9 @@ def _packed(quantizer: Quantizer, codes: Codes) -> Packed:
     if isinstance(leaf, TransformCode):
         levels = hopper_columns.lookup(leaf, per_head=isinstance(quantizer, PerHead))
     else:
-        assert isinstance(leaf.table, Companded)
-        table = leaf.table
-        levels = kernel("streams").Companded(table.multiplier, table.bends, table.offset, table.fold)
+        with jax.ensure_compile_time_eval():  # of static numbers alone
+            numbers = np.asarray(leaf.table(jnp.arange(2**leaf.table.state_bits, dtype=jnp.uint8)))
+        levels = kernel("rings").StateLevels(tuple(numbers.tolist()))
     sections = (found.codes.array.bits,)
     scales = jnp.ones_like(sections[0][:, :, 0], jnp.bfloat16) if found.norms is None else nests.numbers(found.norms)
     return Packed(sections, scales[:, :, None], None, levels)

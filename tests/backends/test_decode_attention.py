@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rqjax
-from pallas_kernels.gpu import columns, mosaic, registers, streams
+from pallas_kernels.gpu import columns, mosaic, registers, rings
 from pallas_kernels.gpu.decode_attention import decode_attention
 from pallas_kernels.packed import Packed
 from rqjax.backends import hopper
@@ -75,9 +75,9 @@ def encoded_on_a_trellis(rng, bits, batch, tokens, dim):
     scale = jnp.asarray(rng.lognormal(sigma=0.4, size=(batch, 1, 1, tokens)) / 60, jnp.bfloat16)
     stream = leaf.laid_out(words, transposed=False).array
     vectors = np.asarray(leaf.table(leaf.states(words)), np.float64)
-    levels = {name: getattr(leaf.table, name) for name in ("multiplier", "bends", "offset", "fold")}
+    levels = np.asarray(leaf.table(jnp.arange(256, dtype=jnp.uint8)))
     vectors *= np.asarray(scale, np.float64).swapaxes(2, 3)
-    return Packed((stream.bits,), scale, None, streams.Companded(**levels)), vectors
+    return Packed((stream.bits,), scale, None, rings.StateLevels(tuple(levels.tolist()))), vectors
 
 
 def encoded_in_columns(rng, rows, batch, tokens, dim):

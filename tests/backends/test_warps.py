@@ -9,9 +9,10 @@ import rqjax
 from pallas_kernels.gpu import registers, warps
 from pallas_kernels.gpu.levels import BLOCK, Levels, Place
 from pallas_kernels.gpu.operands import Plan
-from pallas_kernels.gpu.streams import Companded
+from pallas_kernels.gpu.rings import Ring
 from pallas_kernels.gpu.warp_attention import splits_of
 from pallas_kernels.packed import UNIT
+from rqjax.backends import hopper_attention
 from tests.tools import packed_codes
 
 
@@ -92,9 +93,14 @@ def test_look_ups_join_the_bytes_at_the_halves_of_words():
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_levels_of_states_are_those_of_the_trellis(bits):
-    table = rqjax.trellis_coded(64, bits).table
-    levels = {name: getattr(table, name) for name in ("multiplier", "bends", "offset", "fold")}
-    np.testing.assert_array_equal(Companded(**levels).levels(), table(jnp.arange(256, dtype=jnp.uint8)))
+    cache = rqjax.strategy(f"turboquant_trellis_{bits}", jax.random.key(0), 64).cache(1, 1, 512)
+    sides = []
+    jax.eval_shape(lambda cache: sides.append(hopper_attention._sides(cache)), cache)  # as under jit
+    levels = sides[0][0].levels
+    expected = rqjax.trellis_coded(64, bits).table(jnp.arange(256, dtype=jnp.uint8))
+    table = Ring(64, bits, levels).table(levels)
+    np.testing.assert_array_equal(table[0], np.broadcast_to(expected[:, None], (256, 128)))
+    assert sides[0][1].levels == levels
 
 
 def test_numbers_of_sixteen_bits():

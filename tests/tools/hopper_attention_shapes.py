@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pallas_kernels.gpu.attention_prologue import Exact
 from pallas_kernels.gpu.columns import Lookup
 from pallas_kernels.gpu.levels import PAGE
-from pallas_kernels.gpu.streams import Companded
+from pallas_kernels.gpu.rings import StateLevels
 from pallas_kernels.packed import WIDTHS, Packed
 
 
@@ -67,8 +67,8 @@ class Shape(NamedTuple):
         return Lookup(*[columns] * 3, jax.ShapeDtypeStruct((self.heads, codes.looked_up), jnp.int8))
 
 
-LEVELS = Companded(97, ((0, 1), (84, 1), (107, 1), (117, 2), (122, 4), (124, 8)))
-"""Levels for 3 bits. Those for other bits compile to the same with other numbers, and for 1 bit with one more step."""
+LEVELS = StateLevels(tuple(range(-128, 128)))
+"""Levels of a trellis; others compile to the same with other numbers."""
 SHAPES = {
     "4 bits": Shape(128, 4, Codes(4), Codes(4)),
     "4 bits, 8 query heads": Shape(128, 8, Codes(4), Codes(4)),
