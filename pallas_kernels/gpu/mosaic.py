@@ -1,6 +1,7 @@
 """Parts of Pallas Mosaic GPU that all kernels need, and those that are private or change between versions: only
 here."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,6 +9,24 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 """Lane semantics. Warpgroup, the default from jax 0.11 on, infers layouts for minutes in long kernels."""
+
+
+def in_place(
+    kernel: Callable[..., None],
+    out_type: list[jax.ShapeDtypeStruct],
+    *,
+    aliases: dict[int, int],
+    name: str,
+    interpret: Any,
+    **grid: Any,
+) -> Callable[..., list[jax.Array]]:
+    """Makes a kernel whose outputs may lie where operands lay: `aliases` has the number of the output by that of the
+    operand. `plgpu.kernel` has none, and takes references in their place that `custom_vmap` refuses."""
+    from jax._src.pallas.mpmd import _mpmd_map
+
+    mesh = plgpu.Mesh(kernel_name=name, **grid)
+    options = {"compiler_params": LANE, "interpret": interpret, "name": name}
+    return _mpmd_map([(mesh, kernel)], out_type, input_output_aliases=aliases, **options)
 
 
 def interpreter(*, detect_races: bool = True) -> Any:

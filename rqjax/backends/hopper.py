@@ -18,6 +18,7 @@ from rqjax.backends import finders, hopper_attention, hopper_calls
 from rqjax.backends.finders import Entry
 from rqjax.backends.hopper_attention import ATTENTION
 from rqjax.backends.hopper_calls import INTERPRET, kernel
+from rqjax.cache.append import entered
 from rqjax.cache.kv import KVCache, attention_constants
 from rqjax.core import Quantizer, Unsupported, nest, platforms
 from rqjax.core.quantizer import decode, encode, roundtrip
@@ -118,6 +119,7 @@ finders.register(
         Entry(Quantizer.decode, (Normalized, Scaled), finders.of_codes(_limits_to_decode), hopper_calls.decode),
         Entry(roundtrip, (Normalized, Scaled), _limits_of_roundtrips, hopper_calls.roundtrip),
         ATTENTION.entry(NAME)._replace(call=hopper_attention.attend),
+        Entry(entered, (KVCache,), hopper_attention.limits_to_enter, hopper_attention.enter, rows=False),
         Entry(
             attention_constants,
             (KVCache,),

@@ -142,6 +142,22 @@ def _attend_one(
     )
 
 
+def enter(cache: KVCache, k: Array, v: Array, lengths: Array, count: Array) -> Any:
+    """`append.entered` for one token of each sequence."""
+    window = kernel("attention").Window(cache.sinks, cache.window, cache.unit, None)
+    operands = cache.exact_keys, cache.exact_values, k, v, lengths, count, cache.held
+    keys, values, unit = kernel("append_token").append_token(*operands, window=window, interpret=INTERPRET.get())
+    return (keys, values), (unit[: len(k)], unit[len(k) :])
+
+
+def limits_to_enter(cache: KVCache, k: Any, v: Any, lengths: Any, count: Any) -> str | None:
+    """Returns why no kernel enters tokens into a cache, or None."""
+    if k.shape[2] > 1 or cache.values_in_keys:
+        return "there are several tokens, or values are a part of the keys"
+    known = kernel("launch").DTYPES
+    return None if k.dtype.name in known else f"tokens in {k.dtype}, not in {', '.join(known)}"
+
+
 def constants(cache: KVCache) -> Any:
     """Constants of the kernels: rotations and steps of levels as matrices, and tables of levels."""
     _, heads, _, dim = cache.exact_keys.shape

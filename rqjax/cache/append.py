@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from rqjax.arrays.planes import as_float32, pick, put
+from rqjax.arrays.planes import as_float32, put
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
 from rqjax.core import PAGE, Codes, as_array, check_int, check_ints, is_traced, operation, platforms
 from rqjax.core.products import rounded_to
@@ -128,33 +128,26 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     before, after = (jnp.maximum(cache.held, cache.coded_at(n)) for n in (first, lengths))
     t = first[:, None] + jnp.arange(time) - (time - count[:, None])
     k = cache.key_form.turned(k, t[:, :, None])
-    k, v = (rounded_to(jnp.swapaxes(x, 1, 2), cache.exact_keys.dtype) for x in (k, v))
-
-    def stored(rings):
-        """The rings with the new tokens. Those that newer ones of the same chunk would overwrite, and padding, go
-        nowhere."""
-        stays = (t >= first[:, None]) & ((t < cache.sinks) | (t >= lengths[:, None] - cache.ring))
-        places = jnp.where(stays, cache.slot(t), cache.sinks + cache.ring)
-        one = jax.vmap(lambda ring, places, chunk: put(ring, (slice(None), places), chunk))
-        return tuple(one(ring, places, x) for ring, x in zip(rings, (k, v), strict=True))
+    k, v = (jnp.swapaxes(x, 1, 2) for x in (k, v))
 
     # XLA copies a ring that is read and then written, unless a barrier orders them. With one token, the ring that has
     # been written still has all that becomes codes.
     exact = cache.exact_keys, cache.exact_values
-    exact = stored(exact) if time == 1 else exact
+    stored = functools.partial(entered, k=k, v=v, lengths=lengths, count=count)
+    exact, ahead = stored(cache) if time == 1 else (exact, None)
     # Codes have no derivative, and a loop of unknown length would refuse one.
-    past, rings, new = lax.stop_gradient((cache, exact, (k, v)))
+    new = tuple(rounded_to(x, cache.exact_keys.dtype) for x in (k, v))
+    past, rings, new, ahead = lax.stop_gradient((cache, exact, new, ahead))
 
     def tokens(start, size):
         """`size` tokens from token `start` of each sequence on, as they are stored: twice (batch, heads, size, dim)."""
+        if time == 1 and platforms.on_gpu():
+            return ahead
         t = start[:, None] + jnp.arange(size)
-        of_ring = jax.vmap(lambda ring, t: pick(ring, (slice(None), past.slot(t))))
-        if time == 1:
-            return tuple(of_ring(ring, t) for ring in rings)
         chunk, is_new = t - first[:, None] + (time - count[:, None]), (t >= first[:, None])[:, None, :, None]
         of_chunk = jax.vmap(lambda x, at: x[:, jnp.clip(at, 0, time - 1)])
         return tuple(
-            jnp.where(is_new, of_chunk(x, chunk), of_ring(ring, t)) for ring, x in zip(rings, new, strict=True)
+            jnp.where(is_new, of_chunk(x, chunk), past.picked(ring, t)) for ring, x in zip(rings, new, strict=True)
         )
 
     form = past.key_form
@@ -190,7 +183,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     if time > 1:
         if platforms.on_gpu():
             codes, exact = lax.optimization_barrier((codes, exact))
-        exact = stored(exact)
+        exact, _ = stored(dataclasses.replace(cache, exact_keys=exact[0], exact_values=exact[1]))
     cache = dataclasses.replace(
         cache,
         keys=codes[0],
@@ -202,6 +195,30 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
         overflow=cache.overflow | ~fits,
     )
     return whole.with_sequences(slots, cache)
+
+
+@operation
+def entered(
+    cache: KVCache, k: Array, v: Array, lengths: Int[Array, "batch"], count: Int[Array, "batch"]
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Writes new tokens, `count` of each sequence up to `lengths`, into the rings.
+
+    Those that newer ones of the same call would overwrite, and padding, go nowhere.
+
+    Returns:
+      The keys and values in full precision, and those of the unit of each sequence that becomes codes next, twice
+      (batch, heads, unit, dim): right where this completes one unit at most.
+    """
+    time = k.shape[2]
+    t = lengths[:, None] - time + jnp.arange(time)
+    stays = (t >= (lengths - count)[:, None]) & ((t < cache.sinks) | (t >= lengths[:, None] - cache.ring))
+    places = jnp.where(stays, cache.slot(t), cache.sinks + cache.ring)
+    one = jax.vmap(lambda ring, places, chunk: put(ring, (slice(None), places), chunk))
+    k, v = (rounded_to(x, cache.exact_keys.dtype) for x in (k, v))
+    keys, values = one(cache.exact_keys, places, k), one(cache.exact_values, places, v)
+    first = cache.sinks + jnp.maximum(cache.held, cache.coded_at(lengths - count))
+    t = first[:, None] + jnp.arange(cache.unit)
+    return (keys, values), (cache.picked(keys, t), cache.picked(values, t))
 
 
 def _codes(cache: KVCache, key: Float[Array, "b h t d"], value: Float[Array, "b h t value_dim"]) -> tuple[Codes, Codes]:

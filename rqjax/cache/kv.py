@@ -218,6 +218,10 @@ class KVCache:
         """The slot of token t in the exact arrays."""
         return jnp.where(t < self.sinks, t, self.sinks + (t - self.sinks) % self.ring)
 
+    def picked(self, ring: Shaped[Array, "batch heads slots d"], t: Int[Array, "batch n"]) -> Shaped[Array, "..."]:
+        """Returns the tokens t of exact keys or values, (batch, heads, n, d)."""
+        return jax.vmap(lambda ring, t: pick(ring, (slice(None), self.slot(t))))(ring, t)
+
     def exact_tokens(self) -> Int[Array, "batch slots"]:
         """The token that each slot holds and no code does; -1 where there is none."""
         slots, lengths = jnp.arange(self.sinks + self.ring), self.lengths[:, None]
