@@ -80,10 +80,14 @@ class TokenArray:
         """Writes units of `new`, each within a page, from token `start[b]` on in each sequence b, those that are
         active: by one scatter, without a read of what was there.
 
-        The scatter has an index for each axis, or XLA would transpose the array, a copy of the cache.
+        The scatter has an index for each axis, or XLA would transpose the array, a copy of the cache. Where tokens come
+        last, a GPU writes those of a single unit one by one: a launch of its own would transpose a unit.
         """
         batch, units = active.shape
         axis, rank, shape = self.axis, self.bits.ndim, new.bits.shape
+        alone = units == 1 and axis == 3 and platforms.on_gpu()
+        if alone:
+            units, active = shape[axis], jnp.repeat(active, shape[axis], axis=1)
         entries = shape[axis] // units
         token = start[:, None] + entries * self.tokens_per_entry * jnp.arange(units)
         row = jnp.broadcast_to(jnp.arange(batch)[:, None], token.shape)
@@ -92,12 +96,12 @@ class TokenArray:
             active, token = active & (row >= 0), token % PAGE
         at = [jnp.zeros_like(token)] * rank
         at[0], at[axis] = jnp.where(active, row, len(self.bits)), token // self.tokens_per_entry
+        updates = new.bits if alone else new.bits.reshape(*shape[:axis], units, entries, *shape[axis + 1 :])
         numbers = lax.ScatterDimensionNumbers(
-            update_window_dims=tuple(i for i in range(rank + 1) if i not in (0, axis)),
-            inserted_window_dims=(0,),
+            update_window_dims=tuple(i for i in range(updates.ndim) if i not in (0, axis)),
+            inserted_window_dims=(0, axis) if alone else (0,),
             scatter_dims_to_operand_dims=tuple(range(rank)),
         )
-        updates = new.bits.reshape(*shape[:axis], units, entries, *shape[axis + 1 :])
         mode = lax.GatherScatterMode.FILL_OR_DROP  # rows out of range are dropped
         places = jnp.stack(at, axis=-1)
         bits = lax.scatter(self.bits, places, updates, numbers, unique_indices=True, mode=mode)
