@@ -1,4 +1,5 @@
-"""The kernels before and behind the decode attention kernel, interpreted, against float64."""
+"""The kernels before and behind the decode attention kernel, interpreted, against float64; that which writes a new token
+into the rings, against plain JAX."""
 
 import dataclasses
 
@@ -12,6 +13,8 @@ from pallas_kernels.gpu import mosaic
 from pallas_kernels.gpu.attention_epilogue import epilogue
 from pallas_kernels.gpu.attention_prologue import Exact, Window, prologue
 from pallas_kernels.packed import LARGEST, NEVER
+from rqjax.backends import hopper
+from rqjax.cache.append import entered
 from rqjax.cache.queries import Queries
 from tests.tools.suites import some
 
@@ -156,3 +159,27 @@ def test_merges_and_rotates_back(each, dim, columns, splits, blocks, sinks, per_
     whole += 0 if logits is None else np.exp(np.float64(logits)).reshape(heads, each)
     out /= np.where(whole > 0, whole, 1)[..., None]
     assert relative(np.asarray(found).reshape(out.shape), out) < TOLERANCE
+
+
+ENTERING = {
+    "held codes, and a sequence that is full": {"dim": 80, "lengths": (300, 77), "held": (288, 0), "count": (1, 0)},
+    "a sink, and no sequence yet": {"dim": 192, "dtype": "float16", "lengths": (2, 0), "count": (1, 0)},
+    "no window: the new token becomes a code": {"dim": 64, "dtype": "float32", "window": 0, "lengths": (19, 36)},
+}
+
+
+@pytest.mark.parametrize("case", some(ENTERING, list(ENTERING)[:1]))
+def test_a_new_token_enters_the_rings(case):
+    options = {"dtype": "bfloat16", "window": 20, "held": (0, 0), "count": (1, 1), **ENTERING[case]}
+    rng, count = np.random.default_rng(2), jnp.asarray(options.pop("count"), jnp.int32)
+    cache = cache_of(rng, **options)
+    k, v = (jnp.asarray(rng.normal(size=(2, 2, 1, options["dim"])), dtype) for dtype in ("float32", "bfloat16"))
+
+    def run(implementation):
+        token = hopper.INTERPRET.set(mosaic.interpret())
+        found = entered(cache, k, v, cache.lengths, count, implementation=implementation)
+        hopper.INTERPRET.reset(token)
+        return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
+
+    jax.tree.map(np.testing.assert_array_equal, run("mosaic_gpu"), run("xla"))
+    assert not mosaic.races_found()

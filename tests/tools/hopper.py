@@ -61,6 +61,7 @@ TESTED = (
     "decode_attention columns, odd rows",
     "attention_prologue heads of 128",
     "attention_prologue heads of 256, 16 queries, float32",
+    "append_token heads of 128",
     "attention_epilogue heads of 128",
     "attention_epilogue heads of 256, 16 queries, float32",
     "example",

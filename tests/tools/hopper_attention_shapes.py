@@ -132,6 +132,12 @@ class Around(NamedTuple):
         q = self._floats(self.batch, 1, self.heads * self.each, self.dim, dtype=self.dtype)
         return q, exact, exact, lengths, lengths, *matrices, self._floats(1), mean
 
+    def entering(self) -> tuple[Any, ...]:
+        """Shapes of tokens in full precision, a new one, lengths, its count and numbers held."""
+        exact = self._floats(self.batch, self.heads, self.slots, self.dim, dtype=self.dtype)
+        new = self._floats(self.batch, self.heads, 1, self.dim)
+        return exact, exact, new, new, *[jax.ShapeDtypeStruct((self.batch,), jnp.int32)] * 3
+
     def epilogue(self) -> tuple[Any, ...]:
         """Shapes of the sums of codes and of tokens in full precision, the matrix and the logits of sinks."""
         n, rows, padded = self.batch * self.heads, -(-self.each // 4) * 4, -(-self.each // 8) * 8

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.gpu import decode as decoding, encode as encoding, packing, roundtrip, trellis
+from pallas_kernels.gpu.append_token import append_token
 from pallas_kernels.gpu.attention_epilogue import epilogue
 from pallas_kernels.gpu.attention_prologue import Window, prologue
 from pallas_kernels.gpu.decode_attention import decode_attention
-from tests.tools.hopper_attention_shapes import AROUND, SHAPES
+from tests.tools.hopper_attention_shapes import AROUND, SHAPES, Around
 
 Configuration: TypeAlias = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
 """A function and the shapes of its arguments."""
@@ -84,8 +85,16 @@ def attention(name: str, **sizes: int) -> Configuration:
 def before_codes(name: str) -> Configuration:
     one = AROUND[name]
     options = {"padded": -(-one.each // 8) * 8, "unit": 1.0, "softcap": one.softcap}
-    window = Window(4, one.slots - 20, 16, None)
-    return functools.partial(prologue, window=window, **options), one.prologue()
+    return functools.partial(prologue, window=_window(one), **options), one.prologue()
+
+
+def new_token(name: str) -> Configuration:
+    one = AROUND[name]
+    return functools.partial(append_token, window=_window(one)), one.entering()
+
+
+def _window(one: Around) -> Window:
+    return Window(4, one.slots - 20, 16, None)
 
 
 def behind_codes(name: str) -> Configuration:
@@ -134,5 +143,6 @@ CONFIGURATIONS: dict[str, Callable[[], Configuration]] = {
     **{f"{name}, {n} vectors": functools.partial(OF_VECTORS[name], n=n) for name, n in RAGGED},
     **{f"decode_attention {name}": functools.partial(attention, name) for name in SHAPES},
     **{f"attention_prologue {name}": functools.partial(before_codes, name) for name in AROUND},
+    **{f"append_token {name}": functools.partial(new_token, name) for name in AROUND},
     **{f"attention_epilogue {name}": functools.partial(behind_codes, name) for name in AROUND},
 }
