@@ -10,6 +10,7 @@ from pallas_kernels.gpu import decode_attention, warp_attention
 from pallas_kernels.gpu.attention_epilogue import epilogue
 from pallas_kernels.gpu.attention_prologue import STEP, Window, prologue
 from pallas_kernels.gpu.columns import Columns
+from pallas_kernels.gpu.decode_attention import LOG2E
 from pallas_kernels.packed import Packed
 
 
@@ -69,6 +70,7 @@ def attend(
     scale: jax.Array,
     mean: jax.Array | None = None,
     sinks: jax.Array | None = None,
+    shift: jax.Array | None = None,
     *,
     window: Window,
     tables: jax.Array | None = None,
@@ -87,6 +89,7 @@ def attend(
       scale: float32 (1,), of the scores.
       mean: float32 (batch, heads, d), subtracted from keys before encoding.
       sinks: (q_heads,) scores of one more token, whose value is zero.
+      shift: float32 (batch, heads, queries of a head, T), added to the scores of codes in the place of a mean's.
       window: which tokens are in full precision.
 
     Returns:
@@ -118,5 +121,8 @@ def attend(
         interpret=interpret,
     )
     form = _forms(keys, values, q.shape[3]).index((plan.keys, plan.values))
-    of_codes = decode_attention.call(plan, queries, keys, values, made.tables[form], tables)
+    if shift is not None:
+        shift = jnp.pad(shift * LOG2E, [(0, 0), (0, 0), (0, plan.rows - shift.shape[2]), (0, 0)])
+        shift = shift.reshape(-1, *shift.shape[2:])
+    of_codes = decode_attention.call(plan, queries, keys, values, made.tables[form], tables, shift)
     return epilogue(*of_codes, of_exact, made.values, sinks, shape=q.shape, dtype=q.dtype, interpret=interpret)

@@ -38,14 +38,14 @@ def decode_attention(
     splits: int | None = None,
     interpret: Any = False,
 ) -> Sums:
-    """The softmax sums of queries over the tokens start[b] <= t < stop[b] of each sequence.
+    """The softmax sums of queries over the tokens start[b] <= t < stop[b, r] of each sequence.
 
     Args:
       y: queries float32 (batch, heads, rows, d), scaled as the scores shall be; d is 64, 128 or 256, rows <= 16. For
         keys by `Lookup` (batch, heads, rows, columns + 1): the last column's level is always 1.
       keys, values: codes, each of 1 to 4 bits; groups are of a multiple of 64 dimensions. With `tables`, pages
         are in the place of sequences and T is 128.
-      start, stop: int32 (batch,).
+      start, stop: int32 (batch,) and (batch, 1 or rows).
       shift: float32 (batch, heads, rows, 1 or T), added to the scores; one for each token only of keys by levels.
       tables: int32 (batch, T / 128), the pages in which tokens lie.
       dim: of the values, unless they are by `Lookup`; d, if not given.
@@ -64,23 +64,27 @@ def decode_attention(
         options = {"tables": tables, "dim": dim, "softcap": softcap, "splits": splits, "interpret": interpret}
         some = [slice(k, k + most) for k in range(0, rows, most)]
         shifts = [None if shift is None else shift[:, :, part] for part in some]
-        operands = keys, values, start, stop
-        pairs = zip(some, shifts, strict=True)
-        parts = [decode_attention(y[:, :, part], *operands, shift, **options) for part, shift in pairs]
+        stops = [stop if stop.shape[1] == 1 else stop[:, part] for part in some]
+        groups = zip(some, stops, shifts, strict=True)
+        parts = [decode_attention(y[:, :, part], keys, values, start, *bounds, **options) for part, *bounds in groups]
         return Sums(*(jnp.concatenate(part, axis=2) for part in zip(*parts, strict=True)))
     plan = planned(keys, values, rows, tables=tables, dim=dim, softcap=softcap, splits=splits, interpret=interpret)
     shift = jnp.zeros((batch, heads, rows, 1)) if shift is None else shift
     y, shift = (jnp.pad(x * LOG2E, [(0, 0), (0, 0), (0, plan.rows - rows), (0, 0)]) for x in (y, shift))
     y, shift = (x.reshape(-1, plan.rows, x.shape[3]) for x in (y, shift))
     by_token, shift = (shift, jnp.zeros_like(shift)) if shift.shape[2] > 1 else (None, shift)
-    start, stop = (jnp.repeat(bound.astype(jnp.int32), heads) for bound in (start, stop))
+    last = stop.max(1)
+    hidden = jnp.minimum(last[:, None] - stop, (last - start)[:, None])
+    hidden = jnp.pad(hidden, [(0, 0), (0, plan.rows - rows)]) if stop.shape[1] > 1 else hidden[:, :0]
+    start, last, hidden = (jnp.repeat(bound.astype(jnp.int32), heads, axis=0) for bound in (start, last, hidden))
     if isinstance(plan.keys, Columns):
         y, groups = y[..., :-1], y[..., -1:]
     else:
         groups = y.reshape(*y.shape[:2], plan.keys.groups, -1).sum(-1)
     whole, unit = limbs(y)
-    columns = jnp.stack([unit * plan.keys.unit, shift[..., 0], *jnp.moveaxis(groups, -1, 0)], axis=1)
-    queries = Queries(whole, columns, start, stop)
+    columns = [unit * plan.keys.unit, shift[..., 0], *jnp.moveaxis(groups, -1, 0)]
+    columns += [hidden.astype(jnp.float32)] if hidden.size else []
+    queries = Queries(whole, jnp.stack(columns, axis=1), start, last)
     sums, largest, total = call(plan, queries, keys, values, plan.tables(keys, values), tables, by_token)
 
     weight = jnp.exp2(largest - largest.max(1, keepdims=True))
@@ -95,7 +99,8 @@ class Queries(NamedTuple):
     limbs: jax.Array
     """int8 (n, 2 rows, d), see `packed.limbs`, of queries times log2 e."""
     columns: jax.Array
-    """float32 (n, 2 + groups, rows): the unit of the limbs, what is added to scores, and the sums of groups."""
+    """float32 (n, 2 or 3 + groups, rows): the unit of the limbs, what is added to scores, the sums of groups, and how
+    many of the last tokens a query does not see."""
     start: jax.Array
     """int32 (n,)."""
     stop: jax.Array

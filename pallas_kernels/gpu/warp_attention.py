@@ -116,7 +116,7 @@ def call(
       plan: static facts; `rows` is a multiple of 4.
       limbs: int8 (n, 2 rows, d), see `packed.limbs`.
       columns: float32 (n, 2 + groups, rows): unit of the limbs times that of levels, what is added to all scores, sums
-        of the groups of dimensions of queries.
+        of the groups of dimensions of queries; if these see different tokens, how many of the last each does not see.
       start, stop: int32 (n,).
       pages: int32 (sequences, T / 128).
       key_table, value_table: as `Levels.table` returns them.
@@ -151,7 +151,8 @@ def call(
             token = (first + indices[0]) * BLOCK
             scores = scores_of(plan, keys, levels[0], queries, shift, place)
             mask = seen(place, begin - token, end - token)
-            return accumulated(plan, values, levels[1], scores, mask, carry, place)
+            masks = [seen(place, begin - token, end - token - hidden) for hidden in queries.hidden] or [mask] * tiles
+            return accumulated(plan, values, levels[1], scores, mask, masks, carry, place)
 
         def index(i, half, *, token, paged):
             """The block of an array whose tokens are on an axis."""
@@ -250,7 +251,9 @@ def _queries(plan: Plan, limbs: Any, columns: Any, memory: Any, place: Place) ->
         return lax.bitcast_convert_type(word, jnp.float32)
 
     groups = [[column(2 + g, t) for t in tiles] for g in range(plan.keys.groups * plan.keys.biased)]
-    return Queries(memory, *([column(k, t) for t in tiles] for k in range(2)), groups)
+    row = 2 + plan.keys.groups
+    hidden = [column(row, t).astype(jnp.int32) for t in tiles] if columns.shape[0] > row else []
+    return Queries(memory, *([column(k, t) for t in tiles] for k in range(2)), groups, hidden)
 
 
 def _merge(plan: Plan, carry: Carry, out: list[Any], scratch: Any, place: Place) -> None:

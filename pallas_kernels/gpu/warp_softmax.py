@@ -37,6 +37,8 @@ class Queries(NamedTuple):
     shift: list[jax.Array]
     groups: list[list[jax.Array]]
     """Sums of the dimensions of each group, by groups and tiles."""
+    hidden: list[jax.Array]
+    """Last tokens of the range that a query does not see; none if all queries see the same tokens."""
 
 
 class Carry(NamedTuple):
@@ -147,10 +149,12 @@ def accumulated(
     table: Any,
     scores: list[list[jax.Array]],
     mask: list[jax.Array],
+    masks: list[list[jax.Array]],
     carry: Carry,
     place: Place,
 ) -> Carry:
-    """The carry with a block of tokens added. Scales and biases of tokens that are not seen may be not-a-number."""
+    """The carry with a block of tokens added. Scales and biases of tokens that are not seen may be not-a-number; `masks`
+    has what the queries of each tile see."""
     side, interpret = plan.values, plan.interpret
     grids = [grid(side, arrays, group, place) for group in range(side.groups)]
     grids = [tuple(masked(mask, some, 0.0) if some else some for some in parts) for parts in grids]
@@ -159,7 +163,7 @@ def accumulated(
     scales = [[x * jnp.float32(LARGEST) for x in scale] for scale, _ in grids]
     largest, total, biases, kept, rights = [], [], [], [], []
     for t, score in enumerate(scores):
-        score = masked(mask, score, NEVER)
+        score = masked(masks[t], score, NEVER)
         top = over_tokens(
             jnp.maximum, tree(jnp.maximum, [x + size for x, size in zip(score, sizes, strict=True)]), interpret
         )

@@ -15,6 +15,7 @@ from rqjax.backends.hopper_columns import TransformCode
 from rqjax.cache import attention
 from rqjax.cache.key_forms import TurnedMean
 from rqjax.cache.kv import KVCache
+from rqjax.cache.queries import Queries
 from rqjax.core import Codes, Quantizer
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.per_head import PerHead
@@ -102,13 +103,13 @@ ATTENTION = coded_attention.CodedAttention(_limits, _attend, _packed, _multiplie
 def attend(cache: KVCache, q: Array, mask: None, new: Any, **options: Any) -> Array:
     """`attention.attend_with` by the kernel, in three launches for one token of each sequence."""
     if q.shape[1] > 1 or new is not None or not _has_prologue(cache, q):
-        return attention.attend_with(cache, q, mask, new, kernel=ATTENTION.past, **options)
+        return attention.attend_with(cache, q, mask, new, past=ATTENTION.past, **options)
     return _attend_one(cache, q, **options)
 
 
 def _has_prologue(cache: KVCache, q: Any) -> bool:
     dtypes, dim = (q.dtype, cache.exact_keys.dtype), q.shape[3]
-    if isinstance(cache.key_form, TurnedMean) or any(dtype.name not in kernel("launch").DTYPES for dtype in dtypes):
+    if any(dtype.name not in kernel("launch").DTYPES for dtype in dtypes):
         return False
     most = kernel("warp_attention").most_rows(*_sides(cache), dim)
     return q.shape[2] // cache.exact_keys.shape[1] <= most
@@ -124,7 +125,10 @@ def _attend_one(
     sink_logits: Array | None,
 ) -> Array:
     one = kernel("attention")
-    q = cache.key_form.turned(q, cache.lengths[:, None, None] - 1)
+    q, form, shift = cache.key_form.turned(q, cache.lengths[:, None, None] - 1), cache.key_form, None
+    if isinstance(form, TurnedMean):
+        y = Queries.of(cache, q, cache.lengths[:, None] - 1, None, scale, None, None).y
+        shift = form.bias(y, jnp.int32(cache.sinks), cache.capacity)
     return one.attend(
         q,
         (cache.exact_keys, cache.exact_values),
@@ -133,8 +137,9 @@ def _attend_one(
         *_sides(cache),
         constants(cache) if cache.constants is None else cache.constants,
         jnp.asarray(scale, jnp.float32).reshape(1),
-        cache.key_form.mean,
+        form.mean if shift is None else None,
         sink_logits,
+        shift,
         window=one.Window(cache.sinks, cache.window, cache.unit, sliding_window),
         tables=cache.tables,
         softcap=softcap,

@@ -110,11 +110,11 @@ def by_head(function: Callable[[Quantizer, Array], Array], quantizer: Quantizer,
     return over_heads(function)(quantizer, x) if isinstance(quantizer, PerHead) else function(quantizer, x)
 
 
-def bounds(cache: KVCache, queries: Queries) -> tuple[Int[Array, "batch"], Int[Array, "batch"]]:
-    """Range of the tokens in codes that queries see: the first one, and the one after the last. All queries see the
-    same range."""
+def bounds(cache: KVCache, queries: Queries) -> tuple[Int[Array, "batch"], Int[Array, "batch _"]]:
+    """Range of the tokens in codes that queries see: the first one, and the one after the last, of each query if they
+    are of several tokens."""
     start, stop = queries.coded(cache)
-    return start[:, 0, 0, 0], stop[:, 0, 0, 0]
+    return start[:, 0, 0, 0], stop[:, 0, : 1 if queries.time == 1 else None, 0]
 
 
 def numbers(array: TokenArray) -> Array:

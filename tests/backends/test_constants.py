@@ -33,7 +33,8 @@ def test_only_caches_with_such_a_kernel_have_constants():
     with on_hopper():
         assert empty().constants.queries.shape == (1, 64, 64)
         assert empty("nested_e8_3").constants is None
-        assert rqjax.strategy("eden_4+turned", jax.random.key(0), 64).cache(1, 2, 300, rope=rope).constants is None
+        turned = rqjax.strategy("eden_4+turned", jax.random.key(0), 64).cache(1, 2, 300, rope=rope)
+        assert turned.constants.queries.shape == (1, 64, 64)
     with formulated("gpu", capability="8.0"):
         assert empty().constants is None
 

@@ -112,7 +112,7 @@ def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=Non
         shift = rng.normal(size=(batch, 1, query_heads, tokens if by_token(keys) else 1)).astype(np.float32)
     options = {"splits": splits, "softcap": softcap, "interpret": mosaic.interpret()}
     call = lambda *a: decode_attention(*a[:6], tables=a[6], **options)  # noqa: E731
-    arguments = y, keys, values, start, np.asarray(stop, np.int32), shift, tables
+    arguments = y, keys, values, start, np.asarray(stop, np.int32)[:, None], shift, tables
     sums = jax.jit(call).lower(*arguments).compile(compiler_options=FAST)(*arguments)
     assert not mosaic.races_found()
     total = np.asarray(sums.total, np.float64)

@@ -53,7 +53,7 @@ TESTED = (
     "decode_attention heads of 256",
     "decode_attention 4 bits, pages, 4 query heads",
     "decode_attention 4 bits, pages, a mean that turns",
-    "decode_attention heads of 256, 16 query heads",
+    "decode_attention heads of 256, 16 queries of several tokens",
     "decode_attention heads of 256, affine",
     "decode_attention trellis, 3 bits, pages",
     "decode_attention trellis, 4 bits, heads of 256",

@@ -33,10 +33,13 @@ class Shape(NamedTuple):
     paged: bool = False
     shifted: bool = False
     """True if the number added to a score differs from token to token."""
+    apart: bool = False
+    """True if queries are of several tokens, which see different ones."""
 
     def arguments(self) -> tuple[jax.ShapeDtypeStruct | Packed | None, ...]:
         """Shapes and dtypes of queries, keys, values, start, stop, shift and tables."""
-        bounds = [jax.ShapeDtypeStruct((self.batch,), jnp.int32)] * 2
+        stops = self.batch, self.rows if self.apart else 1
+        bounds = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((self.batch,), stops)]
         dim = self.dim if self.keys.looked_up is None else self.dim + 1
         queries = jax.ShapeDtypeStruct((self.batch, self.heads, self.rows, dim), jnp.float32)
         rows = self.batch, self.heads, self.rows
@@ -87,7 +90,7 @@ SHAPES = {
     "heads of 256, 4 query heads": Shape(256, 4, Codes(4), Codes(4), heads=4),
     "heads of 256": Shape(256, 8, Codes(4), Codes(4), heads=4),
     "heads of 256, affine": Shape(256, 8, Codes(4, 64), Codes(4, 64), heads=4),
-    "heads of 256, 16 query heads": Shape(256, 16, Codes(4), Codes(4), heads=1),
+    "heads of 256, 16 queries of several tokens": Shape(256, 16, Codes(4), Codes(4), heads=1, apart=True),
     "trellis, 3 bits, 4 query heads": Shape(128, 4, Codes(3, trellis=True), Codes(3, trellis=True)),
     "trellis, 3 bits": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True)),
     "trellis, 2 bits, heads of 64": Shape(64, 8, Codes(2, trellis=True), Codes(2, trellis=True)),
