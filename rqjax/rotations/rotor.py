@@ -5,6 +5,7 @@ import operator
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import assembled, multiply_blocks, widened_slices
@@ -40,6 +41,8 @@ class Rotor:
         return self._apply(x, rotation_matrices(self.bivectors), planar_matrices(self.tail))
 
     def inverse(self, y: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
+        if platforms.on_gpu():  # or a fusion would unpack a level for each of the three coordinates that read it
+            y = lax.optimization_barrier(y)
         return assembled(self.inverted(y))
 
     def _apply(self, x: Array, matrices: Float[Array, "3 3 g"], planar: Float[Array, "2 2 t"]) -> Array:
