@@ -71,6 +71,7 @@ def append_token(
                         rows.poke(out, rows.full(t, jnp.int32), column, [number.astype(jnp.float32)], own)
 
         for k, (ring_ref, new_ref) in enumerate(((keys_ref, key_ref), (values_ref, value_ref))):
+
             @pl.when(side == k)
             def _(k=k, ring_ref=ring_ref, new_ref=new_ref):
                 move(ring_ref.at[i], new_ref.at[i], out_ref.at[k * batch + sequence, lax.rem(i, heads)])

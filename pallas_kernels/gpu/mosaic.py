@@ -22,11 +22,16 @@ def in_place(
 ) -> Callable[..., list[jax.Array]]:
     """Makes a kernel whose outputs may lie where operands lay: `aliases` has the number of the output by that of the
     operand. `plgpu.kernel` has none, and takes references in their place that `custom_vmap` refuses."""
+    from jax._src import config
     from jax._src.pallas.mpmd import _mpmd_map
 
-    mesh = plgpu.Mesh(kernel_name=name, **grid)
-    options = {"compiler_params": LANE, "interpret": interpret, "name": name}
-    return _mpmd_map([(mesh, kernel)], out_type, input_output_aliases=aliases, **options)
+    def call(*operands):
+        mesh = plgpu.Mesh(kernel_name=name, **grid)
+        options = {"compiler_params": LANE, "interpret": interpret, "name": name}
+        with config._check_vma(False):  # as `plgpu.kernel` has it, for `jax.shard_map`
+            return _mpmd_map([(mesh, kernel)], out_type, input_output_aliases=aliases, **options)(*operands)
+
+    return call
 
 
 def interpreter(*, detect_races: bool = True) -> Any:

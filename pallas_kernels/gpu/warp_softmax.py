@@ -153,8 +153,8 @@ def accumulated(
     carry: Carry,
     place: Place,
 ) -> Carry:
-    """The carry with a block of tokens added. Scales and biases of tokens that are not seen may be not-a-number; `masks`
-    has what the queries of each tile see."""
+    """The carry with a block of tokens added; `masks` has what the queries of each tile see of it. Scales and biases of
+    tokens that are not seen may be not-a-number."""
     side, interpret = plan.values, plan.interpret
     grids = [grid(side, arrays, group, place) for group in range(side.groups)]
     grids = [tuple(masked(mask, some, 0.0) if some else some for some in parts) for parts in grids]

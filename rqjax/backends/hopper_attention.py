@@ -159,8 +159,8 @@ def limits_to_enter(cache: KVCache, k: Any, v: Any, lengths: Any, count: Any) ->
     """Returns why no kernel enters tokens into a cache, or None."""
     if k.shape[2] > 1 or cache.values_in_keys:
         return "there are several tokens, or values are a part of the keys"
-    known = kernel("launch").DTYPES
-    return None if k.dtype.name in known else f"tokens in {k.dtype}, not in {', '.join(known)}"
+    known, dtypes = kernel("launch").DTYPES, {x.dtype.name for x in (k, v, cache.exact_keys)}
+    return None if dtypes <= {*known} else f"tokens in {', '.join(dtypes)}, not in {', '.join(known)}"
 
 
 def constants(cache: KVCache) -> Any:

@@ -97,7 +97,9 @@ def _roundtrip(quantizer: Any, x: Array) -> Array:
     return _kernel("vectors").roundtrip(rows, *_parts(quantizer), interpret=INTERPRET.get()).reshape(x.shape)
 
 
-def _attend(y: Array, keys: Any, values: Any, start: Array, stop: Array, shift: Any, *, dim: int, **options: Any) -> Any:
+def _attend(
+    y: Array, keys: Any, values: Any, start: Array, stop: Array, shift: Any, *, dim: int, **options: Any
+) -> Any:
     """Attends with queries that all see the same codes."""
     operands = y, keys, values, start, stop[:, 0], shift
     return _kernel("decode_attention").decode_attention(*operands, interpret=INTERPRET.get(), **options)

@@ -138,17 +138,19 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     # Codes have no derivative, and a loop of unknown length would refuse one.
     new = tuple(rounded_to(x, cache.exact_keys.dtype) for x in (k, v))
     past, rings, new, ahead = lax.stop_gradient((cache, exact, new, ahead))
+    loops = not platforms.on_gpu() or _loops(past)
 
     def tokens(start, size):
         """`size` tokens from token `start` of each sequence on, as they are stored: twice (batch, heads, size, dim)."""
-        if time == 1 and platforms.on_gpu():
+        if time == 1 and not loops:
             return ahead
         t = start[:, None] + jnp.arange(size)
+        of_ring = tuple(past.picked(ring, t) for ring in rings)
+        if time == 1:
+            return of_ring
         chunk, is_new = t - first[:, None] + (time - count[:, None]), (t >= first[:, None])[:, None, :, None]
         of_chunk = jax.vmap(lambda x, at: x[:, jnp.clip(at, 0, time - 1)])
-        return tuple(
-            jnp.where(is_new, of_chunk(x, chunk), past.picked(ring, t)) for ring, x in zip(rings, new, strict=True)
-        )
+        return tuple(jnp.where(is_new, of_chunk(x, chunk), old) for old, x in zip(of_ring, new, strict=True))
 
     form = past.key_form
     if form.learned:  # when the first tokens of a sequence become codes
@@ -174,7 +176,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     codes = past.keys, past.values
     if past.capacity:
         most = -(-time // past.unit)
-        if not platforms.on_gpu() or _loops(past):
+        if loops:
             codes = lax.fori_loop(0, ((after - before) // past.unit).max(), encode, codes)
         else:  # the most units that there can be, since the host would read how many there are
             units = max(1, min(most, PIECE_BYTES // (8 * k.size // time * past.unit)))

@@ -1,5 +1,5 @@
-"""The kernels before and behind the decode attention kernel, interpreted, against float64; that which writes a new token
-into the rings, against plain JAX."""
+"""The kernels before and behind the decode attention kernel, interpreted, against float64, and that which writes a new
+token into the rings, against plain JAX."""
 
 import dataclasses
 
