@@ -163,8 +163,8 @@ def test_merges_and_rotates_back(each, dim, columns, splits, blocks, sinks, per_
 
 ENTERING = {
     "held codes, and a sequence that is full": {"dim": 80, "lengths": (300, 77), "held": (288, 0), "count": (1, 0)},
-    "a sink, and no sequence yet": {"dim": 192, "dtype": "float16", "lengths": (2, 0), "count": (1, 0)},
-    "no window: the new token becomes a code": {"dim": 64, "dtype": "float32", "window": 0, "lengths": (19, 36)},
+    "a sink, and a unit that is complete": {"dim": 192, "dtype": "float16", "lengths": (2, 39)},
+    "no window, no sequence": {"dim": 64, "dtype": "float32", "window": 0, "lengths": (19, 0), "count": (1, 0)},
 }
 
 
