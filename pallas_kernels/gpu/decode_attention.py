@@ -99,8 +99,10 @@ class Queries(NamedTuple):
     limbs: jax.Array
     """int8 (n, 2 rows, d), see `packed.limbs`, of queries times log2 e."""
     columns: jax.Array
-    """float32 (n, 2 or 3 + groups, rows): the unit of the limbs, what is added to scores, the sums of groups, and how
-    many of the last tokens a query does not see."""
+    """float32 (n, 2 or 3 + groups, rows): the unit of the limbs, what is added to scores, the sums of groups.
+
+    If there is one row more, it has how many of the last tokens a query does not see.
+    """
     start: jax.Array
     """int32 (n,)."""
     stop: jax.Array
