@@ -134,7 +134,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
     # been written still has all that becomes codes.
     exact = cache.exact_keys, cache.exact_values
     stored = functools.partial(entered, k=k, v=v, lengths=lengths, count=count)
-    exact, ahead = stored(cache) if time == 1 else (exact, None)
+    exact, ahead = stored(cache) if time == 1 else (exact, exact)
     # Codes have no derivative, and a loop of unknown length would refuse one.
     new = tuple(rounded_to(x, cache.exact_keys.dtype) for x in (k, v))
     past, rings, new, ahead = lax.stop_gradient((cache, exact, new, ahead))
