@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gpu import packing, quantize
 from pallas_kernels.gpu.launch import (
     Rotation,
-    copy_in,
     fill_tables,
     lane_memory,
     launch,
@@ -21,7 +21,6 @@ from pallas_kernels.gpu.launch import (
     rotate,
     stage_arrays,
     stage_memory,
-    start_of,
     table_memory,
     tile_of,
 )
@@ -63,21 +62,18 @@ def encode(
     (n, dim), bits = x.shape, (levels.shape[0] - 1).bit_length()
     names, arrays = stage_arrays(rotation)
     tile = tile_of("encode", 64 if "dense" in names else tokens, n, dim, interpret)
-    rows = tile.rows
+    rows, whole = tile.rows, tile
 
-    def body(m):
-        start, count = start_of(tile, n)
-        of_x = of_tile(m["x"], start, tile)
-        copy_in(of_x, rows.by_token(m["tile"]), m, meanwhile=functools.partial(fill_tables, tile, names, m))
-        source = m["tile"]
+    def body(m, start, count, following, _):
+        tile = whole._replace(once=m["one"][0, 0])
+        following()
+        source = m["x of tile"]
         if minus is not None:
             source = m["residual"]
-            copy_in(of_tile(m["minus"], start, tile), rows.by_token(source), m)
-            tile.for_lanes(
-                functools.partial(_difference, tile, m["tile"], source), functools.partial(tile.write, source)
-            )
+            difference = functools.partial(_difference, tile, m["x of tile"], m["minus of tile"])
+            tile.for_lanes(difference, functools.partial(tile.write, source))
             rows.synchronize()
-        norm = quantize.norm(tile, source, m)
+        norm = quantize.norm(whole, source, m)
         if scaled is None:  # directions are relative to the norm as it is stored
             norm = norm.astype(norm_dtype).astype(jnp.float32)
         values = quantize.readable(rows, m["table of levels"])
@@ -102,7 +98,7 @@ def encode(
             return sums
 
         sums = tile.over_lanes(pack, () if scaled is None else (rows.full(0.0), rows.full(0.0)))
-        rows.synchronize()
+        plgpu.commit_smem()  # the vectors have been read, so others may be copied to their place
         if scaled is not None:  # <y, levels> / |levels|^2, or |y|^2 / <y, levels>
             product, square = (quantize.across(rows, m["partial"], operator.add, total) for total in sums)
             norm = jnp.where(norm > 0, product / square if scaled == "mse" else norm * norm / product, 0.0)
@@ -112,7 +108,6 @@ def encode(
 
     inputs = {"x": rows.blocks(x), **level_arrays(levels, step), **arrays}
     memory = {
-        "tile": rows.swizzled(dim, x.dtype),
         **stage_memory(tile, names, x.dtype if minus is None else jnp.float32),
         **lane_memory(tile, bits),
         **norm_memory(tile),
@@ -120,11 +115,13 @@ def encode(
     }
     if minus is not None:
         inputs["minus"], memory["residual"] = rows.blocks(minus), rows.swizzled(dim, jnp.float32)
+    copied = ("x",) if minus is None else ("x", "minus")
     out = {
         "norm": jax.ShapeDtypeStruct((n, 1), norm_dtype),
         "words": jax.ShapeDtypeStruct((n, packing.words_per_vector(dim, bits)), jnp.uint32),
     }
-    norm, words = launch(body, inputs, out, memory, tile, n, interpret, "_".join(["encode", *names]))
+    options = {"copied": copied, "prepare": functools.partial(fill_tables, tile, names)}
+    norm, words = launch(body, inputs, out, memory, tile, n, interpret, "_".join(["encode", *names]), **options)
     return norm[:, 0], words
 
 

@@ -51,16 +51,16 @@ class Rows(NamedTuple):
         x = jnp.full((THREADS,), value, dtype)
         return x if self.interpret else plgpu.layout_cast(x, PER_THREAD)
 
-    def swizzled(self, dim: int, dtype: Any) -> Any:
+    def swizzled(self, dim: int, dtype: Any, *stages: int) -> Any:
         """Shared memory for vectors (tokens, d), in which 8 threads read 16 bytes of 8 rows without a bank conflict.
 
         Its shape is (blocks, tokens, columns). Tiles of 8 rows would do as well, but a copy into them takes only arrays
         with a multiple of 8 rows; one into blocks stops at the last row. The interpreter has neither blocks nor views.
         """
         if self.interpret:
-            return plgpu.SMEM((self.tokens, dim), dtype)
+            return plgpu.SMEM((*stages, self.tokens, dim), dtype)
         columns = _columns(dim, dtype)
-        return plgpu.SMEM((dim // columns, self.tokens, columns), dtype, transforms=_swizzle(columns, dtype))
+        return plgpu.SMEM((*stages, dim // columns, self.tokens, columns), dtype, transforms=_swizzle(columns, dtype))
 
     def blocks(self, x: Any) -> Any:
         """Vectors (n, d) as (n, blocks, columns), to be copied to and from `by_token`."""

@@ -26,6 +26,8 @@ class Tile(NamedTuple):
 
     rows: Rows
     dim: int
+    once: Any = 1
+    """1, of which a compiler does not know: loops over lanes of one trip stay loops, which take fewer registers."""
 
     @property
     def lanes(self) -> int:
@@ -44,7 +46,7 @@ class Tile(NamedTuple):
         """Folds `step` over the thread's lanes, the first of `width` at a time; `times` 0 leaves all out."""
         own = self.lanes // self.rows.parts
         first = self.rows.part * own
-        return lax.fori_loop(0, own // self.width * times, lambda i, carry: step(first + i * self.width, carry), init)
+        return lax.fori_loop(0, own // self.width * times * self.once, lambda i, carry: step(first + i * self.width, carry), init)
 
     def for_lanes(self, produce: Callable[[jax.Array], Fields], consume: Callable[[jax.Array, Fields], None]) -> None:
         """Hands what `produce` makes of some lanes to `consume`."""

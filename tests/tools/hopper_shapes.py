@@ -105,7 +105,7 @@ OF_VECTORS: dict[str, Callable[..., Configuration]] = {
     },
     **{
         f"rotor_decode_{dim}_{bits}_{dtype}": functools.partial(_decode, ("rotor_inverse",), dim, bits, dtype)
-        for dim, bits, dtype in ((128, 2, "float32"), (128, 4, "bfloat16"), (128, 8, "float32"), (256, 3, "float16"))
+        for dim, bits, dtype in ((128, 2, "float32"), (128, 3, "float32"), (128, 4, "bfloat16"), (128, 8, "float32"), (256, 3, "float16"))
     },
     **{
         f"rotor_roundtrip_128_3_{dtype}": functools.partial(_roundtrip, 128, 3, dtype)

@@ -70,16 +70,18 @@ def loop_of(sass: str) -> Loop:
     return Loop(len(body), sum(names[name] for name in LOGIC), names["IMMA"], names["LDS"])
 
 
-def assembly(name: str) -> str:
-    """Compiles a configuration's kernel for sm_90a and disassembles it."""
-    tools = hopper.folder() / "nvidia" / "cu13" / "bin"
+def assembled(names: list[str]) -> dict[str, tuple[dict[str, int], str]]:
+    """Compiles configurations of one kernel each for sm_90a: its resources, and its assembly."""
+    tools, found = hopper.folder() / "nvidia" / "cu13" / "bin", {}
     with tempfile.TemporaryDirectory() as folder:
-        hopper.compiled([name], ptx=folder)
-        (path,) = Path(folder).glob("*.ptx")
-        path.write_text(path.read_text().split("\nptxas")[0])
-        cubin = path.with_suffix(".cubin")
-        subprocess.run([tools / "ptxas", "-arch=sm_90a", "-O3", path, "-o", cubin], check=True, capture_output=True)
-        return subprocess.run([tools / "nvdisasm", "-c", cubin], check=True, capture_output=True, text=True).stdout
+        for name, kernels in hopper.compiled(names, ptx=folder).items():
+            (path,) = Path(folder).glob(f"{name}.*.ptx")
+            path.write_text(path.read_text().split("\nptxas")[0])
+            cubin = path.with_suffix(".cubin")
+            subprocess.run([tools / "ptxas", "-arch=sm_90a", "-O3", path, "-o", cubin], check=True, capture_output=True)
+            run = subprocess.run([tools / "nvdisasm", "-c", cubin], check=True, capture_output=True, text=True)
+            found[name] = *kernels.values(), run.stdout
+    return found
 
 
 def predicted_us(shape: Shape, loop: Loop) -> float:
