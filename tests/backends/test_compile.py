@@ -68,6 +68,26 @@ def test_any_number_of_vectors_compiles(name, compiled):
     assert kernel["shared"] <= hopper.MAX_SHARED
 
 
+def test_kernels_compile_for_blackwell():
+    """All kinds but dense matrices, which need wgmma; `rqjax.backends.hopper` refuses these there."""
+    names = [
+        "rotor_encode_80_3_float32",
+        "rotor_roundtrip_128_3_bfloat16",
+        "chain_decode_128_3_float32",
+        "trellis_encode_128_3_float32",
+        "decode_attention 4 bits, pages, 4 query heads",
+        "decode_attention affine groups, 4 query heads",
+        "decode_attention trellis, 3 bits, pages",
+        "decode_attention columns, odd rows",
+        "attention_prologue heads of 128",
+        "attention_epilogue heads of 128",
+    ]
+    for kernels in hopper.compiled(names, capability="10.0").values():
+        assert [kernel["spills"] for kernel in kernels.values()] == [0]
+    with pytest.raises(RuntimeError, match="wgmma.* not supported on sm_100a"):
+        hopper.compiled(["dense_encode_128_3_float32"], capability="10.0")
+
+
 def test_no_golden_is_left_over(golden):
     assert sorted(golden[0]) == sorted(hopper.TESTED), "renew them by `make goldens`"
 

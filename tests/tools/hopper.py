@@ -121,8 +121,8 @@ def shapes() -> dict[str, Any]:
     return SHAPES
 
 
-def compiled(names: list[str], *, ptx: str | None = None) -> dict[str, Kernels]:
-    """Each configuration's kernels, compiled to sm_90a by one process.
+def compiled(names: list[str], *, ptx: str | None = None, capability: str = "9.0") -> dict[str, Kernels]:
+    """Each configuration's kernels, compiled by one process for GPUs of a compute capability.
 
     `spills` are bytes stored and loaded, `shared` the static and dynamic bytes of a block, `instructions` those of the
     PTX.
@@ -131,7 +131,7 @@ def compiled(names: list[str], *, ptx: str | None = None) -> dict[str, Kernels]:
       FileNotFoundError: the compiler is not there.
       RuntimeError: a configuration does not compile; the message ends like the compiler's.
     """
-    return _run("hopper_compile", [ptx or "", *names])
+    return _run("hopper_compile", [ptx or "", capability, *names])
 
 
 def launched(names: list[str]) -> dict[str, dict[str, int]]:
@@ -203,6 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="configurations; all, if none is given")
     parser.add_argument("--ptx", metavar="DIR", help="write the PTX of each kernel there")
+    parser.add_argument("--capability", default="9.0", help="of the GPU, 9.0, 10.0 or 10.3 (default: 9.0)")
     parser.add_argument("--goldens", action="store_true", help=f"renew {GOLDENS.relative_to(ROOT)}")
     parser.add_argument("--launches", action="store_true", help="count the launches of whole programs, and stop")
     parser.add_argument("--times", action="store_true", help="predict times of attention on an H200, and stop")
@@ -229,7 +230,7 @@ def main() -> None:
 
             print(*hopper_times.table(names), sep="\n")
             return
-        kernels = compiled(names, ptx=options.ptx)
+        kernels = compiled(names, ptx=options.ptx, capability=options.capability)
     except (FileNotFoundError, RuntimeError) as error:
         sys.exit(f"error: {error}")
     print(f"{'configuration':<32} {'kernel':<24} {'registers':>9} {'spills':>7} {'shared':>7} {'PTX':>7}")
