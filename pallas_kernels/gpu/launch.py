@@ -114,6 +114,8 @@ def launch(
     return [a[:n] for a in run(*arrays)]
 
 
+FEW = 3
+"""Blocks of threads of a processor that suffice, if each copies its next tile while it works on one."""
 RESIDENT = {
     "encode_rotor": 6,
     "encode_hadamard": 5,
@@ -130,8 +132,12 @@ RESIDENT = {
 
 
 def shares(tiles: int, name: str, memory: Memory) -> tuple[int, int]:
-    """Returns the most tiles of a block of threads, and the blocks that take so many, all at once."""
-    each = -(-tiles // (PROCESSORS * resident(name, memory)))
+    """Returns the most tiles of a block of threads, and the blocks that take so many, all at once.
+
+    Where memory of two tiles leaves room for few blocks, each has one tile: instructions would wait, not copies.
+    """
+    fit = resident(name, memory)
+    each = -(-tiles // (PROCESSORS * fit)) if fit >= min(FEW, RESIDENT[name]) else 1
     return each, -(-tiles // each)
 
 
