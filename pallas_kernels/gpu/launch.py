@@ -52,19 +52,20 @@ def launch(
     name: str,
     *,
     copied: tuple[str, ...] = (),
+    stages: int = STAGES,
     prepare: Callable[[Memory, jax.Array], Any] = lambda m, start: None,
 ) -> list[jax.Array]:
     """Runs `body(m, start, count, following, carry)` on each tile of n tokens: those from `start` on, `count` or more.
 
     A block of threads has every so many tiles. It has `prepare(m, start)` make tables and the first carry. Of inputs in
     `copied`, `m["x of tile"]` is shared memory with this tile's vectors. `following()` begins the copies of the next
-    tile, into memory of the tile before, and returns its start, or that of the last tile. A GPU's copies stop at the
-    last row; the interpreter needs more rows.
+    tile, into memory of the tile before or of this one if there is one stage. It returns the start of the next tile, or
+    of the last. A GPU's copies stop at the last row; the interpreter needs more rows.
     """
     count = -(-n // tile.rows.tokens)
-    spaces = {f"{key} of tile": tile.rows.swizzled(tile.dim, inputs[key].dtype, STAGES) for key in copied}
+    spaces = {f"{key} of tile": tile.rows.swizzled(tile.dim, inputs[key].dtype, stages) for key in copied}
     each, blocks = shares(count, name, {**memory, **spaces}) if name in RESIDENT else (1, count)
-    stages = min(STAGES, each)
+    stages = min(stages, each)
     spaces = {f"{key} of tile": tile.rows.swizzled(tile.dim, inputs[key].dtype, stages) for key in copied}
     rows = count * tile.rows.tokens if interpret else n
     arrays = [jnp.pad(a, [(0, rows - n)] + [(0, 0)] * (a.ndim - 1)) if k in BY_TOKEN else a for k, a in inputs.items()]
@@ -87,7 +88,7 @@ def launch(
             slot = lax.rem(i, stages)
 
             def following():
-                if copied and stages > 1:
+                if copied and each > 1:
                     pl.when(first + (i + 1) * blocks < count)(lambda: copy(i + 1))
                 return start_of(i + 1)
 
@@ -248,7 +249,7 @@ def stage_arrays(rotation: Rotation) -> tuple[list[str], dict[str, jax.Array]]:
 
 def stage_memory(tile: Tile, names: list[str], dtype: Any) -> Memory:
     """Shared memory for stages that cannot work in place in a tile of a dtype, and for the halves of a matrix."""
-    in_place = dtype == jnp.float32 or names[0] in ROTORS
+    in_place = dtype == jnp.float32 or names[0] in {"dense", *ROTORS}
     memory = {} if in_place and not {*names[:-1]} & ROTORS else {"work": tile.rows.swizzled(tile.dim, jnp.float32)}
     if "dense" in names:
         columns = stages.half_columns(tile.dim)
@@ -279,11 +280,6 @@ def rotate(tile: Tile, names: list[str], m: Memory, source: Any) -> Callable[[ja
                 stages.planes(tile, source, first, target := in_float32(source))
                 tile.rows.synchronize()
                 source, produce = target, functools.partial(stages.butterflies, tile, target, last)
-            case "dense":
-                halves = m["high halves"], m["low halves"]
-                stages.dense(tile, source, m["stage0.0"], halves, target := in_float32(source))
-                tile.rows.synchronize()
-                produce = functools.partial(tile.read, target)
             case _:
                 raise ValueError(f"unknown stage {name!r}")
     return produce
