@@ -133,9 +133,10 @@ def encode(
         rows.poke(of_tile(m["norm"], start, tile), rows.token, rows.part * 0, [norm.astype(norm_dtype)], own)
         packing.write_words(rows, m["lanes"], of_tile(m["words"], start, tile), dim, bits, count)
 
+    copied = ("x",) if minus is None else ("x", "minus")
     inputs = {"x": rows.blocks(x), **level_arrays(levels, step), **arrays}
     memory = {
-        **stage_memory(tile, names, x.dtype if minus is None else jnp.float32),
+        **stage_memory(tile, names, x.dtype if minus is None else jnp.float32, len(copied)),
         **lane_memory(tile, bits),
         **norm_memory(tile),
         **table_memory(tile, names, 2**bits),
@@ -144,12 +145,15 @@ def encode(
         memory["of tokens"] = plgpu.SMEM((3, rows.tokens), jnp.float32)
     if minus is not None:
         inputs["minus"] = rows.blocks(minus)
-    copied = ("x",) if minus is None else ("x", "minus")
     out = {
         "norm": jax.ShapeDtypeStruct((n, 1), norm_dtype),
         "words": jax.ShapeDtypeStruct((n, packing.words_per_vector(dim, bits)), jnp.uint32),
     }
-    options = {"copied": copied, "stages": 1 if dense else STAGES, "prepare": functools.partial(fill_tables, tile, names)}
+    options = {
+        "copied": copied,
+        "stages": 1 if dense else STAGES,
+        "prepare": functools.partial(fill_tables, tile, names),
+    }
     norm, words = launch(body, inputs, out, memory, tile, n, interpret, "_".join(["encode", *names]), **options)
     return norm[:, 0], words
 

@@ -105,7 +105,11 @@ def launch(
     run = plgpu.kernel(
         kernel,
         out_type=[jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype) for s in out.values()],
-        scratch_types=[*memory.values(), *spaces.values(), plgpu.Barrier(num_arrivals=len(copied) or 1, num_barriers=stages)],
+        scratch_types=[
+            *memory.values(),
+            *spaces.values(),
+            plgpu.Barrier(num_arrivals=len(copied) or 1, num_barriers=stages),
+        ],
         grid=(blocks,),
         grid_names=("block",),
         compiler_params=LANE,
@@ -118,12 +122,12 @@ def launch(
 FEW = 3
 """Blocks of threads of a processor that suffice, if each copies its next tile while it works on one."""
 RESIDENT = {
-    "encode_rotor": 6,
-    "encode_hadamard": 5,
+    "encode_rotor": 5,
+    "encode_hadamard": 4,
     "encode_rotor_hadamard": 4,
     "encode_hadamard_rotor": 4,
     "encode_dense": 2,
-    "decode_rotor_inverse": 5,
+    "decode_rotor_inverse": 4,
     "decode_hadamard_inverse": 5,
     "decode_hadamard_inverse_rotor_inverse": 4,
     "decode_rotor_inverse_hadamard_inverse": 4,
@@ -145,7 +149,8 @@ def shares(tiles: int, name: str, memory: Memory) -> tuple[int, int]:
 def resident(name: str, memory: Memory) -> int:
     """Returns the blocks of threads that a processor has room for; a test holds it to what the compiler reports."""
     size = sum(math.prod(space.shape) * jnp.dtype(space.dtype).itemsize for space in memory.values())
-    return max(1, min(SHARED // (size + OWN), RESIDENT[name]))
+    searched = memory["table of levels"].shape[1] > 16  # more than 4 bits, which take more registers
+    return max(1, min(SHARED // (size + OWN), RESIDENT[name], 4 if searched else RESIDENT[name]))
 
 
 BY_TOKEN = ("x", "minus", "norm", "words")
@@ -214,7 +219,8 @@ def table_memory(tile: Tile, names: list[str], count: int, *, boundaries: bool =
     """Shared memory for tables of stages, of `count` levels and of the boundaries between them."""
     shapes = {f"table{i}": TABLES[name](tile.dim) for i, name in enumerate(names) if name in TABLES}
     shapes |= {"table of levels": (1, count)} | ({"table of boundaries": (1, count)} if boundaries else {})
-    return {**{name: plgpu.SMEM(shape, jnp.float32) for name, shape in shapes.items()}, "one": plgpu.SMEM((1, 1), jnp.int32)}
+    tables = {name: plgpu.SMEM(shape, jnp.float32) for name, shape in shapes.items()}
+    return {**tables, "one": plgpu.SMEM((1, 1), jnp.int32)}
 
 
 TABLES = {
@@ -247,12 +253,12 @@ def stage_arrays(rotation: Rotation) -> tuple[list[str], dict[str, jax.Array]]:
     return [name for name, _ in rotation], {key: a.reshape(-1, a.shape[-1]) for key, a in arrays.items()}
 
 
-def stage_memory(tile: Tile, names: list[str], dtype: Any) -> Memory:
-    """Shared memory for stages that cannot work in place in a tile of a dtype, and for the halves of a matrix."""
+def stage_memory(tile: Tile, names: list[str], dtype: Any, tiles: int = 1) -> Memory:
+    """Shared memory for stages that cannot work in place in a tile of a dtype, and for halves of a matrix beside tiles."""
     in_place = dtype == jnp.float32 or names[0] in {"dense", *ROTORS}
     memory = {} if in_place and not {*names[:-1]} & ROTORS else {"work": tile.rows.swizzled(tile.dim, jnp.float32)}
     if "dense" in names:
-        columns = stages.half_columns(tile.dim)
+        columns = stages.half_columns(tile.dim, tiles)
         half = plgpu.SMEM((tile.dim, columns), jnp.bfloat16, transforms=registers.tiling(columns, jnp.bfloat16))
         memory |= {"high halves": half, "low halves": half}
     return memory

@@ -46,7 +46,8 @@ class Tile(NamedTuple):
         """Folds `step` over the thread's lanes, the first of `width` at a time; `times` 0 leaves all out."""
         own = self.lanes // self.rows.parts
         first = self.rows.part * own
-        return lax.fori_loop(0, own // self.width * times * self.once, lambda i, carry: step(first + i * self.width, carry), init)
+        trips = own // self.width * times * self.once
+        return lax.fori_loop(0, trips, lambda i, carry: step(first + i * self.width, carry), init)
 
     def for_lanes(self, produce: Callable[[jax.Array], Fields], consume: Callable[[jax.Array, Fields], None]) -> None:
         """Hands what `produce` makes of some lanes to `consume`."""
@@ -214,9 +215,9 @@ def fill_halves(tile: Tile, matrix: Any, parts: tuple[Any, Any]) -> None:
         plgpu.commit_smem()
 
 
-def half_columns(dim: int) -> int:
-    """Returns the columns of a matrix whose halves are in shared memory at a time: 64 KiB of them."""
-    return min(dim, 2**14 // dim)
+def half_columns(dim: int, tiles: int) -> int:
+    """Returns the columns of a matrix whose halves are in shared memory at a time, beside so many tiles: 64 KiB of one."""
+    return min(dim, 2**14 // dim // tiles)
 
 
 def _blocks(tile: Tile, matrix: Any, first: int, width: int) -> list[jax.Array]:

@@ -1,6 +1,7 @@
 """Fused kernels for NVIDIA GPUs, Hopper and Blackwell: which quantizers and caches have one.
 
-The implementation is "mosaic_gpu". A kernel gives the results of plain JAX, except for values within rounding of a boundary between two levels.
+The implementation is "mosaic_gpu". A kernel gives the results of plain JAX, except for values within rounding of a
+boundary between two levels.
 """
 
 import functools

@@ -12,23 +12,16 @@ import re
 from typing import NamedTuple
 
 from pallas_kernels.gpu import launch, packing
-from tests.tools import hopper
+from tests.tools import hopper_times
 from tests.tools.hopper_shapes import OF_VECTORS
 
 COUNTS = 65_536, 2**20
-CLOCK, PROCESSORS, SCHEDULERS = 1.8e3, 132, 4
+CLOCK, PROCESSORS, SCHEDULERS = (1e-6 * hopper_times.CLOCK, hopper_times.PROCESSORS, hopper_times.SCHEDULERS)
 """Cycles of a microsecond, processors, and instructions that one begins in a cycle."""
-BANDWIDTH = 4.3e6
+BANDWIDTH = 1e-6 * hopper_times.BANDWIDTH
 """Bytes of a microsecond that a copy reads and writes."""
 BEGIN_US, LATENCY_US, STALL = 0.4, 1.25, 0.6
 """Microseconds of a launch and of a copy, cycles that a warp waits after an instruction."""
-WAVES = 1.0
-"""Cycles of an access of a warp to shared memory."""
-LOGIC = (
-    *("LOP3", "SHF", "PRMT", "SEL", "FSEL", "ISETP", "FSETP", "IADD3", "FMNMX", "IMNMX", "VIMNMX", "LEA", "POPC"),
-    *("PLOP3", "IABS", "BMSK", "VIADD", "MOV", "SGXT", "VABSDIFF", "IADD"),
-)
-"""Instructions of the pipe that takes two cycles for each."""
 
 
 class Count(NamedTuple):
@@ -36,8 +29,8 @@ class Count(NamedTuple):
 
     instructions: float
     logic: float
-    shared: float
-    """Accesses to shared memory."""
+    waves: float
+    """Cycles of shared memory, 128 bytes each, but for conflicts of banks."""
 
 
 class Kernel(NamedTuple):
@@ -93,7 +86,7 @@ def counted(sass: str) -> tuple[Count, Count]:
         if name in ("LDS", "STS"):
             wide = 4 if "128" in flags else 2 if "64" in flags else 1
             parts[i in inside]["waves"] += wide * times[i]
-    once, each = (Count(c.total() - c["waves"], sum(c[k] for k in LOGIC), c["waves"]) for c in parts)
+    once, each = (Count(c.total() - c["waves"], sum(c[k] for k in hopper_times.LOGIC), c["waves"]) for c in parts)
     return once, each
 
 
@@ -126,7 +119,7 @@ def _cycle(kernel: Kernel, blocks: int, stages: int = 1) -> float:
     """Microseconds of a tile where a processor has so many blocks of threads."""
     one = kernel.each if kernel.stages > 1 else Count(*map(sum, zip(kernel.once, kernel.each, strict=True)))
     memory = kernel.tokens * kernel.bytes * PROCESSORS / BANDWIDTH
-    services = max(one.instructions, 2 * one.logic) / CLOCK, SCHEDULERS * WAVES * one.shared / CLOCK
+    services = max(one.instructions, 2 * one.logic) / CLOCK, SCHEDULERS * one.waves / CLOCK
     rates, queues = [], [0.0] * len(services)
     for count in range(1, blocks + 1):  # tiles that are worked on, each by a block of threads
         times = [service * (1 + queue) for service, queue in zip(services, queues, strict=True)]
@@ -144,16 +137,63 @@ def _cycle(kernel: Kernel, blocks: int, stages: int = 1) -> float:
     return cycle
 
 
-def compiled(name: str) -> Kernel:
-    """Compiles a configuration of `OF_VECTORS` for 65,536 vectors and counts its kernel."""
-    kind, dim, bits, dtype = re.fullmatch(r"(\w+?)_(\d+)_(?:(\d+)_)?(\w+)", name).groups()
-    (report,), sass = hopper.assembly(name)
-    size, words = {"float32": 4, "bfloat16": 2, "float16": 2}[dtype], packing.words_per_vector(int(dim), int(bits or 1))
-    codes = 4 * words + 2
-    moved = int(dim) * size + (int(dim) * size if "roundtrip" in kind else codes)
-    if "sketch" in kind:
-        moved += 4 * int(dim)
-    operation = next(key for key in ("encode", "decode", "roundtrip", "sketch") if key in kind)
-    tokens = launch.tile_tokens(operation, int(dim), COUNTS[0])
-    fit = min(2**16 // (128 * (-(-report["registers"] // 8) * 8)), launch.SHARED // (report["shared"] + 1024))
-    return Kernel(*counted(sass), tokens, moved, fit)
+def fit(report: dict[str, int]) -> int:
+    """Returns the blocks of threads that a processor has registers and memory for."""
+    registers = -(-report["registers"] // 8) * 8
+    return min(2**16 // (128 * registers), launch.SHARED // (report["shared"] + 1024))
+
+
+def moved(name: str) -> tuple[int, int]:
+    """Returns the vectors of a tile of a configuration, and the bytes that it reads and writes for a vector."""
+    found = re.fullmatch(r"(\w+?)_(\d+)_(?:(\d)_)?(float32|bfloat16)", name)
+    assert found, name
+    kind, dim, bits, size = found[1], int(found[2]), int(found[3] or 1), 4 if found[4] == "float32" else 2
+    tokens = 64 if kind in ("eden_encode", "sign_sketch") else launch.tile_tokens("encode", dim, COUNTS[0])
+    other = dim * size if "roundtrip" in kind else 4 * packing.words_per_vector(dim, bits) + 2
+    return tokens, dim * size + other + 4 * dim * (kind == "sign_sketch")
+
+
+def table(names: list[str]) -> list[str]:
+    """Returns the lines of the table for some of `NAMES`, compiled for 65,536 vectors."""
+    lines = [
+        f"{'a vector of':30} instructions  logic  waves  registers  blocks  {'us of 65,536':>16} {'us of 2^20':>16}"
+    ]
+    for name, (report, sass) in hopper_times.assembled(names).items():
+        tokens, size = moved(name)
+        kernel = Kernel(*counted(sass), tokens, size, fit(report))
+        counts = " ".join(f"{SCHEDULERS * x / tokens:{w}.1f}" for x, w in zip(kernel.each, (12, 6, 6), strict=True))
+        times = [(predicted_us(kernel, n), n * size / BANDWIDTH) for n in COUNTS]
+        shares = " ".join(f"{us:10.1f} ({least / us:3.0%})" for us, least in times)
+        lines.append(f"{name:30} {counts} {report['registers']:10} {kernel.resident:7}  {shares}")
+    return lines
+
+
+NAMES = [
+    name
+    for name in OF_VECTORS
+    if re.fullmatch(
+        r"((rotor|hadamard|chain|eden)_(en|de)code|rotor_roundtrip)_128_[234]_b?float\d+|sign_sketch_128_float32", name
+    )
+]
+"""Configurations in the table."""
+
+
+def _ran(instructions: float, logic: float, waves: float, tokens: int, resident: int, size: int, waits: int) -> Kernel:
+    return Kernel(Count(0, 0, 0), Count(instructions, logic, waves), tokens, size, resident, 1, waits)
+
+
+MEASURED = {
+    "rotor": (_ran(1329, 585, 184, 64, 3, 562, 1), 65_536, 13.8),
+    "rotor, 2^20": (_ran(1329, 585, 184, 64, 3, 562, 1), 2**20, 180.6),
+    "rotor, 4,096": (_ran(664.5, 292.5, 92, 32, 3, 562, 1), 4096, 2.95),
+    "rotor, bfloat16": (_ran(1567, 678, 112, 64, 3, 306, 1), 65_536, 12.5),
+    "Hadamard": (_ran(1672, 662, 296, 64, 5, 562, 1), 65_536, 14.6),
+    "Hadamard, 2^20": (_ran(1672, 662, 296, 64, 5, 562, 1), 2**20, 177.0),
+    "dense": (_ran(1887, 655, 360, 64, 2, 562, 2), 65_536, 27.5),
+    "EDEN": (_ran(2171, 735, 430, 64, 2, 562, 2), 65_536, 29.8),
+    "rotor, decoding": (_ran(888, 286, 288, 64, 3, 562, 2), 65_536, 17.9),
+    "rotor, decoding, 2^20": (_ran(888, 286, 288, 64, 3, 562, 2), 2**20, 264.4),
+    "Hadamard, decoding": (_ran(1233, 336, 400, 64, 3, 562, 2), 65_536, 17.5),
+    "rotor, round trip, 2^20": (_ran(1832, 655, 432, 64, 3, 1024, 2), 2**20, 324.4),
+}
+"""Kernels that ran on an H200 (2026-11-26, 3 bits, 128 dimensions): their counts, vectors and microseconds."""
