@@ -119,6 +119,7 @@ def encode(
                 for k, part in enumerate(total):
                     rows.poke(m["of tokens"], zero + (1 + k), token, [rows.over_lanes(operator.add, part, 4)])
             rows.synchronize()
+            norm = rows.peek(m["of tokens"], zero, rows.token)[0]  # it took a register during the product otherwise
             if scaled is not None:
                 sums = [rows.peek(m["of tokens"], zero + k, rows.token)[0] for k in (1, 2)]
         else:

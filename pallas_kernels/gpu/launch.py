@@ -254,7 +254,7 @@ def stage_arrays(rotation: Rotation) -> tuple[list[str], dict[str, jax.Array]]:
 
 
 def stage_memory(tile: Tile, names: list[str], dtype: Any, tiles: int = 1) -> Memory:
-    """Shared memory for stages that cannot work in place in a tile of a dtype, and for halves of a matrix beside tiles."""
+    """Shared memory for stages that cannot work in place in a tile of a dtype, and for a matrix beside some tiles."""
     in_place = dtype == jnp.float32 or names[0] in {"dense", *ROTORS}
     memory = {} if in_place and not {*names[:-1]} & ROTORS else {"work": tile.rows.swizzled(tile.dim, jnp.float32)}
     if "dense" in names:

@@ -216,8 +216,8 @@ def fill_halves(tile: Tile, matrix: Any, parts: tuple[Any, Any]) -> None:
 
 
 def half_columns(dim: int, tiles: int) -> int:
-    """Returns the columns of a matrix whose halves are in shared memory at a time, beside so many tiles: 64 KiB of one."""
-    return min(dim, 2**14 // dim // tiles)
+    """Returns the columns of a matrix whose halves are in shared memory at a time: 64 KiB beside one tile, or 16."""
+    return dim if tiles * dim**2 <= 2**14 else 2**12 // dim
 
 
 def _blocks(tile: Tile, matrix: Any, first: int, width: int) -> list[jax.Array]:

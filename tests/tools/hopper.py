@@ -217,7 +217,7 @@ def main() -> None:
         return
     if not wheels():
         sys.exit(f"no kernels for jax {jax_version()} on {sys.platform} {platform.machine()}")
-    available = programs() if options.launches else timed() if options.times else configurations()
+    available: dict[str, Any] = programs() if options.launches else timed() if options.times else configurations()
     names = options.names or list(TESTED if options.goldens else available)
     unknown = set(names) - set(available)
     if unknown:

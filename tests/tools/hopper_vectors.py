@@ -69,7 +69,7 @@ def counted(sass: str) -> tuple[Count, Count]:
     branches = [(i, labels[found[1]]) for i, line in enumerate(lines[: end + 1])
                 if (found := re.search(r"@.*BRA.*?(\.L_x_\d+)", line))]  # fmt: skip
     loops = [(to, i) for i, to in branches if to <= i - 8]  # shorter ones wait
-    times = [float(i <= end) for i in range(len(lines))]
+    times = [int(i <= end) for i in range(len(lines))]
     outer = next(((a, b) for a, b in loops[::-1] if any("BAR." in line for line in lines[a:b])), None)
     for a, b in loops:
         for i in range(a, b + 1):
@@ -160,7 +160,8 @@ def table(names: list[str]) -> list[str]:
     ]
     for name, (report, sass) in hopper_times.assembled(names).items():
         tokens, size = moved(name)
-        kernel = Kernel(*counted(sass), tokens, size, fit(report))
+        (kind,) = set(re.findall(r"(\w+)_mosaic_gpu_kernel", sass))
+        kernel = Kernel(*counted(sass), tokens, size, min(fit(report), launch.RESIDENT[kind]))
         counts = " ".join(f"{SCHEDULERS * x / tokens:{w}.1f}" for x, w in zip(kernel.each, (12, 6, 6), strict=True))
         times = [(predicted_us(kernel, n), n * size / BANDWIDTH) for n in COUNTS]
         shares = " ".join(f"{us:10.1f} ({least / us:3.0%})" for us, least in times)
