@@ -148,7 +148,8 @@ def shares(tiles: int, name: str, memory: Memory) -> tuple[int, int]:
 
 def resident(name: str, memory: Memory) -> int:
     """Returns the blocks of threads that a processor has room for; a test holds it to what the compiler reports."""
-    size = sum(math.prod(space.shape) * jnp.dtype(space.dtype).itemsize for space in memory.values())
+    sizes = [math.prod(space.shape) * jnp.dtype(space.dtype).itemsize for space in memory.values()]
+    size = sum(-(-x // 1024) * 1024 for x in sizes)  # as Pallas places them
     searched = memory["table of levels"].shape[1] > 16  # more than 4 bits, which take more registers
     return max(1, min(SHARED // (size + OWN), RESIDENT[name], 4 if searched else RESIDENT[name]))
 
