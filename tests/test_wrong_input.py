@@ -61,7 +61,7 @@ CASES = [
         r"expected codes of 8 uint32 a vector, got shape \(2, 16\)",
     ),
     (lambda: EDEN.encode(x(2, 64), implementation="cuda"), "unknown implementation 'cuda'"),
-    (lambda: rqjax.encode(EDEN, x(2, 64), implementation="mosaic_gpu"), "need.* jax|need a Hopper GPU"),
+    (lambda: rqjax.encode(EDEN, x(2, 64), implementation="mosaic_gpu"), "need.* jax|need a Hopper or Blackwell GPU"),
     (lambda: rqjax.Affine(64, 4, group_size=48), "expected a group size that divides dim = 64, got 48"),
     (lambda: rqjax.Scaled(EDEN.inner, mode="best"), "expected mode 'mse' or 'unbiased', got 'best'"),
     (lambda: rqjax.Scalar(jnp.ones(3), jnp.float32(1), dim=8), "expected a power of two of levels, got 3"),

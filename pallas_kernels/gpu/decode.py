@@ -6,20 +6,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gpu import packing, quantize
 from pallas_kernels.gpu.launch import (
     Rotation,
     copy_out,
     fill_tables,
-    lane_memory,
     launch,
     level_arrays,
     of_tile,
+    padded,
     rotate,
     stage_arrays,
     stage_memory,
-    start_of,
     table_memory,
     tile_of,
 )
@@ -51,21 +51,29 @@ def decode(
     names, arrays = stage_arrays(rotation)
     n, bits = words.shape[0], (levels.shape[0] - 1).bit_length()
     tile = tile_of("decode", tokens, n, dim, interpret)
-    rows = tile.rows
+    rows, whole = tile.rows, tile
 
-    def body(m):
-        start, count = start_of(tile, n)
+    def ahead(m, start):
+        """The tile's norms and words in registers."""
+        count = n - start
+        norm = rows.peek(of_tile(m["norm"], start, tile), jnp.minimum(rows.token, count - 1), rows.part * 0)[0]
+        return norm, packing.load_words(rows, of_tile(m["words"], start, tile), dim, bits, count)
+
+    def prepare(m, start):
         fill_tables(tile, names, m)
-        packing.read_lanes(rows, of_tile(m["words"], start, tile), m["lanes"], dim, bits, count)
+        return ahead(m, start)
+
+    def body(m, start, _, following, carry):
+        tile = whole._replace(once=m["one"][0, 0])
+        norm, words = carry
+        packing.store_words(rows, m["words of tile"], words, dim, bits)
         rows.synchronize()
-        levels = quantize.readable(rows, m["table of levels"])
-        token = jnp.minimum(rows.token, count - 1)
-        norm = rows.peek(of_tile(m["norm"], start, tile), token, rows.part * 0)[0].astype(jnp.float32)
+        carry = ahead(m, following())
+        levels, norm = quantize.readable(rows, m["table of levels"]), norm.astype(jnp.float32)
 
         def unpacked(lane):
             sections = packing.sections(bits)
-            first = [lane + section * tile.lanes for section in range(len(sections))]
-            words = [rows.peek(m["lanes"], rows.token, at, tile.width) for at in first]
+            words = packing.read_lanes(rows, m["words of tile"], lane, tile.width, dim, bits)
 
             def level(k, i):
                 parts = [(word[i] >> (b * k)) & ((1 << b) - 1) for word, b in zip(words, sections, strict=True)]
@@ -75,17 +83,20 @@ def decode(
             return [[level(k, i) for i in range(tile.width)] for k in range(8)]
 
         tile.for_lanes(unpacked, functools.partial(tile.write, m["levels of tile"]))
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         rows.synchronize()
         tile.for_lanes(rotate(tile, names, m, m["levels of tile"]), functools.partial(tile.write, m["tile"]))
         copy_out(rows.by_token(m["tile"]), of_tile(m["out"], start, tile))
+        return carry
 
     memory = {
         "levels of tile": rows.swizzled(dim, jnp.float32),
         "tile": rows.swizzled(dim, dtype),
         **stage_memory(tile, names, jnp.float32),
-        **lane_memory(tile, bits),
+        "words of tile": padded(tile, packing.words_per_vector(dim, bits)),
         **table_memory(tile, names, 2**bits, boundaries=False),
     }
     inputs = {"norm": norm[:, None], "words": words, **level_arrays(levels, step), **arrays}
     out = {"out": jax.eval_shape(rows.blocks, jax.ShapeDtypeStruct((n, dim), dtype))}
-    return launch(body, inputs, out, memory, tile, n, interpret, "_".join(["decode", *names]))[0].reshape(n, dim)
+    name = "_".join(["decode", *names])
+    return launch(body, inputs, out, memory, tile, n, interpret, name, prepare=prepare)[0].reshape(n, dim)

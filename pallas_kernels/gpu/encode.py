@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gpu import packing, quantize
+from pallas_kernels.gpu import packing, quantize, stages
 from pallas_kernels.gpu.launch import (
+    STAGES,
     Rotation,
-    copy_in,
     fill_tables,
     lane_memory,
     launch,
@@ -21,7 +22,6 @@ from pallas_kernels.gpu.launch import (
     rotate,
     stage_arrays,
     stage_memory,
-    start_of,
     table_memory,
     tile_of,
 )
@@ -62,69 +62,100 @@ def encode(
     """
     (n, dim), bits = x.shape, (levels.shape[0] - 1).bit_length()
     names, arrays = stage_arrays(rotation)
-    tile = tile_of("encode", 64 if "dense" in names else tokens, n, dim, interpret)
-    rows = tile.rows
+    dense = "dense" in names
+    tile = tile_of("encode", 64 if dense else tokens, n, dim, interpret)
+    rows, whole = tile.rows, tile
 
-    def body(m):
-        start, count = start_of(tile, n)
-        of_x = of_tile(m["x"], start, tile)
-        copy_in(of_x, rows.by_token(m["tile"]), m, meanwhile=functools.partial(fill_tables, tile, names, m))
-        source = m["tile"]
+    def body(m, start, count, following, _):
+        tile = whole._replace(once=m["one"][0, 0])
+        if not dense:
+            following()
+        source = m["x of tile"]
         if minus is not None:
-            source = m["residual"]
-            copy_in(of_tile(m["minus"], start, tile), rows.by_token(source), m)
-            tile.for_lanes(
-                functools.partial(_difference, tile, m["tile"], source), functools.partial(tile.write, source)
-            )
+            source = m["minus of tile"]
+            difference = functools.partial(_difference, tile, m["x of tile"], source)
+            tile.for_lanes(difference, functools.partial(tile.write, source))
             rows.synchronize()
-        norm = quantize.norm(tile, source, m)
+        norm = quantize.norm(whole, source, m)
         if scaled is None:  # directions are relative to the norm as it is stored
             norm = norm.astype(norm_dtype).astype(jnp.float32)
         values = quantize.readable(rows, m["table of levels"])
-        nearest = quantize.nearest(rows, m["table of boundaries"], bits, symmetric, norm)
-        produce = rotate(tile, names, m, source)
 
-        def pack(lane, sums):
-            fields = produce(lane)
-            indices = [[nearest(value) for value in values] for values in fields]
+        def pack(token, norm):
+            """Returns what packs some lanes of a token and adds up their levels."""
+            nearest = quantize.nearest(rows, m["table of boundaries"], bits, symmetric, norm)
+
+            def of_lanes(lane, fields, sums):
+                indices = [[nearest(value) for value in some] for some in fields]
+                if scaled is not None:
+                    for value, index in zip(*(itertools.chain(*part) for part in (fields, indices)), strict=True):
+                        level = quantize.look_up(rows, values, index)
+                        sums = sums[0] + level * value, sums[1] + level * level
+                for section, width in enumerate(packing.sections(bits)):
+                    parts = indices
+                    if bits > 4:
+                        parts = [[(v >> 4 * section) & jnp.uint32((1 << width) - 1) for v in some] for some in indices]
+                    # A sum of products takes one instruction a field, shifts and ors two.
+                    parts = [[v * jnp.uint32(1 << (width * k)) for v in some] for k, some in enumerate(parts)]
+                    words = [functools.reduce(operator.add, column) for column in zip(*parts, strict=True)]
+                    rows.poke(m["lanes"], token, section * tile.lanes + lane, words)
+                return sums
+
+            return of_lanes
+
+        zeros = () if scaled is None else (rows.full(0.0), rows.full(0.0))
+        if dense:
+            halves, zero = (m["high halves"], m["low halves"]), rows.part * 0
+            rows.poke(m["of tokens"], zero, rows.token, [norm])  # read behind the barrier of the product
+            numbers = rows.of_products(stages.dense(tile, source, m["stage0.0"], halves, following))
+            sums = []
+            for h in range(2):
+                token = (rows.thread >> 5) * 16 + ((rows.thread >> 2) & 7) + 8 * h
+                of_lanes = pack(token, rows.peek(m["of tokens"], zero, token)[0])
+                total = zeros
+                for j in range(groups := tile.lanes // 8):
+                    fields = [numbers[k * groups + j][h] for k in range(8)]
+                    total = of_lanes(8 * j + 2 * (rows.thread & 3), fields, total)
+                for k, part in enumerate(total):
+                    rows.poke(m["of tokens"], zero + (1 + k), token, [rows.over_lanes(operator.add, part, 4)])
+            rows.synchronize()
+            norm = rows.peek(m["of tokens"], zero, rows.token)[0]  # it took a register during the product otherwise
             if scaled is not None:
-                for value, index in zip(*(itertools.chain(*part) for part in (fields, indices)), strict=True):
-                    level = quantize.look_up(rows, values, index)
-                    sums = sums[0] + level * value, sums[1] + level * level
-            for section, width in enumerate(packing.sections(bits)):
-                parts = indices
-                if bits > 4:
-                    parts = [[(v >> 4 * section) & jnp.uint32((1 << width) - 1) for v in values] for values in indices]
-                # A sum of products takes one instruction a field, shifts and ors two.
-                parts = [[v * jnp.uint32(1 << (width * k)) for v in values] for k, values in enumerate(parts)]
-                words = [functools.reduce(operator.add, column) for column in zip(*parts, strict=True)]
-                rows.poke(m["lanes"], rows.token, section * tile.lanes + lane, words)
-            return sums
-
-        sums = tile.over_lanes(pack, () if scaled is None else (rows.full(0.0), rows.full(0.0)))
-        rows.synchronize()
+                sums = [rows.peek(m["of tokens"], zero + k, rows.token)[0] for k in (1, 2)]
+        else:
+            produce, of_lanes = rotate(tile, names, m, source), pack(rows.token, norm)
+            sums = tile.over_lanes(lambda lane, sums: of_lanes(lane, produce(lane), sums), zeros)
+            plgpu.commit_smem()  # the vectors have been read, so others may be copied to their place
+            sums = [quantize.across(rows, m["partial"], operator.add, total) for total in sums]
         if scaled is not None:  # <y, levels> / |levels|^2, or |y|^2 / <y, levels>
-            product, square = (quantize.across(rows, m["partial"], operator.add, total) for total in sums)
+            product, square = sums
             norm = jnp.where(norm > 0, product / square if scaled == "mse" else norm * norm / product, 0.0)
         own = (rows.part == 0) & (rows.token < count)
         rows.poke(of_tile(m["norm"], start, tile), rows.token, rows.part * 0, [norm.astype(norm_dtype)], own)
         packing.write_words(rows, m["lanes"], of_tile(m["words"], start, tile), dim, bits, count)
 
+    copied = ("x",) if minus is None else ("x", "minus")
     inputs = {"x": rows.blocks(x), **level_arrays(levels, step), **arrays}
     memory = {
-        "tile": rows.swizzled(dim, x.dtype),
-        **stage_memory(tile, names, x.dtype if minus is None else jnp.float32),
+        **stage_memory(tile, names, x.dtype if minus is None else jnp.float32, len(copied)),
         **lane_memory(tile, bits),
         **norm_memory(tile),
         **table_memory(tile, names, 2**bits),
     }
+    if dense:
+        memory["of tokens"] = plgpu.SMEM((3, rows.tokens), jnp.float32)
     if minus is not None:
-        inputs["minus"], memory["residual"] = rows.blocks(minus), rows.swizzled(dim, jnp.float32)
+        inputs["minus"] = rows.blocks(minus)
     out = {
         "norm": jax.ShapeDtypeStruct((n, 1), norm_dtype),
         "words": jax.ShapeDtypeStruct((n, packing.words_per_vector(dim, bits)), jnp.uint32),
     }
-    norm, words = launch(body, inputs, out, memory, tile, n, interpret, "_".join(["encode", *names]))
+    options = {
+        "copied": copied,
+        "stages": 1 if dense else STAGES,
+        "prepare": functools.partial(fill_tables, tile, names),
+    }
+    norm, words = launch(body, inputs, out, memory, tile, n, interpret, "_".join(["encode", *names]), **options)
     return norm[:, 0], words
 
 

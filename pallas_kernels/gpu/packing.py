@@ -53,13 +53,31 @@ def write_words(rows: Rows, lanes: Any, words: Any, dim: int, bits: int, count: 
         first += length
 
 
-def read_lanes(rows: Rows, words: Any, lanes: Any, dim: int, bits: int, count: jax.Array) -> None:
-    """The inverse of `write_words`; tokens from `count` on are those of the last one."""
-    size, first, group = dim // 8, 0, _group(dim, bits)
-    for section, width in enumerate(sections(bits)):
+def load_words(rows: Rows, words: Any, dim: int, bits: int, count: jax.Array) -> list[list[jax.Array]]:
+    """Reads words (tokens, words) into registers; tokens from `count` on have those of the last one."""
+    group = _group(dim, bits)
+    places = _places(rows, words_per_vector(dim, bits), group)
+    return [rows.peek(words, jnp.minimum(token, count - 1), column, group) for token, column in places]
+
+
+def store_words(rows: Rows, words: Any, values: list[list[jax.Array]], dim: int, bits: int) -> None:
+    """Writes what `load_words` read into shared memory (tokens, words)."""
+    places = _places(rows, words_per_vector(dim, bits), _group(dim, bits))
+    for (token, column), some in zip(places, values, strict=True):
+        rows.poke(words, token, column, some)
+
+
+def read_lanes(rows: Rows, words: Any, at: jax.Array, count: int, dim: int, bits: int) -> list[list[jax.Array]]:
+    """Returns each section of `count` lanes from `at` on of the thread's token, from words (tokens, words)."""
+    size, first, found = dim // 8, 0, []
+    each = count if _group(dim, bits) > 1 else 1
+    for width in sections(bits):
         length = _words(size, width)
 
-        def lane(at, word, width=width, length=length):
+        def word(w, first=first, length=length):
+            return rows.peek(words, rows.token, first + jnp.clip(w, 0, length - each), each)
+
+        def lane(at, word=word, width=width, length=length):
             if width == 4:
                 return word(at)
             if width == 3:
@@ -70,16 +88,9 @@ def read_lanes(rows: Rows, words: Any, lanes: Any, dim: int, bits: int, count: j
             shift = (8 * width * lax.div(at, length)).astype(jnp.uint32)
             return [(x >> shift) & ((1 << 8 * width) - 1) for x in word(lax.rem(at, length))]
 
-        def read(token, at, section=section, first=first, length=length, lane=lane):
-            source = jnp.minimum(token, count - 1)
-
-            def word(w):
-                return rows.peek(words, source, first + jnp.clip(w, 0, length - group), group)
-
-            rows.poke(lanes, token, section * size + at, lane(at, word))
-
-        _for_each(rows, size, group, read)
+        found.append([x for k in range(0, count, each) for x in lane(at + k)])
         first += length
+    return found
 
 
 def _group(dim: int, bits: int) -> int:
@@ -91,13 +102,19 @@ def _group(dim: int, bits: int) -> int:
 
 def _for_each(rows: Rows, columns: int, group: int, function: Any) -> None:
     """Calls `function(token, column)` for all groups of columns of a tile, 128 at a time in the order of memory."""
-    total, columns = rows.tokens * columns // group, columns // group
+    total = rows.tokens * columns // group
+    lax.fori_loop(0, -(-total // THREADS), lambda i, _: function(*_place(rows, columns, group, i)), None)
 
-    def step(i, _):
-        place = jnp.minimum(rows.thread + i * THREADS, total - 1)
-        function(lax.div(place, columns), lax.rem(place, columns) * group)
 
-    lax.fori_loop(0, -(-total // THREADS), step, None)
+def _places(rows: Rows, columns: int, group: int) -> list[tuple[jax.Array, jax.Array]]:
+    """Returns the tokens and columns that `_for_each` takes."""
+    return [_place(rows, columns, group, i) for i in range(-(-rows.tokens * columns // group // THREADS))]
+
+
+def _place(rows: Rows, columns: int, group: int, i: Any) -> tuple[jax.Array, jax.Array]:
+    columns //= group
+    place = jnp.minimum(rows.thread + i * THREADS, rows.tokens * columns - 1)
+    return lax.div(place, columns), lax.rem(place, columns) * group
 
 
 def _words(lanes: int, width: int) -> int:

@@ -18,6 +18,7 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, llvm, vector
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.gpu import registers
 from pallas_kernels.gpu.registers import THREADS, array, constant, swizzle_width, threads
 
 PER_THREAD = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
@@ -51,16 +52,16 @@ class Rows(NamedTuple):
         x = jnp.full((THREADS,), value, dtype)
         return x if self.interpret else plgpu.layout_cast(x, PER_THREAD)
 
-    def swizzled(self, dim: int, dtype: Any) -> Any:
+    def swizzled(self, dim: int, dtype: Any, *stages: int) -> Any:
         """Shared memory for vectors (tokens, d), in which 8 threads read 16 bytes of 8 rows without a bank conflict.
 
         Its shape is (blocks, tokens, columns). Tiles of 8 rows would do as well, but a copy into them takes only arrays
         with a multiple of 8 rows; one into blocks stops at the last row. The interpreter has neither blocks nor views.
         """
         if self.interpret:
-            return plgpu.SMEM((self.tokens, dim), dtype)
+            return plgpu.SMEM((*stages, self.tokens, dim), dtype)
         columns = _columns(dim, dtype)
-        return plgpu.SMEM((dim // columns, self.tokens, columns), dtype, transforms=_swizzle(columns, dtype))
+        return plgpu.SMEM((*stages, dim // columns, self.tokens, columns), dtype, transforms=_swizzle(columns, dtype))
 
     def blocks(self, x: Any) -> Any:
         """Vectors (n, d) as (n, blocks, columns), to be copied to and from `by_token`."""
@@ -163,6 +164,25 @@ class Rows(NamedTuple):
 
         found = list(go(ref, row * stride + column))
         return [found[width * i : width * (i + 1)] for i in range(rows)]
+
+    def of_products(self, x: jax.Array) -> list[list[list[jax.Array]]]:
+        """Returns the numbers of each thread of 64 rows that tensor cores multiplied, [j][h][e].
+
+        Thread 32 w + 4 g + q has the columns 8 j + 2 q + e, e below 2, of the rows 16 w + g + 8 h, h below 2.
+        """
+        groups = x.shape[1] // 8
+        if self.interpret:
+            y = x.reshape(4, 2, 8, groups, 4, 2).transpose(3, 1, 5, 0, 2, 4).reshape(groups, 2, 2, THREADS)
+            return [[list(some) for some in pair] for pair in y]
+        number = plgpu.ShapeDtypeStruct((THREADS,), x.dtype, PER_THREAD)
+
+        @plgpu.inline_mgpu(arg_types=(registers.TILE,), return_type=(number,) * (4 * groups))
+        def numbers(_, x):
+            pairs = x.registers.reshape(groups, 2)
+            return tuple(_number(vector.extract(pair, [], [e]), number.dtype) for pair in pairs.flat for e in range(2))
+
+        found = list(numbers(x))
+        return [[found[4 * j + 2 * h :][:2] for h in range(2)] for j in range(groups)]
 
     def over_lanes(self, combine: Combine, x: jax.Array, count: int = 32) -> jax.Array:
         """Combines the numbers of every `count` neighboring threads, a power of two up to a warp's 32."""

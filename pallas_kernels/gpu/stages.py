@@ -26,6 +26,8 @@ class Tile(NamedTuple):
 
     rows: Rows
     dim: int
+    once: Any = 1
+    """1, of which a compiler does not know: loops over lanes of one trip stay loops, which take fewer registers."""
 
     @property
     def lanes(self) -> int:
@@ -44,7 +46,8 @@ class Tile(NamedTuple):
         """Folds `step` over the thread's lanes, the first of `width` at a time; `times` 0 leaves all out."""
         own = self.lanes // self.rows.parts
         first = self.rows.part * own
-        return lax.fori_loop(0, own // self.width * times, lambda i, carry: step(first + i * self.width, carry), init)
+        trips = own // self.width * times * self.once
+        return lax.fori_loop(0, trips, lambda i, carry: step(first + i * self.width, carry), init)
 
     def for_lanes(self, produce: Callable[[jax.Array], Fields], consume: Callable[[jax.Array, Fields], None]) -> None:
         """Hands what `produce` makes of some lanes to `consume`."""
@@ -162,31 +165,35 @@ def butterflies(tile: Tile, ref: Any, signs: Any | None, lane: jax.Array) -> Fie
     return [[a * b for a, b in zip(*pair, strict=True)] for pair in zip(fields, s, strict=True)]
 
 
-def dense(tile: Tile, source: Any, matrix: Any, parts: tuple[Any, Any], target: Any) -> None:
-    """Writes M x for each vector x of a tile of 64 into `target` in float32, which may be `source`: tensor cores
-    multiply bfloat16.
+def dense(tile: Tile, source: Any, matrix: Any, parts: tuple[Any, Any], read: Callable[[], Any]) -> jax.Array:
+    """Returns M x for each vector x of a tile of 64, in float32: tensor cores multiply bfloat16.
 
     M and x are sums of two numbers of 8 bits each, and three products are added: 16 bits of both. `parts` is shared
-    memory for the halves of some columns of M; it has those of the first ones, as `fill_halves` writes them.
+    memory for the halves of some columns of M; it has those of all columns, as `fill_halves` writes them, if it has
+    room. `read()` is called when the vectors have been read.
     """
     rows, interpret = tile.rows, tile.rows.interpret
-    source, target = rows.flat(source), rows.flat(target)
+    source = rows.flat(source)
     products = ((0, 0), (0, 1)) if source.dtype == jnp.bfloat16 else ((0, 0), (1, 0), (0, 1))
-    width = parts[0].shape[1]
+    resident = parts[0].shape[1] == tile.dim
 
     def factors():
-        for first in range(0, tile.dim, width):
-            if first:
+        for first in range(0, tile.dim, width := min(64, parts[0].shape[1])):
+            if not resident:
                 blocks = _blocks(tile, matrix, first, width)  # on their way while the products before are taken
-                if not interpret:
+                if not interpret and first:
                     plgpu.wgmma_wait(0)
                 rows.synchronize()
                 _store_halves(tile, parts, blocks)
-            plgpu.commit_smem()
+                plgpu.commit_smem()
             start, inside = divmod(first, 64)  # fewer columns may be a part of a tile of shared memory
             x = registers.load(source.at[:, pl.ds(64 * start, 64)], registers.TILE, interpret=interpret)
             x = _halves(x[:, inside : inside + width])
-            yield from ((x[i], parts[j]) for i, j in products)
+            if first + width == tile.dim:
+                plgpu.commit_smem()
+                read()
+            columns = pl.ds(first if resident else 0, width)
+            yield from ((x[i], parts[j].at[:, columns]) for i, j in products)
 
     def multiply(accumulator):
         for x, part in factors():
@@ -195,19 +202,22 @@ def dense(tile: Tile, source: Any, matrix: Any, parts: tuple[Any, Any], target: 
         return accumulator[...]
 
     if interpret:  # which has no products with numbers in registers
-        target[...] = sum(x.astype(jnp.float32) @ part[...].astype(jnp.float32).T for x, part in factors())
-    else:
-        target[...] = pl.run_scoped(multiply, plgpu.ACC((64, tile.dim), jnp.float32))
+        return sum(x.astype(jnp.float32) @ part[...].astype(jnp.float32).T for x, part in factors())
+    return pl.run_scoped(multiply, plgpu.ACC((64, tile.dim), jnp.float32))
 
 
 def fill_halves(tile: Tile, matrix: Any, parts: tuple[Any, Any]) -> None:
-    """Writes the halves of the first columns of a matrix, as `dense` takes them."""
-    _store_halves(tile, parts, _blocks(tile, matrix, 0, parts[0].shape[1]))
+    """Writes the halves of a matrix, if there is room for all columns."""
+    if parts[0].shape[1] == tile.dim:
+        for first in range(0, tile.dim, 64):
+            some = tuple(part.at[:, pl.ds(first, 64)] for part in parts)
+            _store_halves(tile, some, _blocks(tile, matrix, first, 64))
+        plgpu.commit_smem()
 
 
-def half_columns(dim: int) -> int:
-    """Returns the columns of a matrix whose halves are in shared memory at a time: 32 KiB of them."""
-    return min(64, 2**13 // dim)
+def half_columns(dim: int, tiles: int) -> int:
+    """Returns the columns of a matrix whose halves are in shared memory at a time: 64 KiB beside one tile, or 16."""
+    return dim if tiles * dim**2 <= 2**14 else 2**12 // dim
 
 
 def _blocks(tile: Tile, matrix: Any, first: int, width: int) -> list[jax.Array]:

@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gpu import packing
-from pallas_kernels.gpu.launch import lane_memory, launch, of_tile, start_of
+from pallas_kernels.gpu.launch import lane_memory, launch, of_tile
 from pallas_kernels.gpu.rows import THREADS, Rows
 from pallas_kernels.gpu.stages import Tile
 
@@ -40,8 +40,7 @@ def encode(x: jax.Array, values: jax.Array, *, bits: int, interpret: Any = False
     window = min(dim // 2, -(-8 * STATE_BITS // bits))
     width = min(branches, 4)
 
-    def body(m):
-        start, count = start_of(tile, n)
+    def body(m, start, count, *_):
         thread = rows.thread
         vector, family = lax.div(thread, families), lax.rem(thread, families)
         levels = [rows.peek(m["values"], thread * 0, c * families + family)[0] for c in range(branches)]

@@ -1,6 +1,7 @@
-"""Fused kernels for NVIDIA Hopper GPUs: which quantizers and caches have one. The implementation "mosaic_gpu".
+"""Fused kernels for NVIDIA GPUs, Hopper and Blackwell: which quantizers and caches have one.
 
-A kernel gives the results of plain JAX, except for values within rounding of a boundary between two levels.
+The implementation is "mosaic_gpu". A kernel gives the results of plain JAX, except for values within rounding of a
+boundary between two levels.
 """
 
 import functools
@@ -28,18 +29,22 @@ from rqjax.quantizers.trellis import Trellis
 from rqjax.rotations import Chain, Dense, Hadamard, Rotor
 
 NAME = "mosaic_gpu"
+WITH_WGMMA = ("9.0",)
+CAPABILITIES = *WITH_WGMMA, "10.0", "10.3"
+"""Compute capabilities that kernels compile for; Mosaic does not take 12.0."""
 ROTATIONS = "Rotor, Hadamard, Dense, or a Chain of a Rotor and a Hadamard"
 
 
 def _missing() -> str | None:
-    """Returns why kernels cannot run, or None: they need a Hopper GPU and jax 0.10.2."""
+    """Returns why kernels cannot run, or None: they need a GPU that Mosaic compiles for, and jax 0.10.2."""
     if reason := finders.old_jax(NAME):
         return reason
     if not INTERPRET.get():
         capability = platforms.compute_capability()
-        if platforms.platform() != "gpu" or capability is None or not str(capability).startswith("9."):
+        if platforms.platform() != "gpu" or capability not in CAPABILITIES:
             where = platforms.platform() if capability is None else f"compute capability {capability}"
-            return f"mosaic_gpu kernels need a Hopper GPU (compute capability 9.0), this is {where}"
+            need = f"compute capability {_listed(CAPABILITIES)}"
+            return f"mosaic_gpu kernels need a Hopper or Blackwell GPU ({need}), this is {where}"
     return None if importlib.util.find_spec("absl") else "mosaic_gpu kernels need the package absl-py"
 
 
@@ -85,6 +90,8 @@ def _limits_of_nest(quantizer: Quantizer, *, back: bool = False) -> str | None:
     match rotation:
         case Dense() if back:
             return "mosaic_gpu kernels do not rotate back by a dense matrix"
+        case Dense() if platforms.compute_capability() not in (None, *WITH_WGMMA):
+            return "mosaic_gpu kernels multiply by dense matrices with wgmma, which only Hopper GPUs have"
         case Dense() if rotation.dim not in dims:
             return f"mosaic_gpu kernels take dense matrices of dimension {_listed(dims)}, not {rotation.dim}"
         case Rotor() | Hadamard() | Dense():

@@ -10,9 +10,9 @@ import os
 import jax
 import pytest
 
-from pallas_kernels.gpu import warp_attention
-from tests.tools import example_kernel, hopper, hopper_times
-from tests.tools.hopper_shapes import CONFIGURATIONS
+from pallas_kernels.gpu import launch, warp_attention
+from tests.tools import example_kernel, hopper, hopper_times, hopper_vectors
+from tests.tools.hopper_shapes import CONFIGURATIONS, OF_VECTORS
 from tests.tools.programs import PROGRAMS
 
 pytestmark = pytest.mark.full
@@ -68,6 +68,37 @@ def test_any_number_of_vectors_compiles(name, compiled):
     assert kernel["shared"] <= hopper.MAX_SHARED
 
 
+@pytest.mark.parametrize("name", [name for name in hopper.TESTED if name in OF_VECTORS and "trellis" not in name])
+def test_blocks_of_threads_of_vectors_fit(name, compiled, monkeypatch):
+    """A block more than fits would begin when all others end. Those that wait for few copies may be fewer."""
+    found = []
+    monkeypatch.setattr(launch, "shares", lambda tiles, *of: found.append(launch.resident(*of)) or (2, -(-tiles // 2)))
+    function, shapes = CONFIGURATIONS[name]()
+    jax.eval_shape(function, *shapes)
+    (kernel,) = compiled[name].values()
+    assert found[0] <= hopper_vectors.fit(kernel)
+
+
+def test_kernels_compile_for_blackwell():
+    """All kinds but dense matrices, which need wgmma; `rqjax.backends.hopper` refuses these there."""
+    names = [
+        "rotor_encode_80_3_float32",
+        "rotor_roundtrip_128_3_bfloat16",
+        "chain_decode_128_3_float32",
+        "trellis_encode_128_3_float32",
+        "decode_attention 4 bits, pages, 4 query heads",
+        "decode_attention affine groups, 4 query heads",
+        "decode_attention trellis, 3 bits, pages",
+        "decode_attention columns, odd rows",
+        "attention_prologue heads of 128",
+        "attention_epilogue heads of 128",
+    ]
+    for kernels in hopper.compiled(names, capability="10.0").values():
+        assert [kernel["spills"] for kernel in kernels.values()] == [0]
+    with pytest.raises(RuntimeError, match=r"wgmma.* not supported on sm_100a"):
+        hopper.compiled(["dense_encode_128_3_float32"], capability="10.0")
+
+
 def test_no_golden_is_left_over(golden):
     assert sorted(golden[0]) == sorted(hopper.TESTED), "renew them by `make goldens`"
 
@@ -116,8 +147,46 @@ def test_a_missing_compiler_is_one_line(monkeypatch, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted({name for name, *_ in hopper_times.MEASURED}))
 def test_predicted_times_are_near_what_prototypes_took(name):
-    loop = hopper_times.loop_of(hopper_times.assembly(f"decode_attention {name}"))
+    ((_, sass),) = hopper_times.assembled([f"decode_attention {name}"]).values()
+    loop = hopper_times.loop_of(sass)
     for (of, batch, tokens), measured in hopper_times.MEASURED.items():
         if of == name:
             shape = hopper_times.SHAPES[name]._replace(batch=batch, tokens=tokens)
             assert hopper_times.predicted_us(shape, loop) == pytest.approx(measured, rel=0.2)
+
+
+def test_predicted_times_are_near_what_kernels_took():
+    for case, (kernel, n, measured) in hopper_vectors.MEASURED.items():
+        assert hopper_vectors.predicted_us(kernel, n) == pytest.approx(measured, rel=0.17), case
+
+
+def test_instructions_of_a_tile_are_counted():
+    """A loop over tiles, in it one of four trips, one that only unusual numbers take, and a wait."""
+    sass = """
+        /*0000*/ MOV R0, RZ ;
+    .L_x_0:
+        /*0010*/ SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2], R3 ;
+        /*0020*/ @!P0 BRA `(.L_x_0) ;
+    .L_x_1:
+        /*0030*/ @!P1 BRA `(.L_x_3) ;
+    .L_x_2:
+    UNUSUAL
+        /*0040*/ @P2 BRA `(.L_x_2) ;
+    .L_x_3:
+        /*0050*/ BAR.SYNC.DEFER_BLOCKING 0x1, 0x80 ;
+    .L_x_4:
+        /*0060*/ LDS.128 R4, [R8] ;
+        /*0070*/ STS.64 [R8], R4 ;
+        /*0080*/ VIADD R9, R9, 0x10 ;
+        /*0090*/ ISETP.NE.AND P3, PT, R9, 0x40, PT ;
+    USUAL
+        /*00a0*/ @P3 BRA `(.L_x_4) ;
+        /*00b0*/ @P4 BRA `(.L_x_1) ;
+        /*00c0*/ EXIT ;
+    .L_x_5:
+        /*00d0*/ BRA `(.L_x_5) ;
+    """
+    sums = "        /*0000*/ FADD R1, R1, R2 ;\n" * 8
+    once, each = hopper_vectors.counted(sass.replace("UNUSUAL", sums).replace("USUAL", sums))
+    assert once == hopper_vectors.Count(4, 1, 0)
+    assert each == hopper_vectors.Count(3 + 4 * 13, 8, 4 * 6)

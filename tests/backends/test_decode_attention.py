@@ -310,5 +310,5 @@ def test_says_why_there_is_no_kernel():
 
 def test_refuses_by_name(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    with pytest.raises(Unsupported, match="need a Hopper GPU"):
+    with pytest.raises(Unsupported, match="need a Hopper or Blackwell GPU"):
         rqjax.attend(empty(), jnp.ones((2, 1, 3, 64)), implementation="mosaic_gpu")

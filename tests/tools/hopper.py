@@ -4,7 +4,7 @@
     python -m tests.tools.hopper                     # every configuration of `hopper_shapes`, as a table
     python -m tests.tools.hopper NAME... --ptx=DIR   # some of them; DIR receives the PTX of each kernel
     python -m tests.tools.hopper --launches          # what whole programs launch
-    python -m tests.tools.hopper --times             # how long attention to codes takes on an H200, predicted
+    python -m tests.tools.hopper --times             # what attention and codes of vectors take on an H200, predicted
     python -m tests.tools.hopper --goldens           # renews tests/goldens/hopper.json, of `TESTED`, for this jax
 
 jax prints an error where its CUDA plugin finds no driver, so the plugin is not installed into the environment.
@@ -115,15 +115,18 @@ def programs() -> dict[str, Configuration]:
     return PROGRAMS
 
 
-def shapes() -> dict[str, Any]:
-    """Returns by name a call of the attention kernel, whose time is predicted."""
-    from tests.tools.hopper_attention_shapes import SHAPES
+def timed() -> dict[str, Callable[[list[str]], list[str]]]:
+    """Returns by name of what is predicted the function that makes a table of some names."""
+    from tests.tools import hopper_times, hopper_vectors
 
-    return SHAPES
+    return {
+        **dict.fromkeys(hopper_times.SHAPES, hopper_times.table),
+        **dict.fromkeys(hopper_vectors.NAMES, hopper_vectors.table),
+    }
 
 
-def compiled(names: list[str], *, ptx: str | None = None) -> dict[str, Kernels]:
-    """Each configuration's kernels, compiled to sm_90a by one process.
+def compiled(names: list[str], *, ptx: str | None = None, capability: str = "9.0") -> dict[str, Kernels]:
+    """Each configuration's kernels, compiled by one process for GPUs of a compute capability.
 
     `spills` are bytes stored and loaded, `shared` the static and dynamic bytes of a block, `instructions` those of the
     PTX.
@@ -132,7 +135,7 @@ def compiled(names: list[str], *, ptx: str | None = None) -> dict[str, Kernels]:
       FileNotFoundError: the compiler is not there.
       RuntimeError: a configuration does not compile; the message ends like the compiler's.
     """
-    return _run("hopper_compile", [ptx or "", *names])
+    return _run("hopper_compile", [ptx or "", capability, *names])
 
 
 def launched(names: list[str]) -> dict[str, dict[str, int]]:
@@ -204,9 +207,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="configurations; all, if none is given")
     parser.add_argument("--ptx", metavar="DIR", help="write the PTX of each kernel there")
+    parser.add_argument("--capability", default="9.0", help="of the GPU, 9.0, 10.0 or 10.3 (default: 9.0)")
     parser.add_argument("--goldens", action="store_true", help=f"renew {GOLDENS.relative_to(ROOT)}")
     parser.add_argument("--launches", action="store_true", help="count the launches of whole programs, and stop")
-    parser.add_argument("--times", action="store_true", help="predict times of attention on an H200, and stop")
+    parser.add_argument("--times", action="store_true", help="predict times on an H200, and stop")
     parser.add_argument("--wheels", action="store_true", help="print what make gpu-compile-env installs, and stop")
     options = parser.parse_args()
     if options.wheels:
@@ -214,7 +218,7 @@ def main() -> None:
         return
     if not wheels():
         sys.exit(f"no kernels for jax {jax_version()} on {sys.platform} {platform.machine()}")
-    available = programs() if options.launches else shapes() if options.times else configurations()
+    available: dict[str, Any] = programs() if options.launches else timed() if options.times else configurations()
     names = options.names or list(TESTED if options.goldens else available)
     unknown = set(names) - set(available)
     if unknown:
@@ -226,11 +230,11 @@ def main() -> None:
                 print(f"{name:<52} {now['launches']:>8} {now['waits']:>6} {now['within']:>7}")
             return
         if options.times:
-            from tests.tools import hopper_times
-
-            print(*hopper_times.table(names), sep="\n")
+            for table in dict.fromkeys(available.values()):
+                if some := [name for name in names if available[name] is table]:
+                    print(*table(some), sep="\n")
             return
-        kernels = compiled(names, ptx=options.ptx)
+        kernels = compiled(names, ptx=options.ptx, capability=options.capability)
     except (FileNotFoundError, RuntimeError) as error:
         sys.exit(f"error: {error}")
     print(f"{'configuration':<32} {'kernel':<24} {'registers':>9} {'spills':>7} {'shared':>7} {'PTX':>7}")

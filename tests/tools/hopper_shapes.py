@@ -108,19 +108,27 @@ OF_VECTORS: dict[str, Callable[..., Configuration]] = {
         f"rotor_encode_{dim}_{bits}_{dtype}": functools.partial(_encode, ("rotor",), dim, bits, dtype)
         for dim, bits, dtype in (
             *((128, bits, "float32") for bits in (2, 3, 4, 8)),
-            (128, 3, "bfloat16"),
+            *((128, bits, "bfloat16") for bits in (2, 3, 4)),
             *((dim, 3, "float32") for dim in (64, 80, 192, 256, 512)),
         )
     },
     **{
         f"rotor_decode_{dim}_{bits}_{dtype}": functools.partial(_decode, ("rotor_inverse",), dim, bits, dtype)
-        for dim, bits, dtype in ((128, 2, "float32"), (128, 4, "bfloat16"), (128, 8, "float32"), (256, 3, "float16"))
+        for dim, bits, dtype in (
+            *((128, bits, "float32") for bits in (2, 3, 4)),
+            (128, 4, "bfloat16"),
+            (128, 8, "float32"),
+            (256, 3, "float16"),
+        )
     },
     **{
         f"rotor_roundtrip_128_3_{dtype}": functools.partial(_roundtrip, 128, 3, dtype)
         for dtype in ("float32", "bfloat16")
     },
-    "hadamard_encode_128_3_float32": functools.partial(_encode, ("hadamard",), 128, 3, "float32"),
+    **{
+        f"hadamard_encode_128_{bits}_float32": functools.partial(_encode, ("hadamard",), 128, bits, "float32")
+        for bits in (2, 3, 4)
+    },
     "hadamard_encode_192_4_bfloat16": functools.partial(_encode, ("hadamard",), 192, 4, "bfloat16"),
     "hadamard_encode_512_2_float32": functools.partial(_encode, ("hadamard",), 512, 2, "float32"),
     "hadamard_decode_128_3_float32": functools.partial(_decode, ("hadamard_inverse",), 128, 3, "float32"),
@@ -130,7 +138,10 @@ OF_VECTORS: dict[str, Callable[..., Configuration]] = {
         f"dense_encode_{dim}_3_{dtype}": functools.partial(_encode, ("dense",), dim, 3, dtype)
         for dim, dtype in ((128, "float32"), (128, "bfloat16"), (256, "float32"))
     },
-    "eden_encode_128_3_float32": functools.partial(_encode, ("dense",), 128, 3, "float32", scaled="mse"),
+    **{
+        f"eden_encode_128_{bits}_float32": functools.partial(_encode, ("dense",), 128, bits, "float32", scaled="mse")
+        for bits in (2, 3, 4)
+    },
     "sign_sketch_128_float32": functools.partial(_sketch, 128, "float32"),
     "sign_sketch_256_bfloat16": functools.partial(_sketch, 256, "bfloat16"),
     "trellis_encode_128_3_float32": functools.partial(_trellis, 128, 3, "float32"),

@@ -1,6 +1,6 @@
 """Predicts what attention to codes takes on an H200, from the instructions of the compiled kernel.
 
-    python -m tests.tools.hopper --times             # every shape of `SHAPES`
+    python -m tests.tools.hopper --times             # every shape of `SHAPES`, and `hopper_vectors`
     python -m tests.tools.hopper --times '4 bits'    # some of them
 
 The longest of five counts decides: bytes at the speed of memory, instructions, logic, products and loads from shared
@@ -70,16 +70,18 @@ def loop_of(sass: str) -> Loop:
     return Loop(len(body), sum(names[name] for name in LOGIC), names["IMMA"], names["LDS"])
 
 
-def assembly(name: str) -> str:
-    """Compiles a configuration's kernel for sm_90a and disassembles it."""
-    tools = hopper.folder() / "nvidia" / "cu13" / "bin"
+def assembled(names: list[str]) -> dict[str, tuple[dict[str, int], str]]:
+    """Compiles configurations of one kernel each for sm_90a: its resources, and its assembly."""
+    tools, found = hopper.folder() / "nvidia" / "cu13" / "bin", {}
     with tempfile.TemporaryDirectory() as folder:
-        hopper.compiled([name], ptx=folder)
-        (path,) = Path(folder).glob("*.ptx")
-        path.write_text(path.read_text().split("\nptxas")[0])
-        cubin = path.with_suffix(".cubin")
-        subprocess.run([tools / "ptxas", "-arch=sm_90a", "-O3", path, "-o", cubin], check=True, capture_output=True)
-        return subprocess.run([tools / "nvdisasm", "-c", cubin], check=True, capture_output=True, text=True).stdout
+        for name, kernels in hopper.compiled(names, ptx=folder).items():
+            (path,) = Path(folder).glob(f"{name}.*.ptx")
+            path.write_text(path.read_text().split("\nptxas")[0])
+            cubin = path.with_suffix(".cubin")
+            subprocess.run([tools / "ptxas", "-arch=sm_90a", "-O3", path, "-o", cubin], check=True, capture_output=True)
+            run = subprocess.run([tools / "nvdisasm", "-c", cubin], check=True, capture_output=True, text=True)
+            found[name] = *kernels.values(), run.stdout
+    return found
 
 
 def predicted_us(shape: Shape, loop: Loop) -> float:
@@ -96,9 +98,10 @@ def table(names: list[str]) -> list[str]:
     lines = [
         f"{'attention to 8 x 16,384 tokens':36} instructions  logic  products  loads   us  measured  bfloat16 / us"
     ]
-    for name in names:
+    found = assembled([f"decode_attention {name}" for name in names])
+    for name, (_, sass) in zip(names, found.values(), strict=True):
         shape = SHAPES[name]._replace(tokens=TOKENS)
-        loop = loop_of(assembly(f"decode_attention {name}"))
+        loop = loop_of(sass)
         us, elements = predicted_us(shape, loop), BLOCK * shape.dim * 2 / 128
         whole = shape.batch * shape.heads * shape.dim / (8 * 8 * 128)
         counts = f"{loop.instructions / elements:12.2f} {loop.logic / elements:6.2f} {loop.products:9} {loop.loads:6}"
