@@ -15,6 +15,7 @@ import pytest
 import rqjax
 from pallas_kernels.gpu import columns, mosaic, registers, rings
 from pallas_kernels.gpu.decode_attention import decode_attention
+from pallas_kernels.gpu.turning import Turning
 from pallas_kernels.packed import Packed
 from rqjax.backends import hopper
 from rqjax.core import Unsupported
@@ -94,11 +95,30 @@ def encoded_in_columns(rng, rows, batch, tokens, dim):
     return Packed((ring,), scale, None, lookup), vectors * np.asarray(scale, np.float64).swapaxes(2, 3)
 
 
-def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=None, vary=None, paged=False):
+def turning_of(rng, k, dim):
+    """A matrix that makes keys of vectors of levels, with planes of all sizes; and the keys, turned."""
+    tokens, half, first = k.shape[2], dim // 2, 300
+    sizes = np.tile(rng.lognormal(size=half), 2)[:, None]
+    matrix = (rng.normal(size=(1, dim, k.shape[3])) * sizes / np.sqrt((sizes**2).sum())).astype(np.float32)
+    frequencies = rqjax.Rope(1e4).frequencies(dim)
+    left, right = np.split(k @ np.swapaxes(matrix[0].astype(np.float64), 0, 1), 2, axis=3)
+    angles = (first + np.arange(tokens))[:, None] * frequencies.astype(np.float64)
+    cos, sin = np.cos(angles), np.sin(angles)
+    begins = np.stack([cos[::64], sin[::64]]).astype(np.float32)
+    k = np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=3)
+    return Turning(matrix, frequencies, begins), k
+
+
+def run(
+    dim, query_heads, keys, values, stop, splits, *, start=None, softcap=None, vary=None, paged=False, turned=False
+):
     """The kernel's output beside the float64 one: of both the output and the log of the total."""
     rng, batch, tokens = np.random.default_rng(0), len(stop), -(-max(stop) // 128) * 128
     keys, k = of_kind(rng, keys, batch, tokens, dim, transposed=False)
     values, v = of_kind(rng, values, batch, tokens, dim, transposed=True)
+    turning = None
+    if turned:
+        turning, k = turning_of(rng, k, dim)
     y = rng.normal(size=(batch, 1, query_heads, k.shape[3])).astype(np.float32) * dim**-0.5
     if vary is not None:
         y, keys, values, k, v = vary(y, keys, values, k, v)
@@ -111,8 +131,8 @@ def run(dim, query_heads, keys, values, stop, splits, *, start=None, softcap=Non
         tables = np.where(seen.reshape(*tables.shape, 128).any(2), tables, -1)  # others need not be there
         shift = rng.normal(size=(batch, 1, query_heads, tokens if by_token(keys) else 1)).astype(np.float32)
     options = {"splits": splits, "softcap": softcap, "interpret": mosaic.interpret()}
-    call = lambda *a: decode_attention(*a[:6], tables=a[6], **options)  # noqa: E731
-    arguments = y, keys, values, start, np.asarray(stop, np.int32), shift, tables
+    call = lambda *a: decode_attention(*a[:6], tables=a[6], turning=a[7], **options)  # noqa: E731
+    arguments = y, keys, values, start, np.asarray(stop, np.int32), shift, tables, turning
     sums = jax.jit(call).lower(*arguments).compile(compiler_options=FAST)(*arguments)
     assert not mosaic.races_found()
     total = np.asarray(sums.total, np.float64)
