@@ -43,10 +43,10 @@ class Turning(NamedTuple):
 
 
 class Turned(NamedTuple):
-    """Operands of the kernel. Numbers of planes lie by pairs, as each four threads read them: see `_by_fours`."""
+    """Operands of the kernel. Two numbers of each plane lie side by side."""
 
     matrix: jax.Array
-    """int8 (1 or heads, 2 d, columns), see `packed.limbs`."""
+    """int8 (1 or heads, 2 d, columns), see `packed.limbs`, all left coordinates before the right ones."""
     shared: jax.Array
     """uint32 (1 or heads, rows, 128): turns of each thread's first token, the means, and turns by `APART`."""
     queries: jax.Array
@@ -70,11 +70,12 @@ def turned(turning: Turning, y: jax.Array, columned: bool) -> tuple[Turned, jax.
         angles = jnp.asarray(tokens, jnp.float32)[..., None] * turning.frequencies
         return jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 
-    own = _by_fours(turn([16 * (g >> 1) + 4 * (g & 1) for g in range(8)]) * (unit / most)[:, None, :, None])
+    own = turn([16 * (g >> 1) + 4 * (g & 1) for g in range(8)]) * (unit / most)[:, None, :, None]
+    own = jnp.swapaxes(own.reshape(heads, 8, half // 4, 8), 1, 2)
     means = jnp.round(mean / jnp.where(unit > 0, unit, 1)[:, None]).astype(jnp.int32).reshape(heads, dim)
     means = jnp.tile(jnp.stack([means >> 7, means & 127], axis=-1), 2)
-    apart = jnp.broadcast_to(_by_fours(turn(APART)), (heads, len(APART), half // 8, 4, 4))
-    words = [lax.bitcast_convert_type(x, jnp.uint32).reshape(heads, -1) for x in (jnp.swapaxes(own, 1, 2), means, apart)]
+    apart = jnp.broadcast_to(turn(APART), (heads, len(APART), half, 2))
+    words = [lax.bitcast_convert_type(x, jnp.uint32).reshape(heads, -1) for x in (own, means, apart)]
     shared = jnp.concatenate(words, axis=1)
     shared = jnp.pad(shared, [(0, 0), (0, -shared.shape[1] % 128)]).reshape(heads, -1, 128)
 
@@ -82,8 +83,8 @@ def turned(turning: Turning, y: jax.Array, columned: bool) -> tuple[Turned, jax.
     y = jnp.stack([y, turned_back(y, turn(1))], axis=3).reshape(n, rows, 2, 2, half)
     factor = jnp.abs(y[:, :, 0]).max((2, 3))
     y = jnp.swapaxes(y / jnp.where(factor > 0, factor, 1)[:, :, None, None, None], 3, 4)
-    queries = jnp.swapaxes(_by_fours(y).reshape(n, rows // TILE, 2 * TILE, half // 8, 4, 4), 2, 3)
-    begins = _by_fours(jnp.moveaxis(turning.begins, 0, -1))
+    queries = jnp.swapaxes(y.reshape(n, rows // TILE, 2 * TILE, half // 4, 8), 2, 3)
+    begins = jnp.moveaxis(turning.begins, 0, -1)
     return Turned(whole, shared, queries.reshape(n, -1, 128), begins.reshape(1, -1, dim)), factor
 
 
@@ -91,12 +92,6 @@ def turned_back(y: jax.Array, turn: jax.Array) -> jax.Array:
     """Turns y (..., 2, planes) back by turns (planes, 2)."""
     (left, right), (cos, sin) = jnp.moveaxis(y, -2, 0), jnp.moveaxis(turn, -1, 0)
     return jnp.stack([left * cos + right * sin, right * cos - left * sin], axis=-2)
-
-
-def _by_fours(x: jax.Array) -> jax.Array:
-    """Orders pairs of numbers of planes (..., planes, 2): (..., planes / 8, 4, 4) has those of a thread side by side."""
-    x = x.reshape(*x.shape[:-2], -1, 2, 4, 2)
-    return jnp.swapaxes(x, -3, -2).reshape(*x.shape[:-4], -1, 4, 4)
 
 
 class Memory(NamedTuple):
@@ -112,60 +107,52 @@ def turned_scores(
 ) -> list[list[jax.Array]]:
     """Scores of the thread's tokens by tiles of queries, in base 2; `shift` has numbers to be added to them."""
     side, dim, interpret, tiles = plan.keys, plan.turned, plan.interpret, plan.rows // TILE
-    scores = begun(plan, queries, shift, place)
-    scale = grid(side, arrays, 0, place)[0]
-    count, parts, steps = 4 // side.passes, side.dim // SLICE, dim // 16
-    means, apart = 512 * steps, 512 * steps + 16 * dim
+    found: list[list[Any]] = [[None] * len(TOKENS) for _ in range(tiles)]
+    count, parts, steps = 4 // side.passes, side.dim // SLICE, dim // 8
+    means, apart = 256 * steps, 256 * steps + 16 * dim
 
-    def load(ref: Any, offset: Any, **options: Any) -> list[jax.Array]:
-        return warps.load(ref, offset, 4, interpret=interpret, **options)
-
-    def floats(ref: Any, offset: Any, **options: Any) -> list[list[jax.Array]]:
-        """Two pairs of numbers."""
-        words = [lax.bitcast_convert_type(x, jnp.float32) for x in load(ref, offset, **options)]
-        return [words[:2], words[2:]]
+    def pair(ref: Any, offset: Any, **options: Any) -> list[jax.Array]:
+        words = warps.load(ref, offset, 2, interpret=interpret, **options)
+        return [lax.bitcast_convert_type(x, jnp.float32) for x in words]
 
     for outer in range(side.passes):
         lefts = list(side.key_factors(arrays.sections, table, 0, outer, place))
 
         def coordinates(tile: Any, lefts=lefts) -> list[jax.Array]:
             """One of four coordinates of the tokens, the thread's own."""
-            mean = load(memory.shared, means + 64 * tile + (place.q << 4))
+            mean = warps.load(memory.shared, means + 64 * tile + (place.q << 4), 4, interpret=interpret)
             sums = [[lax.bitcast_convert_type(x, jnp.int32) for x in mean]] * count
             for part, factors in lefts:
-                right = load(queries.ref, 512 * (parts * tile + part) + (place.lane << 4))
+                offset = 512 * (parts * tile + part) + (place.lane << 4)
+                right = warps.load(queries.ref, offset, 4, interpret=interpret)
                 products = [(f.total, f.words, right[f.first : f.first + 2]) for f in factors]
                 sums = warps.multiply_add(sums, products, interpret=interpret)
             return [(x[2 * r] * 128 + x[2 * r + 1]).astype(jnp.float32) for x in sums for r in range(2)]
 
         def step(s: Any, sums: Any, outer=outer, coordinates=coordinates) -> Any:
-            """Adds the products of 16 coordinates."""
-            keys, own = [], floats(memory.shared, 512 * s + (place.lane << 4))
-            for k, (cos, sin) in enumerate(own):
-                left, right = (coordinates(2 * s + k + dim // 8 * i) for i in range(2))
-                pairs = [(a * cos - b * sin, a * sin + b * cos) for a, b in zip(left, right, strict=True)]
-                keys.append([warps.to_halves(*pair, interpret=interpret) for pair in pairs])
-            fours = 64 * s + (place.q << 4)
-            begin = floats(memory.begins, 4 * dim * place.part + fours, half=place.half)
-            products = []
+            """Adds the products of four planes."""
+            cos, sin = pair(memory.shared, 256 * s + (place.lane << 3))
+            both = zip(coordinates(s), coordinates(s + steps), strict=True)
+            keys = [warps.to_halves(a * cos - b * sin, a * sin + b * cos, interpret=interpret) for a, b in both]
+            plane = 32 * s + (place.q << 3)
+            begin, products = pair(memory.begins, 4 * dim * place.part + plane, half=place.half), []
             for t in range(tiles):
-                y = floats(memory.queries, 512 * (steps * t + s) + (place.lane << 4))
-                y = [_back(*pair) for pair in zip(y, begin, strict=True)]
+                y = _back(pair(memory.queries, 256 * (steps * t + s) + (place.lane << 3)), begin)
                 for k in range(count):
                     number = APART.index(TOKENS[side.token(outer, k, 0)])
-                    turns = floats(memory.shared, apart + 64 * steps * number + fours) if number else None
-                    own_y = [_back(*pair) for pair in zip(y, turns, strict=True)] if turns else y
-                    words = [warps.to_halves(*pair, interpret=interpret) for pair in own_y]
-                    products.append((count * t + k, [keys[i][2 * k + r] for i in range(2) for r in range(2)], words))
-            return warps.multiply_add(list(sums), products, interpret=interpret, halves=True)
+                    own = _back(y, pair(memory.shared, apart + 4 * dim * number + plane)) if number else y
+                    products.append((count * t + k, keys[2 * k : 2 * k + 2], [warps.to_halves(*own, interpret=interpret)]))
+            return warps.multiply_add(list(sums), products, interpret=interpret)
 
         zero = registers.full(jnp.float32(0), (registers.THREADS,), registers.words_layout(), interpret=interpret)
         sums = lax.fori_loop(0, steps, step, [[zero] * 4] * (count * tiles))
         for t in range(tiles):
             for inner in range(count):
                 for i in range(2):
-                    k, number = side.token(outer, inner, i), sums[count * t + inner][3 * i]
-                    scores[t][k] = scores[t][k] + number * (scale[k] * queries.unit[t])
+                    found[t][side.token(outer, inner, i)] = sums[count * t + inner][3 * i]
+    scale, scores = grid(side, arrays, 0, place)[0], begun(plan, queries, shift, place)
+    for t, unit in enumerate(queries.unit):
+        scores[t] = [x + number * (s * unit) for x, number, s in zip(scores[t], found[t], scale, strict=True)]
     return capped(plan, scores)
 
 

@@ -84,66 +84,66 @@ def store(ref: Any, offset: jax.Array, words: list[jax.Array], *, interpret: Any
     write(ref, offset, *words)
 
 
-def multiply_add(
-    sums: list[list[jax.Array]], products: list[Product], *, halves: bool = False, interpret: Any
-) -> list[list[jax.Array]]:
+def multiply_add(sums: list[list[jax.Array]], products: list[Product], *, interpret: Any) -> list[list[jax.Array]]:
     """Adds products on tensor cores: of 16 rows of 32 int8 (4 words), and 8 columns of 32 (2 words).
 
+    To float32 sums it adds products of 16 rows of 8 float16 (2 words), and 8 columns of 8 (1 word).
+
     Args:
-      sums: int32 (128,), four for each sum: the rows g and g + 8, each of the columns 2 q and 2 q + 1.
+      sums: int32 or float32 (128,), four for each: the rows g and g + 8, each of the columns 2 q and 2 q + 1.
       products: which sum each is added to; left sides are the rows g, g + 8 of bytes 4 q, then those of 16 + 4 q; right
-        sides are the column g of both.
-      halves: True if words are of two float16 in the place of four int8, and sums are float32.
+        sides are the column g of both. float16 numbers are those of bytes 4 q.
       interpret: False, or what `mosaic.interpreter` returns.
     """
     sums = [list(some) for some in sums]
+    of_sum, right_words = sums[0][0].dtype, len(products[0][2])
     if interpret:
-        of, total = (jnp.float16, jnp.float32) if halves else (jnp.int8, jnp.int32)
+        of = jnp.int8 if of_sum == jnp.int32 else jnp.float16
 
-        def numbers_of(words):
-            return lax.bitcast_convert_type(jnp.stack([jnp.stack(some) for some in words]), of).astype(total)
+        def numbers_of(words, *shape):
+            numbers = lax.bitcast_convert_type(jnp.stack([jnp.stack(some) for some in words]), of).astype(of_sum)
+            return numbers.reshape(-1, right_words, *shape, 4, 8, 4, numbers.shape[-1])  # parts of k, warps, g, q
 
-        left = numbers_of([left for _, left, _ in products])
-        left = left.reshape(-1, 2, 2, 4, 8, 4, left.shape[-1])  # half of k, of rows, warp
-        left = left.transpose(0, 3, 2, 4, 1, 5, 6).reshape(len(products), 4, 16, -1)
-        right = numbers_of([right for *_, right in products])
-        right = right.reshape(-1, 2, 4, 8, 4, right.shape[-1])
-        right = right.transpose(0, 2, 3, 1, 4, 5).reshape(len(products), 4, 8, -1)
+        left = numbers_of([left for _, left, _ in products], 2).transpose(0, 3, 2, 4, 1, 5, 6)
+        right = numbers_of([right for *_, right in products]).transpose(0, 2, 3, 1, 4, 5)
+        left, right = left.reshape(len(products), 4, 16, -1), right.reshape(len(products), 4, 8, -1)
         found = jnp.einsum("pwik,pwjk->pwij", left, right, precision=lax.Precision.HIGHEST)
-        found = found.reshape(-1, 4, 2, 8, 4, 2)
-        found = found.transpose(0, 2, 5, 1, 3, 4).reshape(-1, 4, THREADS)
+        found = found.reshape(-1, 4, 2, 8, 4, 2).transpose(0, 2, 5, 1, 3, 4).reshape(-1, 4, THREADS)
         for (i, *_), product in zip(products, found, strict=True):
             sums[i] = [x + y for x, y in zip(sums[i], product, strict=True)]
         return sums
     words = [word for _, left, right in products for word in (*left, *right)]
     flat = [x for some in sums for x in some]
 
-    text, of_sum = (MULTIPLY_ADD_HALVES, _float32) if halves else (MULTIPLY_ADD, functools.partial(_array, signed=True))
-
     @plgpu.inline_mgpu(
-        arg_types=(words_layout(),) * (len(flat) + len(words)), return_type=(_word(flat[0].dtype),) * len(flat)
+        arg_types=(words_layout(),) * (len(flat) + len(words)), return_type=(_word(of_sum),) * len(flat)
     )
     def multiply(context, *arguments):
-        arguments = [_register(x) for x in arguments]
+        arguments, each = [_register(x) for x in arguments], 3 * right_words
         for k, (i, *_) in enumerate(products):
-            factors = arguments[len(flat) + 6 * k :][:6]
+            factors = arguments[len(flat) + each * k :][:each]
             four = slice(4 * i, 4 * i + 4)
             found = llvm.inline_asm(
-                ir.Type.parse("!llvm.struct<(i32, i32, i32, i32)>"), [*factors, *arguments[four]], text, FIELDS
+                ir.Type.parse("!llvm.struct<(i32, i32, i32, i32)>"),
+                [*factors, *arguments[four]],
+                MULTIPLY_ADD[of_sum.name],
+                FIELDS + ",r" * (each + 4),
             )
             arguments[four] = [llvm.extractvalue(int32(), found, [j]) for j in range(4)]
-        return tuple(of_sum(x) for x in arguments[: len(flat)])
+        of = _float32 if of_sum == jnp.float32 else functools.partial(_array, signed=True)
+        return tuple(of(x) for x in arguments[: len(flat)])
 
     found = multiply(*flat, *words)
     return [list(found[k : k + 4]) for k in range(0, len(found), 4)]
 
 
-MULTIPLY_ADD = (
-    "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-    "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
-)
-MULTIPLY_ADD_HALVES = MULTIPLY_ADD.replace("m16n8k32", "m16n8k16").replace("s32.s8.s8.s32", "f32.f16.f16.f32")
-FIELDS = "=r,=r,=r,=r," + ",".join(["r"] * 10)
+MULTIPLY_ADD = {
+    "int32": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+    "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+    "float32": "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+    "{$0, $1, $2, $3}, {$4, $5}, {$6}, {$7, $8, $9, $10};",
+}
+FIELDS = "=r,=r,=r,=r"
 
 
 def look_up(ref: Any, offsets: list[Word], *, interpret: Any) -> list[Word]:
