@@ -116,7 +116,10 @@ def turned_scores(
         return [lax.bitcast_convert_type(x, jnp.float32) for x in words]
 
     for outer in range(side.passes):
-        lefts = list(side.key_factors(arrays.sections, table, 0, outer, place))
+        lefts = []
+        for factors in side.key_factors(arrays.sections, table, 0, outer, place):
+            lefts.append(factors)
+            warps.kept_apart(interpret=interpret)
 
         def coordinates(tile: Any, lefts=lefts) -> list[jax.Array]:
             """One of four coordinates of the tokens, the thread's own."""

@@ -200,6 +200,18 @@ def shuffle(x: jax.Array, lane: jax.Array | None = None, *, xor: int | None = No
     return move(*arguments)
 
 
+def kept_apart(*, interpret: Any) -> None:
+    """Keeps loads before this from those behind it: the compiler would spill what all of them return."""
+    if interpret:
+        return
+
+    @plgpu.inline_mgpu(arg_types=(), return_type=None)
+    def sync(context):
+        llvm.inline_asm(None, [], "bar.warp.sync -1;", "~{memory}", has_side_effects=True)
+
+    sync()
+
+
 def complement(word: Word, minus_one: jax.Array, *, interpret: Any) -> Word:
     """Flips all bits, as word * -1 - 1: the pipe for logic has half the rate and more to do.
 
