@@ -2,8 +2,8 @@
 
 A warp has the levels of its 64 tokens in registers. A matrix makes of them both coordinates of a plane for each thread,
 in exact integers. The angle of a token is a sum of three: where the 64 tokens begin, the thread's own first token, and
-the distance from there, which all threads have alike (`TOKENS`). Keys turn by the second alone, with two numbers a plane
-and thread. Queries turn back by the others, anew for each pair of rows of a product. Two columns of a product are one
+the distance from there, which all threads have alike (`TOKENS`). Keys turn by the second and by the distance of a run of
+four tokens: two pairs of numbers a plane and thread. Queries turn back by the rest. Two columns of a product are one
 query, turned for its first eight rows and for its last. Keys and queries are multiplied in float16, added in float32.
 """
 
@@ -27,8 +27,8 @@ DIMS, MAX_COLUMNS = (64, 128), 128
 """Dimensions of keys, and most columns of levels, for which there is room."""
 LARGEST = 2.0**15
 """Bound of the numbers of a key in float16."""
-APART = sorted({k - k % 2 for k in TOKENS})
-"""Distances of pairs of rows from a thread's first token."""
+RUN, PAIR = 8, 2
+"""Distances that turn keys, and queries: the tokens of a thread are 0 and 1, from 0, `PAIR`, `RUN` and both on."""
 
 
 class Turning(NamedTuple):
@@ -48,7 +48,7 @@ class Turned(NamedTuple):
     matrix: jax.Array
     """int8 (1 or heads, 2 d, columns), see `packed.limbs`, all left coordinates before the right ones."""
     shared: jax.Array
-    """uint32 (1 or heads, rows, 128): turns of each thread's first token, the means, and turns by `APART`."""
+    """uint32 (1 or heads, rows, 128): turns of each thread's first token, the means, and turns by `RUN` and `PAIR`."""
     queries: jax.Array
     """float32 (n, rows, 128): both coordinates for each thread, in the lower rows of a product as in the upper."""
     begins: jax.Array
@@ -74,7 +74,7 @@ def turned(turning: Turning, y: jax.Array, columned: bool) -> tuple[Turned, jax.
     own = jnp.swapaxes(own.reshape(heads, 8, half // 4, 8), 1, 2)
     means = jnp.round(mean / jnp.where(unit > 0, unit, 1)[:, None]).astype(jnp.int32).reshape(heads, dim)
     means = jnp.tile(jnp.stack([means >> 7, means & 127], axis=-1), 2)
-    apart = jnp.broadcast_to(turn(APART), (heads, len(APART), half, 2))
+    apart = jnp.broadcast_to(turn([RUN, PAIR]), (heads, 2, half, 2))
     words = [lax.bitcast_convert_type(x, jnp.uint32).reshape(heads, -1) for x in (own, means, apart)]
     shared = jnp.concatenate(words, axis=1)
     shared = jnp.pad(shared, [(0, 0), (0, -shared.shape[1] % 128)]).reshape(heads, -1, 128)
@@ -109,9 +109,9 @@ def turned_scores(
     side, dim, interpret, tiles = plan.keys, plan.turned, plan.interpret, plan.rows // TILE
     found: list[list[Any]] = [[None] * len(TOKENS) for _ in range(tiles)]
     count, parts, steps = 4 // side.passes, side.dim // SLICE, dim // 8
-    means, apart = 256 * steps, 256 * steps + 16 * dim
+    means, run, pair = 256 * steps, 256 * steps + 16 * dim, 256 * steps + 20 * dim
 
-    def pair(ref: Any, offset: Any, **options: Any) -> list[jax.Array]:
+    def load(ref: Any, offset: Any, **options: Any) -> list[jax.Array]:
         words = warps.load(ref, offset, 2, interpret=interpret, **options)
         return [lax.bitcast_convert_type(x, jnp.float32) for x in words]
 
@@ -132,19 +132,28 @@ def turned_scores(
                 sums = warps.multiply_add(sums, products, interpret=interpret)
             return [(x[2 * r] * 128 + x[2 * r + 1]).astype(jnp.float32) for x in sums for r in range(2)]
 
-        def step(s: Any, sums: Any, outer=outer, coordinates=coordinates) -> Any:
+        first = [TOKENS[side.token(outer, k, 0)] for k in range(count)]
+
+        def step(s: Any, sums: Any, first=first, coordinates=coordinates) -> Any:
             """Adds the products of four planes."""
-            cos, sin = pair(memory.shared, 256 * s + (place.lane << 3))
-            both = zip(coordinates(s), coordinates(s + steps), strict=True)
-            keys = [warps.to_halves(a * cos - b * sin, a * sin + b * cos, interpret=interpret) for a, b in both]
             plane = 32 * s + (place.q << 3)
-            begin, products = pair(memory.begins, 4 * dim * place.part + plane, half=place.half), []
+            own = [load(memory.shared, 256 * s + (place.lane << 3))] * 2
+            if max(first) >= RUN:
+                own[1] = _turned(own[0], load(memory.shared, run + plane))
+            both = [*zip(coordinates(s), coordinates(s + steps), strict=True)]
+            keys = [
+                warps.to_halves(*_turned(some, own[first[k // 2] >= RUN]), interpret=interpret)
+                for k, some in enumerate(both)
+            ]
+            begin, products = load(memory.begins, 4 * dim * place.part + plane, half=place.half), []
             for t in range(tiles):
-                y = _back(pair(memory.queries, 256 * (steps * t + s) + (place.lane << 3)), begin)
-                for k in range(count):
-                    number = APART.index(TOKENS[side.token(outer, k, 0)])
-                    own = _back(y, pair(memory.shared, apart + 4 * dim * number + plane)) if number else y
-                    products.append((count * t + k, keys[2 * k : 2 * k + 2], [warps.to_halves(*own, interpret=interpret)]))
+                y = [_back(load(memory.queries, 256 * (steps * t + s) + (place.lane << 3)), begin)] * 2
+                if any(k & PAIR for k in first):
+                    y[1] = _back(y[0], load(memory.shared, pair + plane))
+                words = [[warps.to_halves(*some, interpret=interpret)] for some in y]
+                products += [
+                    (count * t + k, keys[2 * k : 2 * k + 2], words[(token & PAIR) > 0]) for k, token in enumerate(first)
+                ]
             return warps.multiply_add(list(sums), products, interpret=interpret)
 
         zero = registers.full(jnp.float32(0), (registers.THREADS,), registers.words_layout(), interpret=interpret)
@@ -157,6 +166,11 @@ def turned_scores(
     for t, unit in enumerate(queries.unit):
         scores[t] = [x + number * (s * unit) for x, number, s in zip(scores[t], found[t], scale, strict=True)]
     return capped(plan, scores)
+
+
+def _turned(pair: Any, turn: list[jax.Array]) -> list[jax.Array]:
+    (left, right), (cos, sin) = pair, turn
+    return [left * cos - right * sin, left * sin + right * cos]
 
 
 def _back(pair: list[jax.Array], turn: list[jax.Array]) -> list[jax.Array]:

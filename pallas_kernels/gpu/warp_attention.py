@@ -72,7 +72,7 @@ def resident(plan: Plan) -> int:
     queries = plan.rows // TILE * plan.dim // 16 // plan.keys.loaded * 512
     if plan.turned:
         of_token += plan.turned * 4 // SPAN
-        queries = plan.turned * (2 * plan.keys.dim + plan.rows // TILE * 32 + 64)
+        queries = plan.turned * (2 * plan.keys.dim + plan.rows // TILE * 32 + 56)
     tables = 128 * sum(side.memory for side in _tabled(plan))
     by_memory = SHARED // (STAGES * BLOCK * of_token + queries + tables + OWN)
     rings = any(side.memory for side in sides)
