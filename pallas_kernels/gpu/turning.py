@@ -16,7 +16,7 @@ from jax import lax
 
 from pallas_kernels.gpu import registers, warps
 from pallas_kernels.gpu.columns import Columns
-from pallas_kernels.gpu.levels import SLICE, TOKENS, Place
+from pallas_kernels.gpu.levels import SLICE, TOKENS, Factor, Place
 from pallas_kernels.gpu.operands import Arrays, Plan
 from pallas_kernels.gpu.warp_softmax import TILE, Queries, begun, capped, grid
 from pallas_kernels.packed import limbs
@@ -106,65 +106,56 @@ def turned_scores(
     plan: Plan, arrays: Arrays, table: Any, queries: Queries, memory: Memory, shift: Any, place: Place
 ) -> list[list[jax.Array]]:
     """Scores of the thread's tokens by tiles of queries, in base 2; `shift` has numbers to be added to them."""
-    side, dim, interpret, tiles = plan.keys, plan.turned, plan.interpret, plan.rows // TILE
-    found: list[list[Any]] = [[None] * len(TOKENS) for _ in range(tiles)]
+    side, dim, interpret = plan.keys, plan.turned, plan.interpret
     count, parts, steps = 4 // side.passes, side.dim // SLICE, dim // 8
+    rows = [(outer, inner) for outer in range(side.passes) for inner in range(count)]  # of four products
+    first = [TOKENS[side.token(*row, 0)] for row in rows]
     means, run, pair = 256 * steps, 256 * steps + 16 * dim, 256 * steps + 20 * dim
+    lefts: list[list[Factor]] = [[] for _ in range(parts)]
+    for outer in range(side.passes):
+        for part, factors in side.key_factors(arrays.sections, table, 0, outer, place):
+            lefts[part] += [f._replace(total=count * outer + f.total) for f in factors]
+            warps.kept_apart(interpret=interpret)
 
     def load(ref: Any, offset: Any, **options: Any) -> list[jax.Array]:
         words = warps.load(ref, offset, 2, interpret=interpret, **options)
         return [lax.bitcast_convert_type(x, jnp.float32) for x in words]
 
-    for outer in range(side.passes):
-        lefts = []
-        for factors in side.key_factors(arrays.sections, table, 0, outer, place):
-            lefts.append(factors)
-            warps.kept_apart(interpret=interpret)
+    def coordinates(tile: Any) -> list[jax.Array]:
+        """One of four coordinates of the tokens, the thread's own."""
+        mean = warps.load(memory.shared, means + 64 * tile + (place.q << 4), 4, interpret=interpret)
+        sums = [[lax.bitcast_convert_type(x, jnp.int32) for x in mean]] * len(rows)
+        for part, factors in enumerate(lefts):
+            offset = 512 * (parts * tile + part) + (place.lane << 4)
+            right = warps.load(queries.ref, offset, 4, interpret=interpret)
+            products = [(f.total, f.words, right[f.first : f.first + 2]) for f in factors]
+            sums = warps.multiply_add(sums, products, interpret=interpret)
+        return [(x[2 * r] * 128 + x[2 * r + 1]).astype(jnp.float32) for x in sums for r in range(2)]
 
-        def coordinates(tile: Any, lefts=lefts) -> list[jax.Array]:
-            """One of four coordinates of the tokens, the thread's own."""
-            mean = warps.load(memory.shared, means + 64 * tile + (place.q << 4), 4, interpret=interpret)
-            sums = [[lax.bitcast_convert_type(x, jnp.int32) for x in mean]] * count
-            for part, factors in lefts:
-                offset = 512 * (parts * tile + part) + (place.lane << 4)
-                right = warps.load(queries.ref, offset, 4, interpret=interpret)
-                products = [(f.total, f.words, right[f.first : f.first + 2]) for f in factors]
-                sums = warps.multiply_add(sums, products, interpret=interpret)
-            return [(x[2 * r] * 128 + x[2 * r + 1]).astype(jnp.float32) for x in sums for r in range(2)]
-
-        first = [TOKENS[side.token(outer, k, 0)] for k in range(count)]
-
-        def step(s: Any, sums: Any, first=first, coordinates=coordinates) -> Any:
-            """Adds the products of four planes."""
-            plane = 32 * s + (place.q << 3)
-            own = [load(memory.shared, 256 * s + (place.lane << 3))] * 2
-            if max(first) >= RUN:
-                own[1] = _turned(own[0], load(memory.shared, run + plane))
-            both = [*zip(coordinates(s), coordinates(s + steps), strict=True)]
-            keys = [
-                warps.to_halves(*_turned(some, own[first[k // 2] >= RUN]), interpret=interpret)
-                for k, some in enumerate(both)
+    def step(s: Any, sums: Any) -> Any:
+        """Adds the products of four planes."""
+        plane = 32 * s + (place.q << 3)
+        own = load(memory.shared, 256 * s + (place.lane << 3))
+        turns = [own, _turned(own, load(memory.shared, run + plane))]
+        both = zip(coordinates(s), coordinates(s + steps), strict=True)
+        keys = [_turned(some, turns[first[k // 2] // RUN]) for k, some in enumerate(both)]
+        keys = [warps.to_halves(*some, interpret=interpret) for some in keys]
+        begin, products = load(memory.begins, 4 * dim * place.part + plane, half=place.half), []
+        for t in range(plan.rows // TILE):
+            y = _back(load(memory.queries, 256 * (steps * t + s) + (place.lane << 3)), begin)
+            words = [warps.to_halves(*some, interpret=interpret) for some in (y, _back(y, load(memory.shared, pair + plane)))]
+            products += [
+                (len(rows) * t + k, keys[2 * k : 2 * k + 2], [words[token % RUN // PAIR]]) for k, token in enumerate(first)
             ]
-            begin, products = load(memory.begins, 4 * dim * place.part + plane, half=place.half), []
-            for t in range(tiles):
-                y = [_back(load(memory.queries, 256 * (steps * t + s) + (place.lane << 3)), begin)] * 2
-                if any(k & PAIR for k in first):
-                    y[1] = _back(y[0], load(memory.shared, pair + plane))
-                words = [[warps.to_halves(*some, interpret=interpret)] for some in y]
-                products += [
-                    (count * t + k, keys[2 * k : 2 * k + 2], words[(token & PAIR) > 0]) for k, token in enumerate(first)
-                ]
-            return warps.multiply_add(list(sums), products, interpret=interpret)
+        return warps.multiply_add(list(sums), products, interpret=interpret)
 
-        zero = registers.full(jnp.float32(0), (registers.THREADS,), registers.words_layout(), interpret=interpret)
-        sums = lax.fori_loop(0, steps, step, [[zero] * 4] * (count * tiles))
-        for t in range(tiles):
-            for inner in range(count):
-                for i in range(2):
-                    found[t][side.token(outer, inner, i)] = sums[count * t + inner][3 * i]
+    zero = registers.full(jnp.float32(0), (registers.THREADS,), registers.words_layout(), interpret=interpret)
+    sums = lax.fori_loop(0, steps, step, [[zero] * 4] * (len(rows) * plan.rows // TILE))
     scale, scores = grid(side, arrays, 0, place)[0], begun(plan, queries, shift, place)
     for t, unit in enumerate(queries.unit):
-        scores[t] = [x + number * (s * unit) for x, number, s in zip(scores[t], found[t], scale, strict=True)]
+        for k, (row, i) in enumerate((row, i) for row in rows for i in range(2)):
+            token = side.token(*row, i)
+            scores[t][token] = scores[t][token] + sums[len(rows) * t + k // 2][3 * i] * (scale[token] * unit)
     return capped(plan, scores)
 
 
