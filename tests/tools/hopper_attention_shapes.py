@@ -113,7 +113,6 @@ SHAPES = {
         128, 4, Codes(2, looked_up=1280), Codes(2, looked_up=1280), turned=True
     ),
     "columns, 2 bits, turned": Shape(128, 8, Codes(2, looked_up=1280), Codes(2, looked_up=1280), turned=True),
-    "columns, turned": Shape(128, 8, Codes(3, looked_up=1280), Codes(3, looked_up=1280), turned=True),
     "trellis, 3 bits, turned": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True), turned=True),
     "4 bits, turned": Shape(128, 8, Codes(4), Codes(4), turned=True),
     "columns, plain values": Shape(256, 8, Codes(4, looked_up=1792), Codes(4), heads=4),
