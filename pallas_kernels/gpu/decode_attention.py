@@ -83,7 +83,9 @@ def decode_attention(
         of_turned, unit = turned(turning, y, columned)
         whole, groups = of_turned.matrix, y[..., :0]
     else:
-        y, groups = (y[..., :-1], y[..., -1:]) if columned else (y, y.reshape(*y.shape[:2], plan.keys.groups, -1).sum(-1))
+        y, groups = (
+            (y[..., :-1], y[..., -1:]) if columned else (y, y.reshape(*y.shape[:2], plan.keys.groups, -1).sum(-1))
+        )
         of_turned, (whole, unit) = None, limbs(y)
     columns = jnp.stack([unit * plan.keys.unit, shift[..., 0], *jnp.moveaxis(groups, -1, 0)], axis=1)
     queries = Queries(whole, columns, start, stop)

@@ -115,9 +115,7 @@ def multiply_add(sums: list[list[jax.Array]], products: list[Product], *, interp
     words = [word for _, left, right in products for word in (*left, *right)]
     flat = [x for some in sums for x in some]
 
-    @plgpu.inline_mgpu(
-        arg_types=(words_layout(),) * (len(flat) + len(words)), return_type=(_word(of_sum),) * len(flat)
-    )
+    @plgpu.inline_mgpu(arg_types=(words_layout(),) * (len(flat) + len(words)), return_type=(_word(of_sum),) * len(flat))
     def multiply(context, *arguments):
         arguments, each = [_register(x) for x in arguments], 3 * right_words
         for k, (i, *_) in enumerate(products):
@@ -140,8 +138,7 @@ def multiply_add(sums: list[list[jax.Array]], products: list[Product], *, interp
 MULTIPLY_ADD = {
     "int32": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
     "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
-    "float32": "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-    "{$0, $1, $2, $3}, {$4, $5}, {$6}, {$7, $8, $9, $10};",
+    "float32": "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5}, {$6}, {$7, $8, $9, $10};",
 }
 FIELDS = "=r,=r,=r,=r"
 

@@ -63,7 +63,9 @@ class CodedAttention(NamedTuple):
         **others: Any,
     ) -> str | None:
         _, time, q_heads, _ = q.shape
-        reason = nests.reason_of_queries(cache, time, q_heads, mask, sliding_window, softcap, turns=self.turning is not None)
+        reason = nests.reason_of_queries(
+            cache, time, q_heads, mask, sliding_window, softcap, turns=self.turning is not None
+        )
         rows = q_heads // cache.exact_keys.shape[1] * time
         sides = ("keys", cache.key_quantizer, cache.keys), ("values", cache.value_quantizer, cache.values)
         for side, quantizer, codes in sides:

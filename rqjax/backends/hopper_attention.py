@@ -104,7 +104,9 @@ def _turning(cache: KVCache, y: Array) -> tuple[Array, Any]:
     rope, dim, turning = cache.key_form.rope, y.shape[3], kernel("turning")
     count, half = rope.turning(dim), dim // 2
     at = np.arange(dim)
-    order = np.concatenate([part for k in range(2) for part in (np.split(at[:count], 2)[k], np.split(at[count:], 2)[k])])
+    order = np.concatenate(
+        [part for k in range(2) for part in (np.split(at[:count], 2)[k], np.split(at[count:], 2)[k])]
+    )
     frequencies = np.pad(rope.frequencies(dim), (0, half - count // 2))
     begins = cache.sinks + turning.SPAN * jnp.arange(cache.capacity // turning.SPAN, dtype=jnp.float32)
     angles = begins[:, None] * frequencies

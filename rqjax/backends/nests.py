@@ -63,7 +63,7 @@ class RotatedScalar(NamedTuple):
 def reason_of_queries(
     cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any, softcap: Any, *, turns: bool
 ) -> str | None:
-    """Returns why no kernel attends to a cache for such queries, or None; one that `turns` takes keys before they turn."""
+    """Returns why no kernel attends to a cache for such queries, or None; if it `turns`, keys may not have turned."""
     _, kv_heads, _, dim = cache.exact_keys.shape
     rows = q_heads // kv_heads * time
     if cache.values_in_keys:

@@ -68,11 +68,10 @@ def test_multiply_add_of_float16_is_mma_m16n8k8():
 @pytest.mark.parametrize(("dtype", "left", "right"), [("int32", 4, 2), ("float32", 2, 1)])
 def test_fields_of_multiply_add_are_those_of_its_text(dtype, left, right):
     """Results, the left side, the right side and addends, in this order."""
-    names, groups = iter(range(99)), []
-    for count in (4, left, right, 4):
-        groups.append("{" + ", ".join(f"${next(names)}" for _ in range(count)) + "}")
+    names = iter(range(99))
+    groups = ["{" + ", ".join(f"${next(names)}" for _ in range(count)) + "}" for count in (4, left, right, 4)]
     assert warps.MULTIPLY_ADD[dtype].endswith(" " + ", ".join(groups) + ";")
-    assert warps.FIELDS == ",".join(["=r"] * 4)
+    assert warps.FIELDS.split(",") == ["=r"] * 4
 
 
 def test_shuffle_takes_words_of_lanes():

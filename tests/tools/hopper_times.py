@@ -72,7 +72,9 @@ def loop_of(sass: str, trips: int = 1) -> Loop:
     names = collections.Counter()
     for k in body:
         names[lines[k].split()[0].split(".")[0]] += trips if any(k in loop for loop in inner) else 1
-    products = names["IMMA"] + names["HMMA"] / 2  # m16n8k8 in float16 is a quarter of m16n8k32 in int8, at half the rate
+    products = (
+        names["IMMA"] + names["HMMA"] / 2
+    )  # m16n8k8 in float16 is a quarter of m16n8k32 in int8, at half the rate
     return Loop(names.total(), sum(names[name] for name in LOGIC), products, names["LDS"])
 
 
@@ -111,7 +113,9 @@ def table(names: list[str]) -> list[str]:
         loop = loop_of(assembly(f"decode_attention {name}"), shape.dim // 8 if shape.turned else 1)
         us, elements = predicted_us(shape, loop), BLOCK * shape.dim * 2 / 128
         whole = shape.batch * shape.heads * shape.dim / (8 * 8 * 128)
-        counts = f"{loop.instructions / elements:12.2f} {loop.logic / elements:6.2f} {loop.products:9.0f} {loop.loads:6}"
+        counts = (
+            f"{loop.instructions / elements:12.2f} {loop.logic / elements:6.2f} {loop.products:9.0f} {loop.loads:6}"
+        )
         measured = MEASURED.get((name, shape.batch, TOKENS), "")
         lines.append(f"{name:36} {counts} {us:4.0f} {measured:>9} {BFLOAT16_US * whole / us:14.2f}")
     return lines
