@@ -110,13 +110,13 @@ def _turning(cache: KVCache, y: Array) -> tuple[Array, Any]:
     frequencies = np.pad(rope.frequencies(dim), (0, half - count // 2))
     begins = cache.sinks + turning.SPAN * jnp.arange(cache.capacity // turning.SPAN, dtype=jnp.float32)
     angles = begins[:, None] * frequencies
-    matrix = _of_unit_vectors(ATTENTION.as_multiplied, cache.key_quantizer, cache, jnp.eye(dim)[order])
+    matrix = _of_unit_vectors(ATTENTION.as_multiplied, cache.key_quantizer, cache, np.eye(dim, dtype=np.float32)[order])
     lengths = np.where(at < count, rope.length, 1).astype(np.float32)
     begins = jnp.stack([jnp.cos(angles), jnp.sin(angles)])
     return (y * lengths)[..., order], turning.Turning(matrix[0], frequencies, begins)
 
 
-def _of_unit_vectors(function: Any, quantizer: Quantizer, cache: KVCache, vectors: Array) -> Array:
+def _of_unit_vectors(function: Any, quantizer: Quantizer, cache: KVCache, vectors: Any) -> Array:
     """Applies a function of a quantizer to vectors (n, d): (1, heads, n, ...), one head if all have one quantizer."""
     heads = cache.exact_keys.shape[1] if isinstance(quantizer, PerHead) else 1
     return nests.by_head(function, quantizer, jnp.broadcast_to(vectors, (1, heads, *vectors.shape)))
