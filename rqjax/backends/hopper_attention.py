@@ -101,7 +101,8 @@ def _packed(quantizer: Quantizer, codes: Codes) -> Packed:
 
 def _turning(cache: KVCache, y: Array) -> tuple[Array, Any]:
     """Queries and `Turning` of a cache of keys before they turn."""
-    rope, dim, turning = cache.key_form.rope, y.shape[3], kernel("turning")
+    rope: Any = cache.key_form.rope
+    dim, turning = y.shape[3], kernel("turning")
     count, half = rope.turning(dim), dim // 2
     at = np.arange(dim)
     order = np.concatenate(

@@ -17,7 +17,7 @@ MOST = {
     "append 1 token to 8 sequences, turboquant_trellis_2.5": 5,
     "attend to 8 sequences, eden_4": 3,
     "attend to 8 sequences in pages, eden_3+centered": 3,
-    "attend to 8 sequences, eden_4+pre_rope": 28,
+    "attend to 8 sequences, eden_4+pre_rope": 27,
     "append and attend, 8 sequences, eden_4": 13,
     "step of a decoder of one layer, 8 sequences, eden_4": 28,
     "attend to 8 sequences in plain XLA, nested_e8_3": 27,
