@@ -44,7 +44,7 @@ class Operands(NamedTuple):
     shift: Any
     """(n, rows, T), if it differs from token to token."""
     begins: Any = None
-    """Of keys that turn, see `turning.Turned`."""
+    """Turns of keys at the first of each 64 tokens, see `turning.Turned`; None if keys do not turn."""
 
 
 def share(begin: jax.Array, end: jax.Array, split: Any, splits: int, block: int) -> tuple[jax.Array, jax.Array]:

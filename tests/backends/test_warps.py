@@ -48,7 +48,7 @@ def test_multiply_add_is_mma_m16n8k32():
 
 
 def test_multiply_add_of_float16_is_mma_m16n8k8():
-    """Of 9.7.14.5.6: a thread has both rows of two columns of the left side, and two rows of a column of the right."""
+    """A thread has two rows of two columns of the left side, and two rows of a column of the right one."""
     rng = np.random.default_rng(8)
     sums, numbers = rng.normal(size=(4, 128)).astype(np.float32), rng.normal(size=(3, 128, 2)).astype(np.float16)
     words = [jnp.asarray(x.view(np.uint32)[:, 0]) for x in numbers]

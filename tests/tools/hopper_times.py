@@ -50,7 +50,7 @@ class Loop(NamedTuple):
     instructions: int
     logic: int
     products: float
-    """Those of int8, or as many as take as long."""
+    """Products of int8, or as many as take as long."""
     loads: int
     """Loads from shared memory."""
 
