@@ -94,7 +94,7 @@ def turned_back(y: jax.Array, turn: jax.Array) -> jax.Array:
 
 
 class Memory(NamedTuple):
-    """Refs of `Turned` in shared memory; `matrix` has right sides of products, `begins` is of a block of tokens."""
+    """Refs of `Turned` in shared memory; `begins` is of a block of tokens."""
 
     shared: Any
     queries: Any

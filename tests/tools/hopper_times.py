@@ -72,9 +72,7 @@ def loop_of(sass: str, trips: int = 1) -> Loop:
     names = collections.Counter()
     for k in body:
         names[lines[k].split()[0].split(".")[0]] += trips if any(k in loop for loop in inner) else 1
-    products = (
-        names["IMMA"] + names["HMMA"] / 2
-    )  # m16n8k8 in float16 is a quarter of m16n8k32 in int8, at half the rate
+    products = names["IMMA"] + names["HMMA"] / 2  # m16n8k8 in float16: a quarter as much, at half the rate
     return Loop(names.total(), sum(names[name] for name in LOGIC), products, names["LDS"])
 
 
