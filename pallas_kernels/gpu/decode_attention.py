@@ -19,6 +19,7 @@ from jax import lax
 from pallas_kernels.gpu import warp_attention
 from pallas_kernels.gpu.columns import Columns, Lookup
 from pallas_kernels.gpu.operands import Arrays, Operands, Plan
+from pallas_kernels.gpu.turning import Turned, Turning, turned
 from pallas_kernels.packed import Packed, Sums, limbs
 
 LOG2E = math.log2(math.e)
@@ -32,6 +33,7 @@ def decode_attention(
     stop: jax.Array,
     shift: jax.Array | None = None,
     *,
+    turning: Turning | None = None,
     tables: jax.Array | None = None,
     dim: int | None = None,
     softcap: float | None = None,
@@ -47,6 +49,8 @@ def decode_attention(
         are in the place of sequences and T is 128.
       start, stop: int32 (batch,) and (batch, 1 or rows).
       shift: float32 (batch, heads, rows, 1 or T), added to the scores; one for each token only of keys by levels.
+      turning: how keys turn after they are decoded. The dimension is then 64 or 128, codes are not affine, and y are
+        queries of the keys that have turned, (batch, heads, rows, d).
       tables: int32 (batch, T / 128), the pages in which tokens lie.
       dim: of the values, unless they are by `Lookup`; d, if not given.
       softcap: scores s become softcap tanh(s / softcap).
@@ -58,17 +62,18 @@ def decode_attention(
       (batch, heads, rows, columns + 1), as for y.
     """
     batch, heads, rows, _ = y.shape
-    dim = y.shape[3] - isinstance(keys.levels, Lookup) if dim is None else dim
-    most = warp_attention.most_rows(keys, values, dim)
+    dim = y.shape[3] - (turning is None and isinstance(keys.levels, Lookup)) if dim is None else dim
+    most = warp_attention.most_rows(keys, values, dim, turned=turning is not None)
+    options = {"tables": tables, "dim": dim, "softcap": softcap, "splits": splits, "interpret": interpret}
     if rows > most:
-        options = {"tables": tables, "dim": dim, "softcap": softcap, "splits": splits, "interpret": interpret}
         some = [slice(k, k + most) for k in range(0, rows, most)]
         shifts = [None if shift is None else shift[:, :, part] for part in some]
         stops = [stop if stop.shape[1] == 1 else stop[:, part] for part in some]
+        options |= {"turning": turning}
         groups = zip(some, stops, shifts, strict=True)
         parts = [decode_attention(y[:, :, part], keys, values, start, *bounds, **options) for part, *bounds in groups]
         return Sums(*(jnp.concatenate(part, axis=2) for part in zip(*parts, strict=True)))
-    plan = planned(keys, values, rows, tables=tables, dim=dim, softcap=softcap, splits=splits, interpret=interpret)
+    plan = planned(keys, values, rows, turned=0 if turning is None else y.shape[3], **options)
     shift = jnp.zeros((batch, heads, rows, 1)) if shift is None else shift
     y, shift = (jnp.pad(x * LOG2E, [(0, 0), (0, 0), (0, plan.rows - rows), (0, 0)]) for x in (y, shift))
     y, shift = (x.reshape(-1, plan.rows, x.shape[3]) for x in (y, shift))
@@ -77,15 +82,19 @@ def decode_attention(
     hidden = jnp.minimum(last[:, None] - stop, (last - start)[:, None])
     hidden = jnp.pad(hidden, [(0, 0), (0, plan.rows - rows)]) if stop.shape[1] > 1 else hidden[:, :0]
     start, last, hidden = (jnp.repeat(bound.astype(jnp.int32), heads, axis=0) for bound in (start, last, hidden))
-    if isinstance(plan.keys, Columns):
-        y, groups = y[..., :-1], y[..., -1:]
+    columned = isinstance(plan.keys, Columns)
+    if turning is not None:
+        of_turned, unit = turned(turning, y, columned)
+        whole, groups = of_turned.matrix, y[..., :0]
     else:
-        groups = y.reshape(*y.shape[:2], plan.keys.groups, -1).sum(-1)
-    whole, unit = limbs(y)
+        y, groups = (
+            (y[..., :-1], y[..., -1:]) if columned else (y, y.reshape(*y.shape[:2], plan.keys.groups, -1).sum(-1))
+        )
+        of_turned, (whole, unit) = None, limbs(y)
     columns = [unit * plan.keys.unit, shift[..., 0], *jnp.moveaxis(groups, -1, 0)]
     columns += [hidden.astype(jnp.float32)] if hidden.size else []
     queries = Queries(whole, jnp.stack(columns, axis=1), start, last)
-    sums, largest, total = call(plan, queries, keys, values, plan.tables(keys, values), tables, by_token)
+    sums, largest, total = call(plan, queries, keys, values, plan.tables(keys, values), tables, by_token, of_turned)
 
     weight = jnp.exp2(largest - largest.max(1, keepdims=True))
     total, sums = (total * weight).sum(1), (sums * weight[:, :, None]).sum(1)
@@ -119,14 +128,18 @@ def planned(
     softcap: float | None = None,
     splits: int | None = None,
     interpret: Any = False,
+    turned: int = 0,
 ) -> Plan:
     """Returns what is static of a call with so many queries a head; arguments are those of `decode_attention`."""
     rooms, heads, _, tokens = keys.scales.shape
     batch, tokens = (rooms, tokens) if tables is None else (len(tables), tokens * tables.shape[1])
     padded = -(-rows // warp_attention.TILE) * warp_attention.TILE
-    sides = warp_attention.key_side(keys, dim, padded), warp_attention.value_side(values, dim, padded)
+    sides = (
+        warp_attention.key_side(keys, turned or dim, turned or padded),
+        warp_attention.value_side(values, dim, padded),
+    )
     dim = sides[1].dim if isinstance(sides[1], Columns) else dim
-    plan = Plan(dim, padded, 1, None if softcap is None else softcap * LOG2E, *sides, interpret)
+    plan = Plan(dim, padded, 1, None if softcap is None else softcap * LOG2E, *sides, interpret, turned)
     splits = warp_attention.splits_of(plan, batch * heads, tokens) if splits is None else splits
     return plan._replace(splits=splits)
 
@@ -139,6 +152,7 @@ def call(
     levels: tuple[jax.Array, jax.Array],
     pages: jax.Array | None = None,
     by_token: jax.Array | None = None,
+    turned: Turned | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Runs the kernel: its sums (n, splits, d, rows), largest scores and totals (n, splits, rows) are in base 2.
 
@@ -149,9 +163,10 @@ def call(
       levels: the plan's tables.
       pages: int32 (batch, T / 128).
       by_token: float32 (n, rows, T), added to the scores.
+      turned: of keys that turn; the limbs of the queries are then those of its matrix.
     """
-    operands = Operands(_flat(keys), _flat(values), by_token)
-    return warp_attention.call(plan, *queries, pages, *levels, operands)
+    operands = Operands(_flat(keys), _flat(values), by_token, None if turned is None else turned.begins)
+    return warp_attention.call(plan, *queries, pages, *levels, operands, turned)
 
 
 def _flat(codes: Packed) -> Arrays:

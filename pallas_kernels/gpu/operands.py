@@ -20,6 +20,8 @@ class Plan(NamedTuple):
     keys: Any
     values: Any
     interpret: Any
+    turned: int = 0
+    """Dimension of keys whose codes are of vectors before they turn; else 0."""
 
     def tables(self, keys: Packed, values: Packed) -> tuple[jax.Array, jax.Array]:
         """Returns the levels of keys and of values as the kernel reads them."""
@@ -41,6 +43,8 @@ class Operands(NamedTuple):
     values: Arrays
     shift: Any
     """(n, rows, T), if it differs from token to token."""
+    begins: Any = None
+    """Turns of keys at the first of each 64 tokens, see `turning.Turned`; None if keys do not turn."""
 
 
 def share(begin: jax.Array, end: jax.Array, split: Any, splits: int, block: int) -> tuple[jax.Array, jax.Array]:

@@ -19,6 +19,7 @@ from pallas_kernels.gpu.columns import Columns, Lookup
 from pallas_kernels.gpu.levels import BLOCK, PAGE, SLICE, Levels, Place
 from pallas_kernels.gpu.operands import Operands, Plan, share
 from pallas_kernels.gpu.rings import Ring, StateLevels
+from pallas_kernels.gpu.turning import SPAN, Memory, Turned, turned_scores
 from pallas_kernels.gpu.warp_softmax import (
     LARGEST,
     TILE,
@@ -42,8 +43,10 @@ SHARED, OWN = 228 * 1024, 1024 + 32
 WARPS = registers.THREADS // 32
 
 
-def most_rows(keys: Packed, values: Packed, dim: int) -> int:
+def most_rows(keys: Packed, values: Packed, dim: int, *, turned: bool = False) -> int:
     """Returns the queries of a head that registers suffice for at once."""
+    if turned:
+        return 2 * TILE
     lookups = [codes.levels for codes in (keys, values) if isinstance(codes.levels, Lookup | StateLevels)]
     columns = [len(lookup.starts) for lookup in lookups if isinstance(lookup, Lookup)]
     return min(2 * TILE if lookups else 4 * TILE, MAX_SUMS // max([dim, *columns]))
@@ -67,11 +70,16 @@ def resident(plan: Plan) -> int:
     sides = plan.keys, plan.values
     of_token = sum(int(side.bits * plan.dim) // 8 + 2 * side.groups * (1 + side.biased) for side in sides)
     queries = plan.rows // TILE * plan.dim // 16 // plan.keys.loaded * 512
+    if plan.turned:
+        of_token += plan.turned * 4 // SPAN
+        queries = plan.turned * (2 * plan.keys.dim + plan.rows // TILE * 32 + 56)
     tables = 128 * sum(side.memory for side in _tabled(plan))
     by_memory = SHARED // (STAGES * BLOCK * of_token + queries + tables + OWN)
     rings = any(side.memory for side in sides)
     untabled = not rings and not any(side.tabled for side in sides)
-    if rings:
+    if plan.turned:
+        by_registers = 2
+    elif rings:
         by_registers = 3 if plan.dim == 64 else 2
     elif plan.rows == TILE:
         by_registers = 4 if plan.dim == 64 or untabled or max(side.bits for side in sides) < 3 else 3
@@ -81,8 +89,9 @@ def resident(plan: Plan) -> int:
     return max(1, min(by_memory, by_registers))
 
 
-def key_side(codes: Packed, dim: int, rows: int) -> Side:
-    return _side(codes, codes.scales.shape[3], dim, rows)
+def key_side(codes: Packed, dim: int, columns: int) -> Side:
+    """Keys that are multiplied by so many columns, queries or coordinates."""
+    return _side(codes, codes.scales.shape[3], dim, columns)
 
 
 def value_side(codes: Packed, dim: int, rows: int) -> Side:
@@ -109,34 +118,40 @@ def call(
     key_table: jax.Array,
     value_table: jax.Array,
     operands: Operands,
+    turned: Turned | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The kernel. Its sums (n, splits, d, rows), largest scores and totals (n, splits, rows) are in base 2.
 
     Args:
       plan: static facts; `rows` is a multiple of 4.
-      limbs: int8 (n, 2 rows, d), see `packed.limbs`.
+      limbs: int8 (n, 2 rows, d), see `packed.limbs`; of keys that turn, those of their matrix.
       columns: float32 (n, 2 + groups, rows): unit of the limbs times that of levels, what is added to all scores, sums
         of the groups of dimensions of queries; if these see different tokens, how many of the last each does not see.
       start, stop: int32 (n,).
       pages: int32 (sequences, T / 128).
       key_table, value_table: as `Levels.table` returns them.
       operands: codes, scales and biases; `shift` is (n, rows, T).
+      turned: of keys that turn.
     """
-    heads, _, dim = limbs.shape
+    heads, (_, lines, dim) = len(columns), limbs.shape
     tiles, interpret = plan.rows // TILE, plan.interpret
     leaves, tree = jax.tree.flatten(operands)
     tables = [] if pages is None else [pages]
+    turns = [] if turned is None else [turned.shared, turned.queries]
     tokens = operands.keys.scales.shape[2] if pages is None else PAGE * pages.shape[1]
     columned = any(isinstance(side, Columns) for side in (plan.keys, plan.values))  # whose rows are of 128 tokens
     halves = 1 if pages is None and tokens % BLOCK == 0 and not columned else 2
-    vectors = dim // 16 // plan.keys.loaded
+    vectors = lines // (2 * TILE) * (dim // 16 // plan.keys.loaded)
 
     def kernel(limbs_ref, columns_ref, start_ref, stop_ref, key_table, value_table, minus_one, *refs):
-        *blocks, sums_ref, largest_ref, total_ref, memory, looked_up, barrier = refs
+        *blocks, sums_ref, largest_ref, total_ref, memory, looked_up, turn_memory, barrier = refs
+        turn_refs, blocks = blocks[: len(turns)], blocks[len(turns) :]
         pages_ref, blocks = blocks[: len(tables)], blocks[len(tables) :]
         n, split = lax.axis_index("n"), lax.axis_index("split")
         place = Place.of(halves, interpret)
-        queries = _queries(plan, limbs_ref.at[n], columns_ref.at[n], memory, place)
+        queries = _queries(plan, limbs_ref.at[lax.rem(n, len(limbs))], columns_ref.at[n], memory, place)
+        for ref, own in zip(turn_refs, turn_memory, strict=True):
+            _copy(n, ref, own, barrier)
         pairs = zip((key_table, value_table), looked_up, strict=False)
         levels = [_table(n, *pair, minus_one, barrier) for pair in pairs]
         levels = levels if len(levels) == 2 else 2 * levels
@@ -147,14 +162,18 @@ def call(
             *refs, carry = arguments
             refs = [ref.at[0] for ref in refs]
             pieces = [tuple(refs[k : k + halves]) for k in range(0, len(refs), halves)]
-            keys, values, shift = tree.unflatten(pieces)
+            keys, values, shift, begins = tree.unflatten(pieces)
             token = (first + indices[0]) * BLOCK
-            scores = scores_of(plan, keys, levels[0], queries, shift, place)
+            if turned is None:
+                scores = scores_of(plan, keys, levels[0], queries, shift, place)
+            else:
+                turning = Memory(*turn_memory, begins)
+                scores = turned_scores(plan, keys, levels[0], queries, turning, shift, place)
             mask = seen(place, begin - token, end - token)
             masks = [seen(place, begin - token, end - token - hidden) for hidden in queries.hidden] or [mask] * tiles
             return accumulated(plan, values, levels[1], scores, mask, masks, carry, place)
 
-        def index(i, half, *, token, paged):
+        def index(i, half, *, token, paged, shared=False):
             """The block of an array whose tokens are on an axis."""
             block = halves * (first + i) + half
             if halves == 2:  # the first and the last block may have one page that is seen, and there need be no other
@@ -162,13 +181,13 @@ def call(
             if paged:
                 each = heads // len(pages)
                 return pages_ref[0][lax.div(n, each), block] * each + lax.rem(n, each), 0, 0
-            return n, *(block * (axis == token) for axis in (1, 2))
+            return n * (not shared), *(block * (axis == token) for axis in (1, 2))
 
         def specs(x, token, *, coded=False, paged=bool(tables)):
             shape = [1, *x.shape[1:]]
             shape[token] = shape[token] * BLOCK // halves // (PAGE if paged else tokens)
             transforms = registers.tiling(shape[2]) if coded and shape[1] % 8 == 0 else ()
-            of = functools.partial(index, token=token, paged=paged)
+            of = functools.partial(index, token=token, paged=paged, shared=not paged and len(x) < heads)
             return [
                 plgpu.BlockSpec(tuple(shape), functools.partial(of, half=half), transforms=transforms)
                 for half in range(halves)
@@ -189,10 +208,11 @@ def call(
         )
         keys = of_side(operands.keys, 1 if isinstance(plan.keys, Levels) else 2)
         shift = [] if operands.shift is None else specs(operands.shift, 2, paged=False)
+        begins = [] if operands.begins is None else specs(operands.begins, 1, paged=False)
         pipeline = plgpu.emit_pipeline(
             step,
             grid=(count,),
-            in_specs=[*keys, *of_side(operands.values, 2), *shift],
+            in_specs=[*keys, *of_side(operands.values, 2), *shift, *begins],
             max_concurrent_steps=STAGES,
             init_carry=carry,
         )
@@ -208,14 +228,15 @@ def call(
         grid=(heads, plan.splits),
         grid_names=("n", "split"),
         scratch_types=[
-            plgpu.SMEM((tiles * vectors, 128), jnp.uint32),
+            plgpu.SMEM((vectors, 128), jnp.uint32),
             [[plgpu.SMEM((side.memory, 128), jnp.int8)] * (side.memory > 0) for side in _tabled(plan)],
+            [plgpu.SMEM(x.shape[1:], x.dtype) for x in turns],
             plgpu.Barrier(),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True),
         kernel_name="decode_attention",
         interpret=interpret,
-    )(limbs, columns, start, stop, key_table, value_table, jnp.full(1, 2**32 - 1, jnp.uint32), *tables, *leaves)
+    )(limbs, columns, start, stop, key_table, value_table, jnp.full(1, 2**32 - 1, jnp.uint32), *turns, *tables, *leaves)
 
 
 def _tabled(plan: Plan) -> list[Side]:
@@ -228,19 +249,25 @@ def _table(n: Any, table: Any, memory: list[Any], minus_one: Any, barrier: Any) 
     """Levels as words, and -1 for `warps.complement`; or copied into shared memory if there is some for them."""
     if not memory:
         return [*(table[k] for k in range(table.shape[0])), minus_one[0]]
-    plgpu.copy_gmem_to_smem(table.at[lax.rem(n, table.shape[0])], memory[0], barrier)
+    return _copy(n, table, memory[0], barrier)
+
+
+def _copy(n: Any, source: Any, memory: Any, barrier: Any) -> Any:
+    """Copies what a head has into shared memory; heads of all sequences may have the same."""
+    plgpu.copy_gmem_to_smem(source.at[lax.rem(n, source.shape[0])], memory, barrier)
     plgpu.barrier_wait(barrier)
-    return memory[0]
+    return memory
 
 
 def _queries(plan: Plan, limbs: Any, columns: Any, memory: Any, place: Place) -> Queries:
-    """Queries of a head; their right sides are put into shared memory, the same by each warp."""
+    """Queries of a head; right sides of its limbs are put into shared memory, few by each warp, many by one each."""
     interpret, tiles = plan.interpret, range(plan.rows // TILE)
-    vector = 0
-    for t in tiles:
-        row = (place.g & 1) * plan.rows + TILE * t + (place.g >> 1)
-        for k in range(limbs.shape[1] // SLICE):
-            words = plan.keys.query_words(limbs, row, k, place)
+    half, width = limbs.shape[0] // 2, memory.shape[0] // (limbs.shape[0] // (2 * TILE))
+    for k in range(half // TILE // (WARPS if plan.turned else 1)):
+        tile = WARPS * k + place.warp if plan.turned else k
+        row, vector = (place.g & 1) * half + TILE * tile + (place.g >> 1), tile * width
+        for part in range(limbs.shape[1] // SLICE):
+            words = plan.keys.query_words(limbs, row, part, place)
             for right in plan.keys.right(words, interpret=interpret):
                 warps.store(memory, (place.lane << 4) + 512 * vector, right, interpret=interpret)
                 vector += 1
@@ -250,9 +277,9 @@ def _queries(plan: Plan, limbs: Any, columns: Any, memory: Any, place: Place) ->
         (word,) = warps.load(columns, 4 * (k * plan.rows + TILE * t + place.q), 1, interpret=interpret)
         return lax.bitcast_convert_type(word, jnp.float32)
 
-    groups = [[column(2 + g, t) for t in tiles] for g in range(plan.keys.groups * plan.keys.biased)]
-    row = 2 + plan.keys.groups
-    hidden = [column(row, t).astype(jnp.int32) for t in tiles] if columns.shape[0] > row else []
+    count = 0 if plan.turned else plan.keys.groups
+    groups = [[column(2 + g, t) for t in tiles] for g in range(count * plan.keys.biased)]
+    hidden = [column(2 + count, t).astype(jnp.int32) for t in tiles] if columns.shape[0] > 2 + count else []
     return Queries(memory, *([column(k, t) for t in tiles] for k in range(2)), groups, hidden)
 
 

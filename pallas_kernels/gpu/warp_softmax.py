@@ -60,9 +60,7 @@ def scores_of(
 ) -> list[list[jax.Array]]:
     """Scores of the thread's tokens by tiles of queries, in base 2; `shift` has numbers to be added to them."""
     side, tiles = plan.keys, range(plan.rows // TILE)
-    scores = [[queries.shift[t]] * len(TOKENS) for t in tiles]
-    if shift is not None:
-        scores = [numbers(shift, TILE * t + place.q, place) for t in tiles]
+    scores = begun(plan, queries, shift, place)
     for group in range(side.groups):
         scale, bias = grid(side, arrays, group, place)
         for t in tiles if side.biased else ():
@@ -73,6 +71,17 @@ def scores_of(
                     for i, number in enumerate(_merged(side, sums, inner, 128)):
                         k = side.token(outer, inner, i)
                         scores[t][k] = scores[t][k] + number * (scale[k] * queries.unit[t])
+    return capped(plan, scores)
+
+
+def begun(plan: Plan, queries: Queries, shift: Any, place: Place) -> list[list[jax.Array]]:
+    """Numbers to be added to scores, by tiles of queries."""
+    if shift is None:
+        return [[some] * len(TOKENS) for some in queries.shift]
+    return [numbers(shift, TILE * t + place.q, place) for t in range(plan.rows // TILE)]
+
+
+def capped(plan: Plan, scores: list[list[jax.Array]]) -> list[list[jax.Array]]:
     if plan.softcap is None:
         return scores
     return [[plan.softcap * jnp.tanh(x * (1 / plan.softcap)) for x in some] for some in scores]

@@ -4,6 +4,7 @@ As in `registers`, a word is a uint32 array (128,): one register of each thread.
 and the columns q of matrices, as PTX ISA, "mma.m16n8k32", has them.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -86,53 +87,60 @@ def store(ref: Any, offset: jax.Array, words: list[jax.Array], *, interpret: Any
 def multiply_add(sums: list[list[jax.Array]], products: list[Product], *, interpret: Any) -> list[list[jax.Array]]:
     """Adds products on tensor cores: of 16 rows of 32 int8 (4 words), and 8 columns of 32 (2 words).
 
+    To float32 sums it adds products of 16 rows of 8 float16 (2 words), and 8 columns of 8 (1 word).
+
     Args:
-      sums: int32 (128,), four for each sum: the rows g and g + 8, each of the columns 2 q and 2 q + 1.
+      sums: int32 or float32 (128,), four for each: the rows g and g + 8, each of the columns 2 q and 2 q + 1.
       products: which sum each is added to; left sides are the rows g, g + 8 of bytes 4 q, then those of 16 + 4 q; right
-        sides are the column g of both.
+        sides are the column g of both. float16 numbers are those of bytes 4 q.
       interpret: False, or what `mosaic.interpreter` returns.
     """
     sums = [list(some) for some in sums]
+    of_sum, right_words = sums[0][0].dtype, len(products[0][2])
     if interpret:
+        of = jnp.int8 if of_sum == jnp.int32 else jnp.float16
 
-        def bytes_of(words):
-            return lax.bitcast_convert_type(jnp.stack([jnp.stack(some) for some in words]), jnp.int8).astype(jnp.int32)
+        def numbers_of(words, *shape):
+            numbers = lax.bitcast_convert_type(jnp.stack([jnp.stack(some) for some in words]), of).astype(of_sum)
+            return numbers.reshape(-1, right_words, *shape, 4, 8, 4, numbers.shape[-1])  # parts of k, warps, g, q
 
-        left = bytes_of([left for _, left, _ in products]).reshape(-1, 2, 2, 4, 8, 4, 4)  # half of k, of rows, warp
-        left = left.transpose(0, 3, 2, 4, 1, 5, 6).reshape(-1, 4, 16, 32)
-        right = bytes_of([right for *_, right in products]).reshape(-1, 2, 4, 8, 4, 4)
-        right = right.transpose(0, 2, 3, 1, 4, 5).reshape(-1, 4, 8, 32)
-        found = jnp.einsum("pwik,pwjk->pwij", left, right).reshape(-1, 4, 2, 8, 4, 2)
-        found = found.transpose(0, 2, 5, 1, 3, 4).reshape(-1, 4, THREADS)
+        left = numbers_of([left for _, left, _ in products], 2).transpose(0, 3, 2, 4, 1, 5, 6)
+        right = numbers_of([right for *_, right in products]).transpose(0, 2, 3, 1, 4, 5)
+        left, right = left.reshape(len(products), 4, 16, -1), right.reshape(len(products), 4, 8, -1)
+        found = jnp.einsum("pwik,pwjk->pwij", left, right, precision=lax.Precision.HIGHEST)
+        found = found.reshape(-1, 4, 2, 8, 4, 2).transpose(0, 2, 5, 1, 3, 4).reshape(-1, 4, THREADS)
         for (i, *_), product in zip(products, found, strict=True):
             sums[i] = [x + y for x, y in zip(sums[i], product, strict=True)]
         return sums
     words = [word for _, left, right in products for word in (*left, *right)]
     flat = [x for some in sums for x in some]
 
-    @plgpu.inline_mgpu(
-        arg_types=(words_layout(),) * (len(flat) + len(words)), return_type=(_word(jnp.int32),) * len(flat)
-    )
+    @plgpu.inline_mgpu(arg_types=(words_layout(),) * (len(flat) + len(words)), return_type=(_word(of_sum),) * len(flat))
     def multiply(context, *arguments):
-        arguments = [_register(x) for x in arguments]
+        arguments, each = [_register(x) for x in arguments], 3 * right_words
         for k, (i, *_) in enumerate(products):
-            factors = arguments[len(flat) + 6 * k :][:6]
+            factors = arguments[len(flat) + each * k :][:each]
             four = slice(4 * i, 4 * i + 4)
             found = llvm.inline_asm(
-                ir.Type.parse("!llvm.struct<(i32, i32, i32, i32)>"), [*factors, *arguments[four]], MULTIPLY_ADD, FIELDS
+                ir.Type.parse("!llvm.struct<(i32, i32, i32, i32)>"),
+                [*factors, *arguments[four]],
+                MULTIPLY_ADD[of_sum.name],
+                FIELDS + ",r" * (each + 4),
             )
             arguments[four] = [llvm.extractvalue(int32(), found, [j]) for j in range(4)]
-        return tuple(_array(x, signed=True) for x in arguments[: len(flat)])
+        of = _float32 if of_sum == jnp.float32 else functools.partial(_array, signed=True)
+        return tuple(of(x) for x in arguments[: len(flat)])
 
     found = multiply(*flat, *words)
     return [list(found[k : k + 4]) for k in range(0, len(found), 4)]
 
 
-MULTIPLY_ADD = (
-    "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-    "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
-)
-FIELDS = "=r,=r,=r,=r," + ",".join(["r"] * 10)
+MULTIPLY_ADD = {
+    "int32": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+    "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+    "float32": "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5}, {$6}, {$7, $8, $9, $10};",
+}
+FIELDS = "=r,=r,=r,=r"
 
 
 def look_up(ref: Any, offsets: list[Word], *, interpret: Any) -> list[Word]:
@@ -189,6 +197,18 @@ def shuffle(x: jax.Array, lane: jax.Array | None = None, *, xor: int | None = No
     return move(*arguments)
 
 
+def kept_apart(*, interpret: Any) -> None:
+    """Keeps loads before this from those behind it: the compiler would spill what all of them return."""
+    if interpret:
+        return
+
+    @plgpu.inline_mgpu(arg_types=(), return_type=None)
+    def sync(context):
+        llvm.inline_asm(None, [], "bar.warp.sync -1;", "~{memory}", has_side_effects=True)
+
+    sync()
+
+
 def complement(word: Word, minus_one: jax.Array, *, interpret: Any) -> Word:
     """Flips all bits, as word * -1 - 1: the pipe for logic has half the rate and more to do.
 
@@ -230,6 +250,19 @@ def halves(word: Word, *, interpret: Any) -> list[jax.Array]:
         return tuple(map(_float32, words))
 
     return list(convert(word))
+
+
+def to_halves(low: jax.Array, high: jax.Array, *, interpret: Any) -> Word:
+    """Rounds two float32 numbers to the float16 of a word."""
+    if interpret:
+        return lax.bitcast_convert_type(jnp.stack([low, high], -1).astype(jnp.float16), jnp.uint32)
+
+    @plgpu.inline_mgpu(arg_types=(words_layout(),) * 2, return_type=_word(jnp.uint32))
+    def convert(context, low, high):
+        operands = [_register(high), _register(low)]
+        return _array(llvm.inline_asm(int32(), operands, "cvt.rn.f16x2.f32 $0, $1, $2;", "=r,r,r"))
+
+    return convert(low, high)
 
 
 def _bytes(value: jax.Array, tiled: bool) -> jax.Array:

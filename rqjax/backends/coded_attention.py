@@ -40,6 +40,9 @@ class CodedAttention(NamedTuple):
     """Scales rotated queries for products with the levels of a leaf."""
     restored: Callable[[Any, Array], Array] = times_step
     """Scales sums of the levels of a leaf to sums of vectors, still rotated."""
+    turning: Callable[[KVCache, Array], tuple[Array, Any]] | None = None
+    """Called with a cache of keys before they turn, and queries: returns queries for the kernel, and how it turns keys.
+    None if it does not."""
 
     def entry(self, implementation: str) -> Entry:
         """Entry of the kernel in the table of a device."""
@@ -60,7 +63,9 @@ class CodedAttention(NamedTuple):
         **others: Any,
     ) -> str | None:
         _, time, q_heads, _ = q.shape
-        reason = nests.reason_of_queries(cache, time, q_heads, mask, sliding_window, softcap)
+        reason = nests.reason_of_queries(
+            cache, time, q_heads, mask, sliding_window, softcap, turns=self.turning is not None
+        )
         rows = q_heads // cache.exact_keys.shape[1] * time
         sides = ("keys", cache.key_quantizer, cache.keys), ("values", cache.value_quantizer, cache.values)
         for side, quantizer, codes in sides:
@@ -70,15 +75,21 @@ class CodedAttention(NamedTuple):
 
     def past(self, cache: KVCache, queries: Queries) -> Sums:
         """The sums over the tokens in codes, by the kernel."""
+        form, options = cache.key_form, {}
+        if form.turns_late and self.turning:
+            y, options["turning"] = self.turning(cache, queries.y)
+        else:
+            y = nests.by_head(self.as_multiplied, cache.key_quantizer, queries.y)
         largest, total, sums = self.kernel(
-            nests.by_head(self.as_multiplied, cache.key_quantizer, queries.y),
+            y,
             self.packed(cache.key_quantizer, cache.keys),
             self.packed(cache.value_quantizer, cache.values),
             *nests.bounds(cache, queries),
-            cache.key_form.bias(queries.y, jnp.int32(cache.sinks), cache.capacity),
+            form.bias(queries.y, jnp.int32(cache.sinks), cache.capacity),
             tables=cache.tables,
             dim=queries.y.shape[-1],
             softcap=queries.softcap,
+            **options,
         )
         return Sums(largest, total, nests.by_head(self.as_restored, cache.value_quantizer, sums))
 

@@ -32,11 +32,18 @@ def _limits(cache: KVCache, quantizer: Quantizer, codes: Codes, rows: int) -> st
     """Returns why the kernel does not take keys or values for so many queries a head, or None."""
     found = nests.part(quantizer, codes)
     leaf = found.leaf
-    turned = quantizer is cache.key_quantizer and isinstance(cache.key_form, TurnedMean)
+    form, of_keys = cache.key_form, quantizer is cache.key_quantizer
+    turned = of_keys and isinstance(form, TurnedMean) and form.mean is not None
     if turned and not isinstance(leaf, Scalar | Affine):
         return "a mean that turns, around other than a Scalar or an Affine"
+    late = of_keys and form.turns_late
+    if late and isinstance(leaf, Affine):
+        return "an Affine of keys before they turn with their positions"
+    if late and quantizer.dim not in kernel("turning").DIMS:
+        return f"{quantizer.dim} dimensions before they turn with their positions, not {kernel('turning').DIMS}"
     if isinstance(leaf, TransformCode):
-        return _limits_of_transform(leaf, isinstance(quantizer, PerHead))
+        most = kernel("turning").MAX_COLUMNS if late else MAX_COLUMNS
+        return _limits_of_transform(leaf, isinstance(quantizer, PerHead), most)
     if isinstance(leaf, Trellis):
         if leaf.bits > nests.MAX_BITS:
             return f"{leaf.bits} bits, more than {nests.MAX_BITS}"
@@ -52,7 +59,7 @@ def _limits(cache: KVCache, quantizer: Quantizer, codes: Codes, rows: int) -> st
     return f"{groups} groups with {rows} queries, more than {MAX_SUMS} products" if groups * rows > MAX_SUMS else None
 
 
-def _limits_of_transform(leaf: TransformCode, per_head: bool) -> str | None:
+def _limits_of_transform(leaf: TransformCode, per_head: bool, most: int) -> str | None:
     name = type(leaf).__name__
     if not leaf.in_integers:
         return f"the levels of the {name} are not whole numbers, or not of a stream of bits"
@@ -60,8 +67,8 @@ def _limits_of_transform(leaf: TransformCode, per_head: bool) -> str | None:
         return f"{sum(leaf.bits) // leaf.dim} bits, more than {nests.MAX_BITS}"
     found = jax.eval_shape(functools.partial(hopper_columns.lookup, per_head=per_head), leaf)
     columns, size, largest = found.starts.shape[0], found.levels.shape[1], kernel("columns").MAX_SIZE
-    if columns > MAX_COLUMNS:
-        return f"{columns} columns of levels, more than {MAX_COLUMNS}"
+    if columns > most:
+        return f"{columns} columns of levels, more than {most}"
     return f"{size} bytes of levels, more than {largest}" if size > largest else None
 
 
@@ -93,11 +100,35 @@ def _packed(quantizer: Quantizer, codes: Codes) -> Packed:
     return Packed(sections, scales[:, :, None], None, levels)
 
 
+def _turning(cache: KVCache, y: Array) -> tuple[Array, Any]:
+    """Queries and `Turning` of a cache of keys before they turn."""
+    rope: Any = cache.key_form.rope
+    dim, turning = y.shape[3], kernel("turning")
+    count, half = rope.turning(dim), dim // 2
+    at = np.arange(dim)
+    order = np.concatenate(
+        [part for k in range(2) for part in (np.split(at[:count], 2)[k], np.split(at[count:], 2)[k])]
+    )
+    frequencies = np.pad(rope.frequencies(dim), (0, half - count // 2))
+    begins = cache.sinks + turning.SPAN * jnp.arange(cache.capacity // turning.SPAN, dtype=jnp.float32)
+    angles = begins[:, None] * frequencies
+    matrix = _of_unit_vectors(ATTENTION.as_multiplied, cache.key_quantizer, cache, np.eye(dim, dtype=np.float32)[order])
+    lengths = np.where(at < count, rope.length, 1).astype(np.float32)
+    begins = jnp.stack([jnp.cos(angles), jnp.sin(angles)])
+    return (y * lengths)[..., order], turning.Turning(matrix[0], frequencies, begins)
+
+
+def _of_unit_vectors(function: Any, quantizer: Quantizer, cache: KVCache, vectors: Any) -> Array:
+    """Applies a function of a quantizer to vectors (n, d): (1, heads, n, ...), one head if all have one quantizer."""
+    heads = cache.exact_keys.shape[1] if isinstance(quantizer, PerHead) else 1
+    return nests.by_head(function, quantizer, jnp.broadcast_to(vectors, (1, heads, *vectors.shape)))
+
+
 def _attend(*operands: Any, **options: Any) -> Any:
     return kernel("decode_attention").decode_attention(*operands, interpret=INTERPRET.get(), **options)
 
 
-ATTENTION = coded_attention.CodedAttention(_limits, _attend, _packed, _multiplied, _restored)
+ATTENTION = coded_attention.CodedAttention(_limits, _attend, _packed, _multiplied, _restored, _turning)
 
 
 def attend(cache: KVCache, q: Array, mask: None, new: Any, **options: Any) -> Array:
@@ -165,14 +196,12 @@ def limits_to_enter(cache: KVCache, k: Any, v: Any, lengths: Any, count: Any) ->
 
 def constants(cache: KVCache) -> Any:
     """Constants of the kernels: rotations and steps of levels as matrices, and tables of levels."""
-    _, heads, _, dim = cache.exact_keys.shape
+    multiplied = _of_unit_vectors(ATTENTION.as_multiplied, cache.key_quantizer, cache, jnp.eye(cache.key_quantizer.dim))
+    quantizer = cache.value_quantizer
 
-    def mapped(function: Any, quantizer: Quantizer, x: Array) -> Array:
-        heads_of_x = heads if isinstance(quantizer, PerHead) else 1
-        return nests.by_head(function, quantizer, jnp.broadcast_to(x, (1, heads_of_x, *x.shape[2:])))
+    def restored(sums: Array) -> Array:
+        return _of_unit_vectors(ATTENTION.as_restored, quantizer, cache, sums[0, 0])
 
-    multiplied = mapped(ATTENTION.as_multiplied, cache.key_quantizer, jnp.eye(dim)[None, None])
-    restored = functools.partial(mapped, ATTENTION.as_restored, cache.value_quantizer)
     return kernel("attention").constants(*_sides(cache), multiplied, restored)
 
 

@@ -61,9 +61,9 @@ class RotatedScalar(NamedTuple):
 
 
 def reason_of_queries(
-    cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any, softcap: Any = None
+    cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any, softcap: Any, *, turns: bool
 ) -> str | None:
-    """Returns why no kernel attends to a cache for such queries, or None."""
+    """Returns why no kernel attends to a cache for such queries, or None; if it `turns`, keys may not have turned."""
     _, kv_heads, _, dim = cache.exact_keys.shape
     rows = q_heads // kv_heads * time
     if cache.values_in_keys:
@@ -80,7 +80,7 @@ def reason_of_queries(
         return "the softcap is an array"
     if time > 1 and (sliding_window is not None or time > cache.window + 1):
         return f"the {time} queries of a sequence do not all see the same codes"
-    return "codes are of keys before they turn with their positions" if cache.key_form.turns_late else None
+    return "codes are of keys before they turn with their positions" if cache.key_form.turns_late > turns else None
 
 
 def reason_of_leaf(found: RotatedScalar, per_head: bool, normed_leaves: str = "Scalar") -> str | None:

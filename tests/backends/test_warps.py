@@ -47,10 +47,31 @@ def test_multiply_add_is_mma_m16n8k32():
     assert not np.any(found[0])
 
 
-def test_fields_of_multiply_add_are_those_of_its_text():
+def test_multiply_add_of_float16_is_mma_m16n8k8():
+    """A thread has two rows of two columns of the left side, and two rows of a column of the right one."""
+    rng = np.random.default_rng(8)
+    sums, numbers = rng.normal(size=(4, 128)).astype(np.float32), rng.normal(size=(3, 128, 2)).astype(np.float16)
+    words = [jnp.asarray(x.view(np.uint32)[:, 0]) for x in numbers]
+    found = warps.multiply_add([[jnp.asarray(x) for x in sums]], [(0, words[:2], words[2:])], interpret=True)[0]
+    a, b, c, d = np.zeros((4, 16, 8)), np.zeros((4, 8, 8)), np.zeros((4, 16, 8)), np.zeros((4, 16, 8))
+    for thread in range(128):
+        warp, group, place = thread // 32, thread % 32 // 4, thread % 4
+        for i in range(4):
+            row, column = group + 8 * (i >= 2), place * 2 + (i & 1)
+            a[warp, row, column] = numbers[i // 2, thread, i % 2]
+            c[warp, row, column], d[warp, row, column] = sums[i, thread], found[i][thread]
+        for i in range(2):
+            b[warp, place * 2 + i, group] = numbers[2, thread, i]
+    np.testing.assert_allclose(d, a @ b + c, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "left", "right"), [("int32", 4, 2), ("float32", 2, 1)])
+def test_fields_of_multiply_add_are_those_of_its_text(dtype, left, right):
     """Results, the left side, the right side and addends, in this order."""
-    assert warps.MULTIPLY_ADD.endswith("{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};")
-    assert warps.FIELDS.split(",") == ["=r"] * 4 + ["r"] * 10
+    names = iter(range(99))
+    groups = ["{" + ", ".join(f"${next(names)}" for _ in range(count)) + "}" for count in (4, left, right, 4)]
+    assert warps.MULTIPLY_ADD[dtype].endswith(" " + ", ".join(groups) + ";")
+    assert warps.FIELDS.split(",") == ["=r"] * 4
 
 
 def test_shuffle_takes_words_of_lanes():
@@ -107,6 +128,12 @@ def test_numbers_of_sixteen_bits():
     x = jnp.asarray(np.random.default_rng(4).normal(size=(128, 2)), jnp.float16)
     found = warps.halves(jax.lax.bitcast_convert_type(x, jnp.uint32), interpret=True)
     np.testing.assert_array_equal(np.stack(found, 1), x.astype(jnp.float32))
+
+
+def test_rounds_pairs_to_sixteen_bits():
+    x = np.random.default_rng(9).normal(size=(2, 128)).astype(np.float32)
+    found = np.asarray(warps.to_halves(*map(jnp.asarray, x), interpret=True)).view(np.float16).reshape(128, 2)
+    np.testing.assert_array_equal(found, x.T.astype(np.float16))
 
 
 def test_stores_are_neighbors():

@@ -9,6 +9,7 @@ from pallas_kernels.gpu.attention_prologue import Exact
 from pallas_kernels.gpu.columns import Lookup
 from pallas_kernels.gpu.levels import PAGE
 from pallas_kernels.gpu.rings import StateLevels
+from pallas_kernels.gpu.turning import SPAN, Turning
 from pallas_kernels.packed import WIDTHS, Packed
 
 
@@ -35,18 +36,24 @@ class Shape(NamedTuple):
     """True if the number added to a score differs from token to token."""
     apart: bool = False
     """True if queries are of several tokens, which see different ones."""
+    turned: bool = False
+    """True if codes are of keys before they turn."""
 
-    def arguments(self) -> tuple[jax.ShapeDtypeStruct | Packed | None, ...]:
-        """Shapes and dtypes of queries, keys, values, start, stop, shift and tables."""
+    def arguments(self) -> tuple[jax.ShapeDtypeStruct | Packed | Turning | None, ...]:
+        """Shapes and dtypes of queries, keys, values, start, stop, shift, tables and turning."""
         stops = self.batch, self.rows if self.apart else 1
         bounds = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((self.batch,), stops)]
-        dim = self.dim if self.keys.looked_up is None else self.dim + 1
+        columns = self.dim if self.keys.looked_up is None else self.dim + 1
+        turning, dim = None, columns
+        if self.turned:
+            shapes = (self.heads, self.dim, columns), (self.dim // 2,), (2, self.tokens // SPAN, self.dim // 2)
+            turning, dim = Turning(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)), self.dim
         queries = jax.ShapeDtypeStruct((self.batch, self.heads, self.rows, dim), jnp.float32)
         rows = self.batch, self.heads, self.rows
         shift = jax.ShapeDtypeStruct((*rows, self.tokens), jnp.float32) if self.shifted else None
         tables = jax.ShapeDtypeStruct((self.batch, self.tokens // PAGE), jnp.int32) if self.paged else None
         codes = self._packed(self.keys, transposed=False), self._packed(self.values, transposed=True)
-        return queries, *codes, *bounds, shift, tables
+        return queries, *codes, *bounds, shift, tables, turning
 
     def _packed(self, codes: Codes, *, transposed: bool) -> Packed:
         rooms, tokens = (self.batch * self.tokens // PAGE, PAGE) if self.paged else (self.batch, self.tokens)
@@ -105,6 +112,12 @@ SHAPES = {
     "4 bits, pages": Shape(128, 8, Codes(4), Codes(4), paged=True),
     "4 bits, pages, a mean that turns": Shape(128, 8, Codes(4), Codes(4), paged=True, shifted=True),
     "trellis, 3 bits, pages": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True), paged=True),
+    "columns, 2 bits, turned, 4 query heads": Shape(
+        128, 4, Codes(2, looked_up=1280), Codes(2, looked_up=1280), turned=True
+    ),
+    "columns, 2 bits, turned": Shape(128, 8, Codes(2, looked_up=1280), Codes(2, looked_up=1280), turned=True),
+    "trellis, 3 bits, turned": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True), turned=True),
+    "4 bits, turned": Shape(128, 8, Codes(4), Codes(4), turned=True),
     "columns, plain values": Shape(256, 8, Codes(4, looked_up=1792), Codes(4), heads=4),
 }
 

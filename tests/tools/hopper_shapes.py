@@ -77,7 +77,7 @@ def _trellis(dim: int, bits: int, dtype: str, n: int = N) -> Configuration:
 
 def attention(name: str, **sizes: int) -> Configuration:
     def run(*arguments):
-        return decode_attention(*arguments[:-1], tables=arguments[-1])
+        return decode_attention(*arguments[:-2], tables=arguments[-2], turning=arguments[-1])
 
     return run, SHAPES[name]._replace(**sizes).arguments()
 

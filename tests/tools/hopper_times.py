@@ -49,13 +49,14 @@ class Loop(NamedTuple):
 
     instructions: int
     logic: int
-    products: int
+    products: float
+    """Products of int8, or as many as take as long."""
     loads: int
     """Loads from shared memory."""
 
 
-def loop_of(sass: str) -> Loop:
-    """Counts the shortest loop with products in a kernel's assembly."""
+def loop_of(sass: str, trips: int = 1) -> Loop:
+    """Counts the shortest loop with products in a kernel's assembly, in which those within it run `trips` times."""
     lines, labels, loops = [], {}, []
     for line in sass.splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
@@ -64,10 +65,19 @@ def loop_of(sass: str) -> Loop:
             lines.append(instruction[1])
             target = re.search(r"^BRA.*?(\.L_x_\d+)", instruction[1])
             if target and target[1] in labels:
-                loops.append(lines[labels[target[1]] :])
-    body = min((loop for loop in loops if any("MMA" in line for line in loop)), key=len)
-    names = collections.Counter(line.split()[0].split(".")[0] for line in body)
-    return Loop(len(body), sum(names[name] for name in LOGIC), names["IMMA"], names["LDS"])
+                loops.append(range(labels[target[1]], len(lines)))
+    loops = [loop for loop in loops if any("MMA" in lines[k] for k in loop)]
+    inner = [loop for loop in loops if trips > 1 and not any(_within(other, loop) for other in loops)]
+    body = min((loop for loop in loops if not inner or any(_within(some, loop) for some in inner)), key=len)
+    names = collections.Counter()
+    for k in body:
+        names[lines[k].split()[0].split(".")[0]] += trips if any(k in loop for loop in inner) else 1
+    products = names["IMMA"] + names["HMMA"] / 2  # m16n8k8 in float16: a quarter as much, at half the rate
+    return Loop(names.total(), sum(names[name] for name in LOGIC), products, names["LDS"])
+
+
+def _within(loop: range, other: range) -> bool:
+    return loop != other and other.start <= loop.start and loop.stop <= other.stop
 
 
 def assembled(names: list[str]) -> dict[str, tuple[dict[str, int], str]]:
@@ -101,10 +111,12 @@ def table(names: list[str]) -> list[str]:
     found = assembled([f"decode_attention {name}" for name in names])
     for name, (_, sass) in zip(names, found.values(), strict=True):
         shape = SHAPES[name]._replace(tokens=TOKENS)
-        loop = loop_of(sass)
+        loop = loop_of(sass, shape.dim // 8 if shape.turned else 1)
         us, elements = predicted_us(shape, loop), BLOCK * shape.dim * 2 / 128
         whole = shape.batch * shape.heads * shape.dim / (8 * 8 * 128)
-        counts = f"{loop.instructions / elements:12.2f} {loop.logic / elements:6.2f} {loop.products:9} {loop.loads:6}"
+        counts = (
+            f"{loop.instructions / elements:12.2f} {loop.logic / elements:6.2f} {loop.products:9.0f} {loop.loads:6}"
+        )
         measured = MEASURED.get((name, shape.batch, TOKENS), "")
         lines.append(f"{name:36} {counts} {us:4.0f} {measured:>9} {BFLOAT16_US * whole / us:14.2f}")
     return lines

@@ -104,7 +104,7 @@ def bfloat16(*shape: int) -> jax.ShapeDtypeStruct:
 
 def cache(name: str, batch: int, max_len: int, pages: int | None = None) -> Any:
     """Returns the shapes of a cache of 8 heads of 128."""
-    rope = rqjax.Rope(1e4) if "turned" in name else None
+    rope = rqjax.Rope(1e4) if "turned" in name or "pre_rope" in name else None
     make = lambda key: rqjax.strategy(name, key, 128).cache(batch, 8, max_len, pages=pages, rope=rope)  # noqa: E731
     return jax.eval_shape(make, jax.random.key(0))
 
@@ -165,6 +165,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = 
     "attend to 8 sequences in pages, eden_3+centered": lambda: attended("eden_3+centered", 8, pages=1024, softcap=30.0),
     "attend to 8 sequences, eden_4+turned": lambda: attended("eden_4+turned", 8),
     "attend to 8 sequences, 4 tokens each, eden_4": lambda: attended("eden_4", 8, time=4),
+    "attend to 8 sequences, eden_4+pre_rope": lambda: attended("eden_4+pre_rope", 8),
     "append and attend, 8 sequences, eden_4": lambda: step("eden_4", 8),
     "step of a decoder of one layer, 8 sequences, eden_4": lambda: decoded("eden_4", 8),
     "attend to 8 sequences in plain XLA, nested_e8_3": lambda: attended("nested_e8_3", 8),
