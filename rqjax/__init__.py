@@ -22,7 +22,7 @@ Nearest neighbors
 Training
     fit parameters losses learning
 Parts, which nest
-    Normalized Scaled Gain Centered Rotated Linear Residual Split PerHead AcrossHeads PerChannel Balanced Clipped
+    Normalized Scaled Gain Centered Rotated Residual Split PerHead AcrossHeads PerChannel Balanced Clipped
     PerCell Scalar lloyd_max Affine MinMax Uniform Formats PerCoordinate Trellis trellis_coded TrellisPerCoordinate
     NestedE8 Product Exchange Exact Sign
     rotations codebooks packing
@@ -63,7 +63,6 @@ from rqjax.quantizers.exact import Exact
 from rqjax.quantizers.exchange import Exchange
 from rqjax.quantizers.formats import Formats
 from rqjax.quantizers.gain import Gain
-from rqjax.quantizers.linear import Linear
 from rqjax.quantizers.nested_e8 import NestedE8
 from rqjax.quantizers.per_cell import PerCell
 from rqjax.quantizers.per_channel import PerChannel
@@ -133,7 +132,7 @@ __all__ = [  # noqa: RUF022
     "truncate", "requantize", "PagedCache", "AsGiven", "SubtractedMean", "TurnedMean", "BeforeRope", "LastPart",
     "Index",
     "fit", "parameters", "losses", "learning",
-    "Normalized", "Scaled", "Gain", "Centered", "Rotated", "Linear", "Residual", "Split", "PerHead", "AcrossHeads",
+    "Normalized", "Scaled", "Gain", "Centered", "Rotated", "Residual", "Split", "PerHead", "AcrossHeads",
     "PerChannel", "Balanced", "Clipped", "PerCell", "Scalar", "lloyd_max", "Affine", "MinMax", "Uniform", "Formats",
     "PerCoordinate", "Trellis", "trellis_coded", "TrellisPerCoordinate", "NestedE8", "Product", "Exchange", "Exact",
     "Sign", "rotations", "codebooks", "packing",

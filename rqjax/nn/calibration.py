@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -20,9 +19,6 @@ from rqjax.quantizers.combinators import Split
 from rqjax.recipes.fitted import FITTED
 from rqjax.recipes.strategies import checked, named, with_bits
 from rqjax.rotations import Rope
-
-DISTANCES = 60
-"""Distances of queries and keys that moments of queries are averaged over."""
 
 
 def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str | Sequence[str], key: Array) -> list[Strategy]:
@@ -137,8 +133,7 @@ def _through(
                 asked = (q if form.turns_late else at_positions)[0].astype(jnp.float32)
                 y = asked.reshape(len(positions), k.shape[2], -1, k.shape[3])
                 moments = jnp.einsum("tkgd,tkge->kde", y, y, precision="highest")
-                moments /= y.shape[0] * y.shape[2]
-                seen["queries"] = _at_distances(rope, moments, len(positions)) if form.turns_late else moments
+                seen["queries"] = moments / (y.shape[0] * y.shape[2])
             k, decoded = rope(k, positions), None
             if wrong:
                 changes = placed.change(wrong["keys"], positions), wrong["values"]
@@ -160,12 +155,3 @@ def _through(
     sides = {"keys": placed.encode_form(keys, positions[:, 0]), "values": values}
     samples = {side: jnp.swapaxes(part, 0, 1).reshape(part.shape[1], -1, part.shape[3]) for side, part in sides.items()}
     return x, samples | ({"queries": seen["queries"].mean(axis=0)} if queries else {}), form
-
-
-def _at_distances(rope: Rope, moments: Float[Array, "heads d d"], time: int) -> Float[Array, "heads d d"]:
-    """Mean of the second moments of queries as keys before their rotation meet them, over distances up to `time`."""
-    distances = jnp.asarray(np.unique(np.geomspace(1, time, DISTANCES).astype(int)))[:, None, None]
-    turned = jnp.broadcast_to(moments, (len(distances), *moments.shape))
-    for _ in range(2):  # of a symmetric matrix first the rows, then the columns
-        turned = jnp.swapaxes(rope(turned, distances), 2, 3)
-    return turned.mean(axis=0)
