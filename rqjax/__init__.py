@@ -8,7 +8,7 @@ By what is known of the vectors
         rotorquant rotorquant_prod rotorquant_paper rotorquant_paper_prod rotor_chain hadamard planarquant isoquant
         identity rtn affine affine_rotated affine_rotated_sign
         turboquant_trellis turboquant_trellis_unbiased rotorquant_trellis nested_e8
-    FITTED, of samples: klt_trellis rotorquant_learned rotor_chain_learned rotorquant_allocated
+    FITTED, of samples: klt_trellis klt_joint rotorquant_learned rotor_chain_learned rotorquant_allocated
         rotorquant_allocated_trellis pq opq lopq qet oscar
     BUDGETED, of the very matrix: fit_under_budget
 Operations on any quantizer
@@ -22,9 +22,9 @@ Nearest neighbors
 Training
     fit parameters losses learning
 Parts, which nest
-    Normalized Scaled Gain Centered Rotated Residual Split PerHead PerChannel Balanced Clipped PerCell
-    Scalar lloyd_max Affine MinMax Uniform Formats PerCoordinate Trellis trellis_coded TrellisPerCoordinate NestedE8
-    Product Exchange Exact Sign
+    Normalized Scaled Gain Centered Rotated Residual Split PerHead AcrossHeads PerChannel Balanced Clipped
+    PerCell Scalar lloyd_max Affine MinMax Uniform Formats PerCoordinate Trellis trellis_coded TrellisPerCoordinate
+    NestedE8 Product Exchange Exact Sign
     rotations codebooks packing
 New ones
     Quantizer Wrapper Codes pytree static
@@ -54,6 +54,7 @@ from rqjax.learning import losses
 from rqjax.learning.parameters import parameters
 from rqjax.learning.training import fit
 from rqjax.paging.paged import PagedCache
+from rqjax.quantizers.across_heads import AcrossHeads
 from rqjax.quantizers.affine import Affine, MinMax
 from rqjax.quantizers.balanced import Balanced
 from rqjax.quantizers.clipped import Clipped
@@ -74,6 +75,7 @@ from rqjax.quantizers.trellis_per_coordinate import TrellisPerCoordinate, trelli
 from rqjax.quantizers.uniform import Uniform
 from rqjax.recipes.budget import BUDGETED, fit_under_budget
 from rqjax.recipes.fitted import FITTED
+from rqjax.recipes.joint import klt_joint
 from rqjax.recipes.klt import klt_trellis
 from rqjax.recipes.learned import (
     rotor_chain_learned,
@@ -123,17 +125,17 @@ __all__ = [  # noqa: RUF022
     "turboquant_prod_orthogonal", "rotorquant", "rotorquant_prod", "rotorquant_paper", "rotorquant_paper_prod",
     "rotor_chain", "hadamard", "planarquant", "isoquant", "identity", "rtn", "affine", "affine_rotated",
     "affine_rotated_sign", "turboquant_trellis", "turboquant_trellis_unbiased", "rotorquant_trellis", "nested_e8",
-    "FITTED", "klt_trellis", "rotorquant_learned", "rotor_chain_learned", "rotorquant_allocated",
+    "FITTED", "klt_trellis", "klt_joint", "rotorquant_learned", "rotor_chain_learned", "rotorquant_allocated",
     "rotorquant_allocated_trellis", "pq", "opq", "lopq", "qet", "oscar", "BUDGETED", "fit_under_budget",
     "encode", "decode", "roundtrip", "straight_through", "nbytes", "save", "load",
     "STRATEGIES", "strategy", "Strategy", "KVCache", "Rope", "append", "attend", "dot_product_attention", "grow",
     "truncate", "requantize", "PagedCache", "AsGiven", "SubtractedMean", "TurnedMean", "BeforeRope", "LastPart",
     "Index",
     "fit", "parameters", "losses", "learning",
-    "Normalized", "Scaled", "Gain", "Centered", "Rotated", "Residual", "Split", "PerHead", "PerChannel", "Balanced",
-    "Clipped", "PerCell", "Scalar", "lloyd_max", "Affine", "MinMax", "Uniform", "Formats", "PerCoordinate", "Trellis",
-    "trellis_coded", "TrellisPerCoordinate", "NestedE8", "Product", "Exchange", "Exact", "Sign", "rotations",
-    "codebooks", "packing",
+    "Normalized", "Scaled", "Gain", "Centered", "Rotated", "Residual", "Split", "PerHead", "AcrossHeads",
+    "PerChannel", "Balanced", "Clipped", "PerCell", "Scalar", "lloyd_max", "Affine", "MinMax", "Uniform", "Formats",
+    "PerCoordinate", "Trellis", "trellis_coded", "TrellisPerCoordinate", "NestedE8", "Product", "Exchange", "Exact",
+    "Sign", "rotations", "codebooks", "packing",
     "Quantizer", "Wrapper", "Codes", "pytree", "static",
     "metrics", "theory",
     "kernels", "Unsupported", "UnknownName", "extras",

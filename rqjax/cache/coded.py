@@ -100,6 +100,7 @@ def decoded_page(
 def decoded(quantizer: Quantizer, codes: Codes, transposed: bool) -> Float[Array, "b h t d"]:
     """Decodes a page of a cache's codes: keys by products with unit vectors, values by sums with them."""
     batch, heads = jax.tree.leaves(codes)[0].shape[:2]
+    heads = quantizer.heads or heads  # some share codes
     eye = lambda n: jnp.broadcast_to(jnp.eye(n), (batch, heads, n, n))  # noqa: E731
     if transposed:
         return quantizer.restore(quantizer.weigh(eye(PAGE), codes))

@@ -52,7 +52,7 @@ class Quantizer:
     """Vectors that share numbers: `encode` takes a multiple of so many along the axis before the last. Arrays of codes
     have one entry for each tile of vectors."""
     heads: int | None = None
-    """Number of heads, if each has a quantizer of its own; vectors are then (..., heads, tokens, d)."""
+    """Number of heads, if it is known; vectors are then (..., heads, tokens, d)."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Makes a method that overrides an operation another body of it."""
@@ -139,8 +139,9 @@ class Quantizer:
         batch, heads, tokens = (math.prod(lead[:-2]), *lead[-2:]) if self.heads else (1, 1, math.prod(lead))
 
         def by_heads(a: Array) -> Array:
-            count = math.prod(a.shape[: len(lead)]) // max(batch * heads, 1)
-            return a.reshape(batch, heads, count, *a.shape[len(lead) :])
+            own = a.shape[len(lead) - 2] if self.heads else 1  # fewer than heads where these share codes
+            count = math.prod(a.shape[: len(lead)]) // max(batch * own, 1)
+            return a.reshape(batch, own, count, *a.shape[len(lead) :])
 
         rows = y.reshape(1, 1, math.prod(y.shape[:-1]), self.dim).astype(jnp.promote_types(y.dtype, jnp.float32))
         size = max(BLOCK // max(batch * heads * self.dim, 1), 1)
