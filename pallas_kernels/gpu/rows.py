@@ -168,7 +168,7 @@ class Rows(NamedTuple):
     def of_products(self, x: jax.Array) -> list[list[list[jax.Array]]]:
         """Returns the numbers of each thread of 64 rows that tensor cores multiplied, [j][h][e].
 
-        Thread 32 w + 4 g + q has the columns 8 j + 2 q + e, e below 2, of the rows 16 w + g + 8 h, h below 2.
+        Thread 32 w + 4 g + q has columns 8 j + 2 q + e. Its rows are 16 w + g + 8 h.
         """
         groups = x.shape[1] // 8
         if self.interpret:

@@ -20,10 +20,10 @@ def klt_joint(key: Key, x: Array, bits: float | int) -> Quantizer:
     Keys of different heads depend on one another, and so do values, so that principal axes of all hold more of the
     energy. As many heads are transformed together as divide their number and have at most 256 coordinates.
     """
-    x, unstack = stack_heads(x)
-    heads, count, dim = x.shape
+    stacked, _ = stack_heads(x)
+    heads, count, dim = stacked.shape
     group = max(n for n in range(1, heads + 1) if heads % n == 0 and (n == 1 or n * dim <= WIDEST))
     if group == 1:
-        return unstack(klt_trellis(key, x, bits).inner)
-    x = jnp.swapaxes(x.reshape(-1, group, count, dim), 1, 2).reshape(-1, count, group * dim)
-    return AcrossHeads(klt_trellis(key, x[0] if group == heads else x, bits), group=group)
+        return klt_trellis(key, x, bits)
+    beside = jnp.swapaxes(stacked.reshape(-1, group, count, dim), 1, 2).reshape(-1, count, group * dim)
+    return AcrossHeads(klt_trellis(key, beside[0] if group == heads else beside, bits), group=group)

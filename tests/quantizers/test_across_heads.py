@@ -70,7 +70,7 @@ def test_laws(name, groups):
 
 @pytest.mark.parametrize("pre_rope", [pytest.param(False, marks=pytest.mark.full), True])
 def test_caches_attend_as_a_plain_one(pre_rope):
-    """At the default window and sinks, 700 tokens in one call and in pieces, then one by one."""
+    """Attends at the default window and sinks to 700 tokens in one call and in pieces, then one by one."""
     form = rqjax.BeforeRope(rope=rqjax.Rope(1e4)) if pre_rope else rqjax.AsGiven()
     heads, (keys, values) = 2 * GROUP, (made(name, 2) for name in ("levels", "trellis"))
     x = np.stack([samples(heads, 716, seed=i).swapaxes(0, 1) for i in range(3)])[:, None]

@@ -37,9 +37,9 @@ class Kernel(NamedTuple):
     """Compiled kernel of a number of vectors, all of them in tiles."""
 
     once: Count
-    """Before and after the tiles of a block of threads."""
+    """Counts before and after the tiles of a block of threads."""
     each: Count
-    """Of a tile."""
+    """Counts of a tile."""
     tokens: int
     """Vectors of a tile."""
     bytes: float
