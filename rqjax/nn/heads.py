@@ -70,7 +70,10 @@ def specs(cache: KVCache, axis: Any) -> Any:
 
 def empty(make: Callable[[], KVCache], sharding: NamedSharding) -> KVCache:
     """Makes a cache with each part on the device that it belongs to: no device holds the whole."""
-    laid = jax.tree.map(lambda spec: NamedSharding(sharding.mesh, spec), specs(jax.eval_shape(make), *sharding.spec))
+    cache = jax.eval_shape(make)
+    if (groups := jax.tree.leaves(cache.keys)[0].shape[1]) % count(sharding):
+        raise ValueError(f"expected a multiple of {count(sharding)} groups of heads with codes together, got {groups}")
+    laid = jax.tree.map(lambda spec: NamedSharding(sharding.mesh, spec), specs(cache, *sharding.spec))
     return jax.jit(make, out_shardings=laid)()
 
 

@@ -3,10 +3,11 @@
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import rqjax
 from rqjax.core.mesh import along
-from rqjax.nn import load_decoder
+from rqjax.nn import heads, load_decoder
 from tests.nn.test_decoder import CHECKPOINTS, through_caches
 from tests.tools import mesh_decoder
 from tests.tools.processes import on_devices
@@ -38,6 +39,14 @@ def test_a_mesh_of_one_device(family):
 def test_wrong_meshes(mesh, axis, message):
     with pytest.raises(ValueError, match=message):
         load_decoder(CHECKPOINTS / "llama", mesh=mesh, axis=axis)
+
+
+def test_heads_with_codes_together_are_on_one_device():
+    """Two heads of one group, and two devices."""
+    quantizer = rqjax.AcrossHeads(rqjax.eden(jax.random.key(0), 64, 3), group=2)
+    sharding = NamedSharding(Mesh(MESH.devices.repeat(2), "x"), PartitionSpec("x"))
+    with pytest.raises(ValueError, match="expected a multiple of 2 groups of heads with codes together, got 1"):
+        heads.empty(lambda: rqjax.KVCache.init(1, 2, 256, quantizer, quantizer), sharding)
 
 
 def test_devices_are_no_mesh():
