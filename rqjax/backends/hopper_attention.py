@@ -140,7 +140,7 @@ def attend(cache: KVCache, q: Array, mask: None, new: Any, **options: Any) -> Ar
 
 def _has_prologue(cache: KVCache, q: Any) -> bool:
     dtypes, dim = (q.dtype, cache.exact_keys.dtype), q.shape[3]
-    if any(dtype.name not in kernel("launch").DTYPES for dtype in dtypes):
+    if cache.key_form.turns_late or any(dtype.name not in kernel("launch").DTYPES for dtype in dtypes):
         return False
     most = kernel("warp_attention").most_rows(*_sides(cache), dim)
     return q.shape[2] // cache.exact_keys.shape[1] <= most
