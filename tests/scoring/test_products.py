@@ -21,6 +21,7 @@ DECODED = {"pq", "opq", "lopq", "qet"}
 """Recipes whose products are not taken in integers: `Rule` says why."""
 SCALED = {
     "klt_trellis",
+    "klt_joint",
     "rotorquant_learned",
     "rotor_chain_learned",
     "rotorquant_allocated",
