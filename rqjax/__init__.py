@@ -22,7 +22,7 @@ Nearest neighbors
 Training
     fit parameters losses learning
 Parts, which nest
-    Normalized Scaled Gain Centered Rotated Residual Split PerHead AcrossHeads PerChannel Balanced Clipped
+    Normalized Scaled Gain Centered Rotated Residual Split PerHead AcrossHeads GivenKeys PerChannel Balanced Clipped
     PerCell Scalar lloyd_max Affine MinMax Uniform Formats PerCoordinate Trellis trellis_coded TrellisPerCoordinate
     NestedE8 Product Exchange Exact Sign
     rotations codebooks packing
@@ -54,7 +54,7 @@ from rqjax.learning import losses
 from rqjax.learning.parameters import parameters
 from rqjax.learning.training import fit
 from rqjax.paging.paged import PagedCache
-from rqjax.quantizers.across_heads import AcrossHeads
+from rqjax.quantizers.across_heads import AcrossHeads, GivenKeys
 from rqjax.quantizers.affine import Affine, MinMax
 from rqjax.quantizers.balanced import Balanced
 from rqjax.quantizers.clipped import Clipped
@@ -132,7 +132,7 @@ __all__ = [  # noqa: RUF022
     "truncate", "requantize", "PagedCache", "AsGiven", "SubtractedMean", "TurnedMean", "BeforeRope", "LastPart",
     "Index",
     "fit", "parameters", "losses", "learning",
-    "Normalized", "Scaled", "Gain", "Centered", "Rotated", "Residual", "Split", "PerHead", "AcrossHeads",
+    "Normalized", "Scaled", "Gain", "Centered", "Rotated", "Residual", "Split", "PerHead", "AcrossHeads", "GivenKeys",
     "PerChannel", "Balanced", "Clipped", "PerCell", "Scalar", "lloyd_max", "Affine", "MinMax", "Uniform", "Formats",
     "PerCoordinate", "Trellis", "trellis_coded", "TrellisPerCoordinate", "NestedE8", "Product", "Exchange", "Exact",
     "Sign", "rotations", "codebooks", "packing",

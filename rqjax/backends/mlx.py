@@ -76,8 +76,8 @@ def _limits_of_levels(y: Any, levels: Any) -> str | None:
 
 def _limits_of_attention(cache: KVCache, *_: Any, **__: Any) -> str | None:
     """Returns why kernels do not take all of attention's products, or None."""
-    if cache.values_in_keys:
-        return "no mps kernel for this attention: values are a part of the keys"
+    if cache.weighs_keys:
+        return "no mps kernel for this attention: values depend on the codes of the keys"
     for name, quantizer in (("keys", cache.key_quantizer), ("values", cache.value_quantizer)):
         if not quantizer.in_integers:
             return f"no mps kernel for this attention: {name}: no levels in int8 in {nest(quantizer)}"

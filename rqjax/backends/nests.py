@@ -66,8 +66,8 @@ def reason_of_queries(
     """Returns why no kernel attends to a cache for such queries, or None; if it `turns`, keys may not have turned."""
     _, kv_heads, _, dim = cache.exact_keys.shape
     rows = q_heads // kv_heads * time
-    if cache.values_in_keys:
-        return "values are a part of the keys"
+    if cache.weighs_keys:
+        return "values depend on the codes of the keys"
     if cache.capacity == 0:
         return "the cache has room for no codes (capacity 0)"
     if dim not in DIMS:

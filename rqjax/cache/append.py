@@ -15,6 +15,7 @@ from rqjax.arrays.planes import as_float32, put
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
 from rqjax.core import PAGE, Codes, as_array, check_int, check_ints, is_traced, operation, platforms
 from rqjax.core.products import rounded_to
+from rqjax.quantizers.across_heads import GivenKeys
 
 PIECE_BYTES = 2**28
 """Bytes of keys and values in float32 that a GPU encodes at once."""
@@ -171,7 +172,7 @@ def _append(cache: KVCache, k: Array, v: Array, count: Int[Array, "some"], slots
         active = start[:, None] + past.unit * jnp.arange(units) < after[:, None]
         key, value = map(as_float32, tokens(past.sinks + start, size))
         key = form.encode_form(key, (past.sinks + start[:, None] + jnp.arange(size))[:, None])
-        return over(lambda old, new: old.write(new, start, active, past.tables), stored, _codes(past, key, value))
+        return over(lambda old, new: old.write(new, start, active, past.tables), stored, codes_of(past, key, value))
 
     codes = past.keys, past.values
     if past.capacity:
@@ -223,7 +224,9 @@ def entered(
     return (keys, values), (cache.picked(keys, t), cache.picked(values, t))
 
 
-def _codes(cache: KVCache, key: Float[Array, "b h t d"], value: Float[Array, "b h t value_dim"]) -> tuple[Codes, Codes]:
+def codes_of(
+    cache: KVCache, key: Float[Array, "b h t d"], value: Float[Array, "b h t value_dim"]
+) -> tuple[Codes, Codes]:
     """Encodes keys and values, laid out; at once if they have one quantizer."""
     keys, values = cache.key_quantizer, cache.value_quantizer
     if cache.values_in_keys:
@@ -234,8 +237,9 @@ def _codes(cache: KVCache, key: Float[Array, "b h t d"], value: Float[Array, "b 
             jax.tree.map(lambda x, part=part: x[part], both) for part in (slice(len(key)), slice(len(key), None))
         )
     else:
-        of_keys, of_values = keys.encode(key), values.encode(value)
-    return keys.laid_out(of_keys, False), values.laid_out(of_values, True)
+        of_keys = keys.encode(key)
+        of_values = values.encode(values.left(value, of_keys) if isinstance(values, GivenKeys) else value)
+    return keys.laid_out(of_keys, cache.weighs_keys), values.laid_out(of_values, True)
 
 
 def _loops(cache: KVCache) -> bool:
@@ -243,7 +247,7 @@ def _loops(cache: KVCache) -> bool:
     step that fills no unit should not run them."""
     _, heads, _, dim = cache.exact_keys.shape
     unit = [jax.ShapeDtypeStruct((1, heads, cache.unit, d), jnp.float32) for d in (dim, cache.exact_values.shape[3])]
-    return _has_loop(jax.make_jaxpr(functools.partial(_codes, cache))(*unit).jaxpr)
+    return _has_loop(jax.make_jaxpr(functools.partial(codes_of, cache))(*unit).jaxpr)
 
 
 def _has_loop(jaxpr: Any) -> bool:

@@ -94,7 +94,7 @@ def decoded_page(
     keys = jnp.swapaxes(keys, 2, 3)
     if cache.values_in_keys:
         return keys, keys[..., -cache.value_quantizer.dim :]
-    return keys, decoded(cache.value_quantizer, read(cache.values), True)
+    return keys, decoded(cache.value_quantizer, read(cache.value_codes), True)
 
 
 def decoded(quantizer: Quantizer, codes: Codes, transposed: bool) -> Float[Array, "b h t d"]:

@@ -16,6 +16,7 @@ from rqjax.arrays.planes import pick, put
 from rqjax.cache.key_forms import AS_GIVEN, KeyForm, check_form
 from rqjax.core import PAGE, Codes, Quantizer, TokenArray, check_int, nbytes, operation, platforms, pytree, static
 from rqjax.core.pytree import derived, with_derived
+from rqjax.quantizers.across_heads import GivenKeys
 from rqjax.quantizers.combinators import Split
 from rqjax.scoring.tiles import UNIT
 
@@ -135,6 +136,10 @@ class KVCache:
             raise ValueError(f"expected a Split as key_quantizer for values that are its LastPart, got {key_quantizer}")
         if not in_keys and value_quantizer.dim != dim:
             raise ValueError(f"expected a value_quantizer of dimension {dim} like the keys', got {value_quantizer.dim}")
+        given = isinstance(value_quantizer, GivenKeys)
+        if given and getattr(key_quantizer, "group", 1) != value_quantizer.inner.group:
+            group = value_quantizer.inner.group
+            raise ValueError(f"expected AcrossHeads of {group} heads for values given keys, got {key_quantizer}")
         unit = together(key_quantizer, value_quantizer)
         tokens, rooms, tables = capacity(max_len, window, sinks, unit), batch, None
         if pages is not None:
@@ -148,7 +153,7 @@ class KVCache:
 
         exact = jnp.zeros((batch, kv_heads, sinks + window + unit, dim), dtype)
         cache = cls(
-            keys=empty(key_quantizer, in_keys),
+            keys=empty(key_quantizer, in_keys or given),
             values=() if in_keys else empty(value_quantizer, True),
             exact_keys=exact,
             exact_values=exact[..., :0] if in_keys else jnp.zeros_like(exact),
@@ -174,11 +179,20 @@ class KVCache:
     def value_quantizer(self) -> Quantizer:
         if isinstance(self.own_value_quantizer, LastPart):
             return self.key_quantizer.parts[-1]  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(self.own_value_quantizer, GivenKeys):
+            return dataclasses.replace(self.own_value_quantizer, keys=self.key_quantizer)
         return self.key_quantizer if self.own_value_quantizer is None else self.own_value_quantizer
+
+    @property
+    def weighs_keys(self) -> bool:
+        """True if sums are of the keys' codes too, which are then laid out as values are."""
+        return self.values_in_keys or isinstance(self.own_value_quantizer, GivenKeys)
 
     @property
     def value_codes(self) -> Codes:
         """Codes that the values' quantizer decodes."""
+        if isinstance(self.own_value_quantizer, GivenKeys):
+            return self.keys, self.values
         return self.keys[-1] if self.values_in_keys else self.values
 
     def newest_values(self) -> Float[Array, "batch heads slots value_dim"]:

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from rqjax.cache.append import codes_of
 from rqjax.cache.coded import decoded
 from rqjax.cache.kv import KVCache, LastPart, over, together
 from rqjax.cache.strategy import Strategy
-from rqjax.core import PAGE, Codes, Quantizer, TokenArray, operation
+from rqjax.core import PAGE, Codes, TokenArray, operation
 from rqjax.core.pytree import with_derived
 
 
@@ -49,17 +50,9 @@ def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) 
     more = 0 if pages is None else pages - rooms
     pair = (strategy.keys, None if strategy.values is strategy.keys else strategy.values)
     keys, values = jax.tree.map(jnp.array, pair)
-    of_values = cache.values
-    if not cache.values_in_keys:
-        of_values = _recoded(cache.value_quantizer, keys if values is None else values, of_values, True)
-    cache = dataclasses.replace(
-        cache,
-        keys=_padded(_recoded(cache.key_quantizer, keys, cache.keys, cache.values_in_keys), more),
-        values=_padded(of_values, more),
-        key_quantizer=keys,
-        own_value_quantizer=values,
-    )
-    return with_derived(cache)
+    new = dataclasses.replace(cache, key_quantizer=keys, own_value_quantizer=values)
+    of_keys, of_values = _recoded(cache, new)
+    return with_derived(dataclasses.replace(new, keys=_padded(of_keys, more), values=_padded(of_values, more)))
 
 
 def _padded(codes: Codes, rooms: int) -> Codes:
@@ -70,15 +63,20 @@ def _padded(codes: Codes, rooms: int) -> Codes:
 
 
 @operation
-def _recoded(old: Quantizer, new: Quantizer, codes: Codes, transposed: bool) -> Codes:
+def _recoded(old: KVCache, new: KVCache) -> tuple[Codes, Codes]:
+    """Encodes what the codes of one cache decode to, as another one does."""
+    codes = old.keys, old.values
     first = jax.tree.leaves(codes, is_leaf=TokenArray.is_one)[0]
     rooms, tokens = first.bits.shape[0], first.bits.shape[first.axis] * first.tokens_per_entry
 
-    def page(room: Array, start: Array) -> Codes:
-        read = lambda x: x.row(room).read(start, PAGE)  # noqa: E731
-        return new.laid_out(new.encode(decoded(old, over(read, codes), transposed)), transposed)
+    def page(room: Array, start: Array) -> tuple[Codes, Codes]:
+        keys, values = over(lambda x: x.row(room).read(start, PAGE), codes)
+        part = dataclasses.replace(old, keys=keys, values=values)
+        key = decoded(old.key_quantizer, keys, old.weighs_keys)
+        value = key[..., :0] if old.values_in_keys else decoded(old.value_quantizer, part.value_codes, True)
+        return codes_of(new, key, value)
 
-    def of_room(room: Array) -> Codes:
+    def of_room(room: Array) -> tuple[Codes, Codes]:
         return lax.map(lambda start: page(room, start), PAGE * jnp.arange(tokens // PAGE))
 
     def joined(x: TokenArray) -> TokenArray:  # (rooms, pages, 1, ...) as (rooms, ...)

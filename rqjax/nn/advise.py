@@ -1,5 +1,6 @@
 """Bits for each layer's keys and values, where they take off most of what the decoder loses."""
 
+import dataclasses
 import inspect
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from rqjax.cache.strategy import Strategy
 from rqjax.core import Quantizer, Registry, check_int, operation
 from rqjax.nn.calibration import calibrated, check_tokens, through
+from rqjax.quantizers.across_heads import GivenKeys
 from rqjax.recipes.allocation import least_loss
 from rqjax.recipes.fitted import FITTED
 from rqjax.recipes.methods import METHODS
@@ -145,7 +147,10 @@ def sensitivities(
         strategy, own = uniform[rate][layer], samples[layer]
         part = getattr(strategy, SIDES[side])
         errors = {name: jnp.zeros_like(own[name]) for name in SIDES}
-        errors[SIDES[side]] = _error(part, own[SIDES[side]])
+        if isinstance(part, GivenKeys):
+            errors["values"] = _error_given_keys(part, strategy.keys, own["keys"], own["values"])
+        else:
+            errors[SIDES[side]] = _error(part, own[SIDES[side]])
         x, *_ = through(decoder, layer, inputs[layer], strategy.key_form, errors=errors, window=window, sinks=sinks)
         for later in range(layer + 1, len(samples)):
             x, *_ = through(decoder, later, x, uniform[rate][later].key_form)
@@ -175,6 +180,14 @@ def named_at(family: str, keys: float | int, values: float | int) -> str:
 @operation
 def _error(quantizer: Quantizer, x: Float[Array, "heads n d"]) -> Float[Array, "heads n d"]:
     return quantizer.decode(quantizer.encode(x)) - x
+
+
+@operation
+def _error_given_keys(
+    quantizer: GivenKeys, keys: Quantizer, key: Float[Array, "heads n d"], x: Float[Array, "heads n d"]
+) -> Float[Array, "heads n d"]:
+    quantizer, of_keys = dataclasses.replace(quantizer, keys=keys), keys.encode(key)
+    return quantizer.decode((of_keys, quantizer.encode(quantizer.left(x, of_keys)))) - x
 
 
 @jax.jit

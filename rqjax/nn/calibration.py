@@ -35,10 +35,11 @@ def calibrated(decoder: Any, tokens: Int[Array, "n time"], name: str | Sequence[
         x, samples, form = through(decoder, layer, x, form, queries=queries)
         latent = decoder.config.kv_lora_rank
         each = _parts(samples, latent) if latent else [samples, samples]
-        keys, values = (
-            _quantizer(part, side, random.fold_in(key, layer), some, layer)
-            for (part, side), some in zip(sides, each, strict=True)
-        )
+        made = []
+        for (part, side), some in zip(sides, each, strict=True):
+            some = some | ({"key_quantizer": made[0]} if made else {})
+            made.append(_quantizer(part, side, random.fold_in(key, layer), some, layer))
+        keys, values = made
         pair = (Split((keys, values)), LastPart()) if latent else (keys, values)
         found.append(Strategy(*pair, form, one))
     return found
@@ -90,10 +91,12 @@ def _asked(name: str, side: str) -> list[str]:
     """Returns the samples that a strategy's recipe takes beside its own side's."""
     recipe = with_bits(name)[0]
     taken = inspect.signature(FITTED[recipe]).parameters if recipe in FITTED else ()
-    return [part for part in {"keys": ("queries",), "values": ("queries", "keys")}[side] if part in taken]
+    return [
+        part for part in {"keys": ("queries",), "values": ("queries", "keys", "key_quantizer")}[side] if part in taken
+    ]
 
 
-def _quantizer(name: str, side: str, key: Array, samples: dict[str, Array], layer: int) -> Quantizer:
+def _quantizer(name: str, side: str, key: Array, samples: dict[str, Any], layer: int) -> Quantizer:
     recipe, bits = with_bits(name)
     if recipe not in FITTED:
         return getattr(named(name, key, samples[side].shape[-1]), side)

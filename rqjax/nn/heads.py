@@ -61,7 +61,7 @@ def specs(cache: KVCache, axis: Any) -> Any:
     def spec(path: Any, part: Any) -> Any:
         if whole(part):
             return jax.tree.map(lambda _: PartitionSpec(axis), part)
-        if path[0].name == "constants":  # whose first axis is that of heads with quantizers of their own, or 1
+        if path[0].name == "constants" or getattr(path[-1], "name", "") == "prediction":  # of each group, or one of all
             return PartitionSpec(axis) if part.ndim == 3 and part.shape[0] > 1 else PartitionSpec()
         return PartitionSpec(None, axis) if path[0].name in BY_HEAD else PartitionSpec()
 

@@ -12,7 +12,7 @@ from rqjax.core import ELSEWHERE, Key, Quantizer, Registry, as_array, platforms
 FITTED = Registry("fitted method", {})
 """Recipes that learn from data: `FITTED[name](key, x, bits)`. One with a parameter `queries` may also be given what
 `Decoder.calibrate` sees of attention. For keys that is the second moment of their queries, (heads, d, d). For values it
-is that moment and, as `keys`, their keys (heads, n, d)."""
+is that moment and, as `keys` and `key_quantizer`, their keys (heads, n, d) and the quantizer of these."""
 ELSEWHERE["learns from data: Decoder.calibrate fits it for caches, rqjax.FITTED to vectors"] = FITTED
 USAGE = """
 Args:

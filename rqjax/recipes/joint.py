@@ -1,29 +1,64 @@
 """A transform code of several heads together, without training."""
 
-import jax.numpy as jnp
-from jaxtyping import Array
+import functools
 
-from rqjax.core import Key, Quantizer
-from rqjax.quantizers.across_heads import AcrossHeads
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rqjax.arrays import norms
+from rqjax.core import Key, Quantizer, operation
+from rqjax.quantizers.across_heads import AcrossHeads, GivenKeys, beside
 from rqjax.quantizers.per_head import stack_heads
 from rqjax.recipes.fitted import fitted
 from rqjax.recipes.klt import klt_trellis
 
 WIDEST = 256
 """Most coordinates that are transformed together."""
+SAMPLES = 8
+"""Fewest samples a coordinate from which values are predicted. As many functions explain an eighth of any noise."""
+FLOOR = 1e-5
+"""Energy added to each coordinate of decoded keys, in parts of the mean: coordinates without bits have none."""
 
 
 @fitted
-def klt_joint(key: Key, x: Array, bits: float | int) -> Quantizer:
+def klt_joint(
+    key: Key, x: Array, bits: float | int, keys: Array | None = None, key_quantizer: Quantizer | None = None
+) -> Quantizer:
     """`klt_trellis` of the vectors that neighboring heads have of a token, side by side: one transform, one scale.
 
     Keys of different heads depend on one another, and so do values, so that principal axes of all hold more of the
     energy. As many heads are transformed together as divide their number and have at most 256 coordinates.
+
+    Given samples of `keys` and their quantizer, of heads together too, values are coded as what is left of them when
+    the best linear function of decoded keys is taken off (`GivenKeys`).
     """
     stacked, _ = stack_heads(x)
     heads, count, dim = stacked.shape
     group = max(n for n in range(1, heads + 1) if heads % n == 0 and (n == 1 or n * dim <= WIDEST))
     if group == 1:
         return klt_trellis(key, x, bits)
-    beside = jnp.swapaxes(stacked.reshape(-1, group, count, dim), 1, 2).reshape(-1, count, group * dim)
-    return AcrossHeads(klt_trellis(key, beside[0] if group == heads else beside, bits), group=group)
+    together, prediction = beside(stacked, group), None
+    if (
+        keys is not None
+        and isinstance(key_quantizer, AcrossHeads)
+        and key_quantizer.group == group
+        and count >= SAMPLES * group * dim
+    ):
+        decoded = beside(key_quantizer.decode(key_quantizer.encode(keys)), group)
+        prediction, together = _predicted(decoded, together)
+    code = AcrossHeads(klt_trellis(key, together[0] if group == heads else together, bits), group=group)
+    return code if prediction is None else GivenKeys(code, prediction=prediction)
+
+
+@operation
+def _predicted(
+    keys: Float[Array, "groups count n"], values: Float[Array, "groups count n"]
+) -> tuple[Float[Array, "groups n n"], Float[Array, "groups count n"]]:
+    """Returns the matrices that take keys nearest to values, and what is left of these. Errors count relative to each
+    value's norm: attention goes to tokens with short values."""
+    size = norms.norm(values)
+    product = functools.partial(jnp.einsum, "gtn,gtm->gnm", norms.over(keys, size), precision="highest")
+    moment = product(norms.over(keys, size))
+    floor = FLOOR * jnp.trace(moment, axis1=1, axis2=2)[:, None, None] / moment.shape[1]
+    prediction = jnp.linalg.solve(moment + floor * jnp.eye(moment.shape[1]), product(norms.over(values, size)))
+    return prediction, values - jnp.matmul(keys, prediction, precision="highest")

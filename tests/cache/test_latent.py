@@ -98,7 +98,7 @@ def test_bytes_of_a_long_text():
 
 def test_kernels_say_why_they_do_not_take_them():
     reason = nests.reason_of_queries(made("eden_4"), 1, HEADS, None, None, None, turns=True)
-    assert reason == "values are a part of the keys"
+    assert reason == "values depend on the codes of the keys"
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,15 @@ def test_heads_with_codes_together_are_on_one_device():
         heads.empty(lambda: rqjax.KVCache.init(1, 2, 256, quantizer, quantizer), sharding)
 
 
+def test_predictions_of_values_lie_with_their_heads():
+    each = rqjax.PerHead(jax.vmap(lambda key: rqjax.eden(key, 64, 3))(jax.random.split(jax.random.key(0), 2)))
+    quantizer = rqjax.AcrossHeads(each, group=2)
+    cache = rqjax.KVCache.init(1, 4, 256, quantizer, rqjax.GivenKeys(quantizer, prediction=jax.numpy.ones((2, 64, 64))))
+    laid = heads.specs(cache, "x").own_value_quantizer
+    assert laid.prediction == PartitionSpec("x")
+    assert set(jax.tree.leaves(laid.inner)) == {PartitionSpec("x")}
+
+
 def test_devices_are_no_mesh():
     with pytest.raises(TypeError, match=r"expected a jax.sharding.Mesh of devices, got \["):
         along(jax.devices(), "heads")

@@ -1,4 +1,7 @@
-"""Quantizers of several heads together, and the recipe that makes them."""
+"""Quantizers of several heads together, of values given keys, and the recipe that makes them."""
+
+import copy
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +94,65 @@ def test_caches_attend_as_a_plain_one(pre_rope):
         np.testing.assert_array_equal(one, other)
 
 
+def given_keys(name, groups, scale=0.2):
+    """A quantizer of values given keys, by matrices for each group."""
+    prediction = scale * jax.random.normal(jax.random.key(1), (groups, GROUP * DIM, GROUP * DIM))
+    return rqjax.GivenKeys(made(name, groups), prediction=prediction)
+
+
+@pytest.mark.parametrize(("name", "groups"), some(CASES, CORE))
+def test_laws_of_values_given_keys(name, groups):
+    """Codes are of what keys leave of values; sums are those of decoded values; bytes are those of what is left."""
+    keys, quantizer = made("levels", groups), given_keys(name, groups)
+    quantizer = dataclasses.replace(quantizer, keys=keys)
+    key, value = (np.stack([samples(GROUP * groups, 20, seed=i + j) for i in range(2)]) for j in (0, 5))
+    w = np.random.default_rng(1).standard_normal((2, GROUP * groups, 4, 20)).astype(np.float32)
+
+    @jax.jit
+    def run(quantizer, key, value, w):
+        of_keys = quantizer.keys.encode(key)
+        codes = of_keys, quantizer.encode(quantizer.left(value, of_keys))
+        return codes, quantizer.decode(codes), quantizer.restore(quantizer.weigh(w, codes))
+
+    codes, decoded, sums = run(quantizer, key, value, w)
+    beside = lambda x: x.reshape(2, groups, GROUP, 20, DIM).swapaxes(2, 3).reshape(2, groups, 20, -1)  # noqa: E731
+    given = np.einsum("bgtn,gnm->bgtm", beside(np.array(keys.decode(codes[0]))), quantizer.prediction)
+    given = given.reshape(2, groups, 20, GROUP, DIM).swapaxes(2, 3).reshape(value.shape)
+    assert error(decoded - given, value - given) < 0.4
+    np.testing.assert_allclose(decoded, given + quantizer.inner.decode(codes[1]), atol=1e-4)
+    assert rqjax.nbytes(codes[1]) * 8 == quantizer.bits_per_vector * 2 * GROUP * groups * 20
+    assert error(sums, np.einsum("bhrn,bhnd->bhrd", w, decoded)) < 1e-3
+
+
+@pytest.mark.parametrize("pages", [None, pytest.param(16, marks=pytest.mark.full)])
+@pytest.mark.parametrize("pre_rope", [pytest.param(False, marks=pytest.mark.full), True])
+def test_caches_of_values_given_keys_attend_as_a_plain_one(pre_rope, pages):
+    """Attends at the default window and sinks to 700 tokens in one call and in pieces, cuts, and is coded anew."""
+    form = rqjax.BeforeRope(rope=rqjax.Rope(1e4)) if pre_rope else rqjax.AsGiven()
+    heads, keys, values = 2 * GROUP, made("levels", 2), given_keys("trellis", 2)
+    x = np.stack([samples(heads, 716, seed=i).swapaxes(0, 1) for i in range(3)])[:, None]
+    for sizes in ([700, *[1] * 16], [256, 256, 188, 16]):
+        cache = rqjax.KVCache.init(1, heads, 1024, keys, values, key_form=form, dtype=jnp.float32, pages=pages)
+        if pages:
+            cache = dataclasses.replace(cache, tables=jnp.arange(pages)[::-1][None, : cache.tables.shape[1]])
+        plain, start = PlainCache(cache), 0
+        for size in sizes:
+            q, k, v = (side[:, start : start + size] for side in x)
+            out, cache = rqjax.dot_product_attention(q, k, v, cache)
+            plain.append(k, v)
+            start += size
+        tolerance = 2e-3 if pre_rope else 1e-3  # angles differ in their last bits, so that an index may be another one
+        assert error(out, plain.attend(q, own=True)) < tolerance
+        assert error(rqjax.attend(cache, q), plain.attend(q)) < tolerance
+    cut, shorter = rqjax.truncate(cache, np.array([400])), copy.deepcopy(plain)
+    shorter.truncate([400])
+    assert error(rqjax.attend(cut, q), shorter.attend(q)) < tolerance
+    exact = rqjax.requantize(cache, rqjax.Strategy(*[rqjax.Exact(DIM, dtype="float32")] * 2, form))
+    again = rqjax.requantize(exact, rqjax.Strategy(keys, values, form))
+    for other in (exact, again):  # codes of decoded tokens decode to nearly the same again
+        assert error(rqjax.attend(other, q), rqjax.attend(cache, q)) < (1e-3 if other is exact else 0.2)
+
+
 def test_heads_that_are_not_there_are_refused():
     quantizer = made("levels", 2)
     with pytest.raises(ValueError, match=r"expected vectors \(..., 6 heads, tokens, 32\), got shape \(3, 5, 32\)"):
@@ -108,6 +170,35 @@ def test_heads_together_lose_less_in_fewer_bits():
     assert together.bits_per_vector < alone.bits_per_vector
     errors = [np.mean((q.decode(q.encode(test)) - test) ** 2) for q in (alone, together)]
     assert errors[1] < 0.5 * errors[0]
+
+
+def test_values_that_follow_from_keys_lose_less():
+    """Values that are functions of keys but for a tenth, and few samples, of which nothing is predicted."""
+    keys = samples(4, 3000)
+    noise = np.random.default_rng(2).standard_normal(keys.shape).astype(np.float32)
+    keys, values = jnp.asarray(keys), jnp.asarray(keys[::-1] + 0.1 * keys.std() * noise)
+    quantizer = rqjax.klt_joint(KEY, keys, 3)
+    alone, given = (
+        rqjax.klt_joint(KEY, values[:, :2000], 2, **more)
+        for more in ({}, {"keys": keys[:, :2000], "key_quantizer": quantizer})
+    )
+    assert isinstance(given, rqjax.GivenKeys)
+    given = dataclasses.replace(given, keys=quantizer)
+    of_keys = quantizer.encode(keys[:, 2000:])
+    decoded = given.decode((of_keys, given.encode(given.left(values[:, 2000:], of_keys))))
+    lost = [error(x, values[:, 2000:]) for x in (alone.decode(alone.encode(values[:, 2000:])), decoded)]
+    assert lost[1] < 0.7 * lost[0]
+    few = rqjax.klt_joint(KEY, values[:, :500], 2, keys=keys[:, :500], key_quantizer=quantizer)
+    assert isinstance(few, rqjax.AcrossHeads)
+
+
+def test_keys_of_other_heads_are_refused():
+    q = rqjax.eden(KEY, DIM, 3)
+    for keys in (q, rqjax.AcrossHeads(rqjax.eden(KEY, 2 * DIM, 3), group=2)):
+        with pytest.raises(ValueError, match="expected AcrossHeads of 3 heads for values given keys, got"):
+            rqjax.KVCache.init(1, GROUP, 512, keys, given_keys("levels", 1))
+    with pytest.raises(ValueError, match="expected a prediction of 96 by 96 numbers a group"):
+        rqjax.GivenKeys(made("levels", 2), prediction=jnp.ones((1, 96, 96)))
 
 
 @pytest.mark.full

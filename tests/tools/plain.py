@@ -71,16 +71,20 @@ class PlainCache:
             positions = np.arange(passed.start, passed.stop)
             x, mean = keys[passed], 0 if self.means[b] is None else self.means[b]
             if isinstance(cache.key_form, rqjax.BeforeRope):
-                coded = self._turned(
-                    self._recoded(cache.key_quantizer, self._turned(x, -positions) - mean) + mean, positions
-                )
+                decoded = self._recoded(cache.key_quantizer, self._turned(x, -positions) - mean)
+                coded = self._turned(decoded + mean, positions)
             else:
                 if cache.key_form.rope is not None and self.means[b] is not None:
                     mean = self._turned(np.broadcast_to(mean, x.shape), positions)
-                coded = self._recoded(cache.key_quantizer, x - mean) + mean
+                decoded = self._recoded(cache.key_quantizer, x - mean)
+                coded = decoded + mean
             keys[passed] = coded
             if cache.values_in_keys:
                 values[passed] = coded[..., -self.value_dim :]
+            elif isinstance(cache.own_value_quantizer, rqjax.GivenKeys):
+                quantizer = cache.own_value_quantizer
+                given = self._predicted(quantizer, decoded)
+                values[passed] = given + self._recoded(quantizer.inner, values[passed] - given)
             else:
                 values[passed] = self._recoded(cache.value_quantizer, values[passed])
         self.coded[b] = max(self.coded[b], end)
@@ -92,6 +96,18 @@ class PlainCache:
         pieces = np.concatenate([units, padding]).reshape(-1, UNITS, *units.shape[1:])
         found = np.concatenate([recoded(quantizer, np.float32(piece)) for piece in pieces])[: len(units)]
         return found.swapaxes(1, 2).reshape(x.shape)
+
+    def _predicted(self, quantizer, keys):
+        """Values (time, heads, dim) that decoded keys predict: a matrix times the keys of a group side by side."""
+        return np.concatenate(
+            [
+                group.reshape(len(keys), -1) @ matrix
+                for group, matrix in zip(
+                    np.split(keys, len(quantizer.prediction), axis=1), quantizer.prediction, strict=True
+                )
+            ],
+            axis=1,
+        ).reshape(keys.shape)
 
     def _mean_of(self, keys):
         """Mean of the finite keys; without a rope only if it has three quarters of the energy."""
