@@ -108,7 +108,7 @@ class GivenKeys(Wrapper):
 
     inner: AcrossHeads  # pyright: ignore[reportIncompatibleVariableOverride]
     prediction: Float[Array, "groups n n"] = field(kw_only=True)
-    """What decoded keys side by side are multiplied with."""
+    """Matrix of each group: decoded keys side by side times it are the values expected."""
     keys: Any = field(kw_only=True, default=None)
     """Quantizer of the keys; a cache fills it in."""
 

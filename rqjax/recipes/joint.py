@@ -29,8 +29,8 @@ def klt_joint(
     Keys of different heads depend on one another, and so do values, so that principal axes of all hold more of the
     energy. As many heads are transformed together as divide their number and have at most 256 coordinates.
 
-    Given samples of `keys` and their quantizer, of heads together too, values are coded as what is left of them when
-    the best linear function of decoded keys is taken off (`GivenKeys`).
+    `Decoder.calibrate` also gives samples of `keys` and their quantizer. If this is of as many heads together, values
+    are coded as what the best linear function of decoded keys leaves of them (`GivenKeys`).
     """
     stacked, _ = stack_heads(x)
     heads, count, dim = stacked.shape
