@@ -200,7 +200,7 @@ def test_schedules_pieces_and_a_long_prompt(kind, tmp_path):
     empty, groups = of_kind(kind, 5000)
     schedules(kind, empty, texts_of(groups), tmp_path / "cache.safetensors")
     texts = texts_of(groups if groups <= 4 else 2)
-    in_pieces(kind, copied(empty), texts, (256, 1, 300, 129, 16, 128) * 6)
+    in_pieces(kind, copied(empty), texts, (256, 1, 300, 129, 16, 128) * 3)
     in_pieces(kind, copied(empty), texts, [5000])
 
 
