@@ -28,7 +28,7 @@ from experiments.data import vector_files
 from rqjax import FITTED, METHODS, Exact, Index, metrics, nbytes
 from rqjax.arrays import norms
 from rqjax.core import Quantizer, Registry, nest, treefile
-from rqjax.search.cells import Cells
+from rqjax.search.centers import Cells
 
 flags.DEFINE_string("vectors", None, "build: file of the vectors, PATH or PATH#ARRAY.")
 flags.DEFINE_string("index", None, "File of the index.")
@@ -126,13 +126,15 @@ def info(index: str) -> None:
     """Says what an index holds and takes."""
     loaded = Index.load(index)
     quantizer, store, rows = loaded.quantizer, loaded.store, loaded.rows
-    quantizer = quantizer.inner if isinstance(quantizer, Cells) else quantizer
-    bits, free = quantizer.bits_per_vector, len(rows.ids) - len(loaded)
+    bits = quantizer.bits_per_vector - 32 * bool(loaded.lists)  # rows lie in lists and do not say in which
+    quantizer, free = quantizer.inner if isinstance(quantizer, Cells) else quantizer, len(rows.ids) - len(loaded)
+    origin = "none" if loaded.origin is None else f"a mean of norm {float(norms.norm(loaded.origin)[0]):.3g}"
     lines = {
         "vectors": f"{len(loaded):,}" + (f", and {free:,} free rows" if free else ""),
         "lists": f"{loaded.lists:,}, of {len(loaded) / loaded.lists:,.0f} vectors" if loaded.lists else "none",
         "dimension": loaded.dim,
         "metric": loaded.metric,
+        "center": origin,
         "quantizer": nest(quantizer),
         "store": f"{nest(store)}, {store.bits_per_vector} bits per vector" if store else "none",
         "codes": f"{bits} bits, {bits / 8:g} bytes per vector; {bits / loaded.dim:.3g} bits per coordinate",

@@ -108,7 +108,7 @@ def test_what_is_mapped_stays_as_it_was_when_its_file_is_replaced(tmp_path):
 
 def test_foreign_files_are_refused(tmp_path):
     save_file({"weights": np.ones(3)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"expected format 'rqjax-tree-3', got None"):
+    with pytest.raises(ValueError, match=r"expected format 'rqjax-tree-4', got None"):
         rqjax.load(tmp_path / "model.safetensors", cache())
     with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.safetensors"):
         rqjax.load(tmp_path / "none.safetensors", cache())

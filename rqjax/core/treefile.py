@@ -27,7 +27,7 @@ from rqjax.core.checks import as_array
 from rqjax.core.pytree import CLASSES, derived_fields, with_derived, without_derived
 from rqjax.core.registry import unknown_name
 
-FORMAT = "rqjax-tree-3"
+FORMAT = "rqjax-tree-4"
 """Format of files; another number stands for parts with other fields."""
 NAMES = {"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """Names of dtypes in safetensors that are not a kind and a number of bits, as F32 and U8 are. Arrays of other dtypes

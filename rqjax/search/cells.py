@@ -1,30 +1,18 @@
-"""A coarse quantizer before another one, of which an inverted file is made."""
+"""Lists of an inverted file: their centroids, and their rows."""
 
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
-from rqjax.arrays import blocks, norms
+from rqjax.arrays import norms
 from rqjax.arrays.kmeans import lloyd, nearest, spread
 from rqjax.arrays.planes import as_float32
-from rqjax.core import (
-    Codes,
-    Key,
-    Quantizer,
-    Vectors,
-    check_fits,
-    check_int,
-    check_vectors,
-    is_traced,
-    operation,
-    pytree,
-    random,
-    static,
-)
+from rqjax.core import Key, Quantizer, check_int, is_traced, operation, random
+from rqjax.quantizers.exact import Exact
+from rqjax.search.centers import Cells, measured, sampled
 from rqjax.search.rows import FREE, Rows, taken
 
 SAMPLE = 64
@@ -33,51 +21,14 @@ START, ITERATIONS = 8, 10
 """Vectors per cell that k-means++ chooses among, and iterations of Lloyd."""
 
 
-@pytree
-class Cells(Quantizer):
-    """Codes of vectors, or of their residuals from the nearest of many centroids, by another quantizer. Codes: (cells
-    int32 (*n,), inner codes).
-
-    All cells have the same inner quantizer; `PerCell` has one for each.
-    """
-
-    centroids: Float[Array, "cells d"]
-    inner: Quantizer
-    residual: bool = static(default=True, kw_only=True)
-    """True if the centroid is subtracted."""
-
-    def __post_init__(self):
-        check_fits(centroids=self.centroids, inner=self.inner.dim)
-
-    @property
-    def dim(self) -> int:
-        return self.inner.dim
-
-    def encode(self, x: Vectors) -> Codes:
-        x = as_float32(check_vectors(x, self.dim))
-        cell = nearest(x.reshape(-1, self.dim), self.centroids).reshape(x.shape[:-1]).astype(jnp.int32)
-        return cell, self.inner.encode(x - self.centroids[cell] if self.residual else x)
-
-    def decode(self, codes: Codes) -> Float[Array, "*n d"]:
-        x = self.inner.decode(codes[1])
-        return x + self.centroids[codes[0]] if self.residual else x
-
-    def prepare(self, y: Float[Array, "b h r d"]) -> Any:
-        return blocks.inner(y, self.centroids), self.inner.prepare(y)
-
-    def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
-        found = self.inner.scores(prepared[1], codes[1])
-        if not self.residual:
-            return found
-        return found + jax.vmap(jax.vmap(lambda near, cell: near[:, cell]))(prepared[0], codes[0])
-
-
 def learned(
-    key: Key, x: Any, lists: int, sample: int | None, metric: str
-) -> tuple[Float[Array, "cells d"], Float[Array, "d"] | None]:
+    key: Key, x: Any, lists: int, sample: int | None, metric: str, inner: Quantizer, residual: bool
+) -> tuple[Cells, Float[Array, "d"] | None]:
     """Learns centroids from `sample` of the vectors (n, d), from their directions for the metric "cosine". One random
     vector of each n / sample consecutive ones is read. For the metric "l2" centroids are relative to the mean, which is
     returned, too.
+
+    Vectors that are not `Exact` have shares of their centroids, but for "l2", and the gain of the sample's codes.
     """
     if is_traced(x):
         raise TypeError("expected vectors whose numbers are known, got those of a function that is compiled")
@@ -91,7 +42,13 @@ def learned(
     few = random.permutation(second, sample)[: START * lists]
     chosen = norms.direction(chosen) if metric == "cosine" else as_float32(chosen)
     center = chosen.mean(axis=0) if metric == "l2" else None
-    return _kmeans(third, chosen if center is None else chosen - center, few, cells=lists), center
+    chosen = chosen if center is None else chosen - center
+    centroids = _kmeans(third, chosen, few, cells=lists)
+    if not residual or isinstance(inner, Exact):
+        return Cells(centroids, inner, jnp.float32(1), residual=residual), center
+    some = sampled(chosen)
+    gain = measured(inner, some - centroids[nearest(some, centroids)])[1]
+    return Cells(centroids, inner, gain, along=metric != "l2"), center
 
 
 @operation

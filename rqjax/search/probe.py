@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int32, PyTree
 
 from rqjax.arrays import blocks
 from rqjax.arrays.planes import materialized, part, pick
-from rqjax.search.cells import Cells
+from rqjax.search.centers import Cells
 from rqjax.search.rough import counted, rough
 from rqjax.search.rows import Rows
 from rqjax.search.scan import QUERIES_TOGETHER, largest
@@ -81,9 +81,9 @@ def _by_query(
             of = chosen[which]
             row = materialized(jnp.clip(starts[of + 1] - ends[which] + place, 0, count - 1))
             here = jax.tree.map(lambda a: pick(a, row), rows)
-            added = jnp.where(place < ends[-1], near[of] + here.bias, -jnp.inf)
-            codes = jax.tree.map(lambda a: materialized(a)[None, None], here.codes)
-            scores = materialized(first.scores(prepared, codes)[0, 0, 0] + added)
+            added = jnp.where(place < ends[-1], cells.shared(near[of], here.codes) + here.bias, -jnp.inf)
+            codes = jax.tree.map(lambda a: materialized(a)[None, None], cells.own(here.codes))
+            scores = materialized(cells.gain * first.scores(prepared, codes)[0, 0, 0] + added)
             new = [a.reshape(GROUP, -1) for a in (scores, row, added)]
             groups = lax.top_k(new[0].max(axis=0), min(wanted, size // GROUP))[1]
             both = [jnp.concatenate([a, b[:, groups].reshape(-1)]) for a, b in zip(found, new, strict=True)]
@@ -92,8 +92,8 @@ def _by_query(
         return lax.fori_loop(0, -(-ends[-1] // size), some, none)
 
     def ranked(y: Array, row: Array, added: Array) -> tuple[Array, Array]:
-        codes = jax.tree.map(lambda a: pick(a, row)[:, None], rows.codes)
-        scores = cells.inner.scores(cells.inner.prepare(y[:, None, None]), codes)[:, 0, 0]
+        codes = jax.tree.map(lambda a: pick(a, row)[:, None], cells.own(rows.codes))
+        scores = cells.gain * cells.inner.scores(cells.inner.prepare(y[:, None, None]), codes)[:, 0, 0]
         return largest(scores + added, k, row)
 
     _, row, added = lax.map(best, (jax.vmap(first.prepare)(y[:, None, None, None]), near, chosen))
@@ -129,8 +129,9 @@ def _by_list(
             here = jax.tree.map(lambda a: part(a, start, size), rows)
             row = (start + jnp.arange(size)).astype(jnp.int32)
             inside = (row >= wanted) & (row < starts[of + 1])
-            codes = jax.tree.map(lambda a: a[None, None], here.codes)
-            scores = cells.inner.scores(prepared, codes)[0, 0] + base + jnp.where(inside, here.bias, -jnp.inf)
+            codes = jax.tree.map(lambda a: a[None, None], cells.own(here.codes))
+            scores = cells.gain * cells.inner.scores(prepared, codes)[0, 0] + cells.shared(base, here.codes)
+            scores = scores + jnp.where(inside, here.bias, -jnp.inf)
             one, place = lax.top_k(scores, min(k, size))
             scores, row = jnp.concatenate([best[0], one], 1), jnp.concatenate([best[1], row[place]], 1)
             return largest(scores, k, row)

@@ -13,8 +13,7 @@ from jaxtyping import Array, Float, Int, Int32, PyTree, Shaped
 from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Quantizer, as_array, is_traced, operation, pytree
-from rqjax.quantizers.combinators import Centered
-from rqjax.quantizers.exact import Exact
+from rqjax.search.centers import Cells
 
 FREE = -1
 """The id of a row that holds no vector."""
@@ -30,8 +29,9 @@ class Rows:
     ids: Int32[Array | np.ndarray, "rows"]
     """Ids of the vectors; `FREE` where there is no vector."""
     energies: Float[Array | np.ndarray, "rows"] | None
-    """Products <x, x~> for the metric "l2", of a vector x, less the index's center, and the vector x~ that its codes
-    stand for."""
+    """Energies for the metric "l2": <x, x~> of a vector x, less the index's center, and the vector x~ that its codes
+    stand for. With lists, |c|^2 + 2 <c, x~ - c> + <x - c, x~ - c> with its centroid c, since distances to c are
+    known."""
     stored: Codes | None
     """Codes of the store."""
 
@@ -45,21 +45,6 @@ class Rows:
         """Number of rows that hold a vector."""
         with jax.ensure_compile_time_eval():  # under jit too, of an index that is a constant there
             return int(jnp.sum(self.ids != FREE))
-
-
-def centered(quantizer: Quantizer, x: Any) -> tuple[Quantizer, Float[Array, "d"] | None]:
-    """Returns a quantizer of vectors less a center, and the center, for the metric "l2". It is the mean of `Centered`,
-    or that of vectors `x` that are kept as they are. Other codes have None, since they may have been fitted to vectors
-    as they are.
-
-    Products and energies of vectors far from the origin are large, and float32 loses the distances that are left of
-    them.
-    """
-    if isinstance(quantizer, Centered):
-        return quantizer.inner, jnp.asarray(quantizer.mean)
-    if isinstance(quantizer, Exact) and len(x):
-        return quantizer, as_float32(jnp.asarray(as_array(x[: _together(quantizer)]))).mean(axis=0)
-    return quantizer, None
 
 
 def encode(
@@ -112,11 +97,18 @@ def _encoded(
     x = norms.direction(x) if metric == "cosine" else as_float32(x)
     x = x if center is None else x - center
     codes = quantizer.encode(x)
-    energies = jnp.sum(x * quantizer.decode(codes), axis=-1).astype(jnp.float32) if metric == "l2" else None
+    energies = _energies(quantizer, x, codes) if metric == "l2" else None
     made = codes, energies, None if store is None else store.encode(x)
     floats = [leaf for leaf in jax.tree.leaves(made) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     held = [jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim))) for leaf in floats]
     return (finite, functools.reduce(operator.and_, held, finite)), *made
+
+
+def _energies(quantizer: Quantizer, x: Float[Array, "n d"], codes: Codes) -> Float[Array, "n"]:
+    """Energies as `Rows` has them: what codes decode to, less a centroid, shrinks alike in these and in products."""
+    origin = quantizer.origins[codes[0]] if isinstance(quantizer, Cells) else jnp.zeros_like(x)
+    left = quantizer.decode(codes) - origin
+    return jnp.sum(origin**2 + 2 * origin * left + (x - origin) * left, axis=-1).astype(jnp.float32)
 
 
 def check_matrix(x: Any, dim: int) -> Array | np.ndarray:

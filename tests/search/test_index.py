@@ -411,7 +411,7 @@ def test_files_that_hold_no_index_are_refused(index, tmp_path):
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
     save_file(arrays, path, {**metadata, "format": "rqjax-tree-9"})
-    with pytest.raises(ValueError, match="expected format 'rqjax-tree-3', got 'rqjax-tree-9'"):
+    with pytest.raises(ValueError, match="expected format 'rqjax-tree-4', got 'rqjax-tree-9'"):
         Index.load(path)
 
 

@@ -1,7 +1,6 @@
 """Searches of 5,000 vectors against exact ones in float64: every metric, near the origin and far from it."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -50,28 +49,25 @@ def test_vectors_as_they_are_are_found_as_by_float64(kind, metric, dim, k, offse
 
 @pytest.mark.parametrize(
     ("kind", "offset"),
-    some([(k, o) for k in ("Centered", "lists", "store") for o in (0, 10, 100, 1000)], [("Centered", 1000)]),
+    some([(k, o) for k in ("rows", "lists", "store") for o in (0, 10, 100, 1000)], [("rows", 1000)]),
 )
 def test_near_duplicates_far_from_the_origin(kind, offset):
-    """Codes of 8 bits of what is left of a center, a centroid or, in a store, nothing: as good as near the origin."""
+    """Codes of 8 bits of what is left of a center or a centroid: as good as near the origin."""
     dim, k = 96, 10
     x, queries = vectors(dim, offset)
     code = rqjax.eden(KEY, dim, 8)
     options: dict = {"metric": "l2"}
     if kind == "store":
         options["store"] = rqjax.Exact(dim, "float32")
-    built = (
-        Index.build(code, x, key=KEY, lists=8, **options)
-        if kind == "lists"
-        else Index.build(rqjax.Centered(jnp.asarray(x.mean(axis=0)), code), x, **options)
-    )
+    options |= {"key": KEY, "lists": 8} if kind == "lists" else {}
+    built = Index.build(code, x, **options)
     search = {"rerank": 50} if kind == "store" else {}
     scores, ids = map(np.asarray, built.search(queries, k, **search))
     distances = neighbors.scores(x, queries, "l2")
     _, rows = neighbors.nearest(x, queries, "l2", k)
     assert (scores >= 0).all()
     assert (ids[:, 0] == rows[:, 0]).all()
-    assert rqjax.metrics.recall(ids, rows) > (0.999 if kind == "store" else 0.95)
+    assert rqjax.metrics.recall(ids, rows) > (0.999 if kind == "store" else 0.975)
     tolerance = {"rtol": 1e-3} if kind == "store" else {"atol": 1.0}
     np.testing.assert_allclose(scores, np.take_along_axis(distances, ids, axis=1), **tolerance)
 
@@ -95,6 +91,5 @@ def test_the_center_belongs_to_the_index(tmp_path):
         scores, ids = other.search(queries, 10)
         np.testing.assert_array_equal(ids, rows)
         np.testing.assert_allclose(scores, neighbors.nearest(x, queries, "l2", 10)[0], rtol=1e-5, atol=1e-4)
-    assert Index.build(rqjax.eden(KEY, dim, 8), x[:9], metric="l2").center is None
     assert Index.build(rqjax.Exact(dim), x[:0], metric="l2").center is None
     assert Index.build(rqjax.Exact(dim), x[:9]).center is None
