@@ -4,9 +4,10 @@ python -m experiments.generate --prompt="def main(" --strategy=eden_4 --tokens=3
 python -m experiments.generate --prompts=prompts.jsonl --out=texts.jsonl --slots=8 --pages=400 --degrade=eden_3,eden_2
 python -m experiments.generate --model=smollm2-135m --chat --prompt="Why is the sky blue?"
 
-A line of the file is {"prompt": "def main("}, if need be with max_tokens, temperature, top_p and seed. Prompts that
-begin alike share their pages of the cache. With --chat a prompt is what a user says, put in the words of the
-checkpoint's own template, and a line may have a whole conversation, {"messages": [{"role": "user", "content": "..."}]}.
+A line of the file is {"prompt": "def main("}, if need be with max_tokens, temperature, top_p, top_k, min_p and seed.
+Prompts that begin alike share their pages of the cache. With --chat a prompt is what a user says, put in the words of
+the checkpoint's own template, and a line may have a whole conversation, {"messages": [{"role": "user", "content":
+"..."}]}.
 """
 
 import json
@@ -51,6 +52,8 @@ DEGRADE = flags.DEFINE_list(
 TOKENS = flags.DEFINE_integer("tokens", 300, "How many tokens to make.")
 TEMPERATURE = flags.DEFINE_float("temperature", 0.7, "0: always the likeliest token.", lower_bound=0.0)
 TOP_P = flags.DEFINE_float("top_p", 1.0, "Only the likeliest tokens that add up to this.", 0.0, 1.0)
+TOP_K = flags.DEFINE_integer("top_k", 0, "Only so many of the likeliest tokens; 0: all.", lower_bound=0)
+MIN_P = flags.DEFINE_float("min_p", 0.0, "Only tokens of this part of the likeliest one's probability.", 0.0, 1.0)
 WINDOW = flags.DEFINE_integer("window", 128, "Newest tokens in full precision.")
 SINKS = flags.DEFINE_integer("sinks", 4, "First tokens in full precision.")
 BOUNDARY = flags.DEFINE_integer("boundary", 0, "First and last layers in full precision.")
@@ -104,7 +107,7 @@ def _many() -> None:
 
 def _request(number: int, line: str) -> dict[str, Any]:
     """Parses a line into arguments of `Engine.submit`."""
-    usual = {"max_tokens": TOKENS.value, "temperature": TEMPERATURE.value, "top_p": TOP_P.value, "seed": SEED.value}
+    usual = {"max_tokens": TOKENS.value, **_sampling(), "seed": SEED.value}
     try:
         request = json.loads(line)
     except ValueError as error:
@@ -115,6 +118,12 @@ def _request(number: int, line: str) -> dict[str, Any]:
     if more := [name for name in request if name not in ("messages" if talk else "prompt", *usual)]:
         raise ValueError(f"{PROMPTS.value}, line {number}: unknown {more[0]!r}, expected one of {', '.join(usual)}")
     return usual | request
+
+
+def _sampling() -> dict[str, Any]:
+    """Options of the sampling, as `Engine.submit` and `generate` take them."""
+    flags = {"temperature": TEMPERATURE, "top_p": TOP_P, "top_k": TOP_K, "min_p": MIN_P}
+    return {name: flag.value for name, flag in flags.items()}
 
 
 def _ids(tokenizer: Tokenizer, prompt: str, messages: list[chat.Message] | None = None) -> list[int]:
@@ -138,9 +147,7 @@ def _stream() -> None:
     shown, start = "", 0.0
     if not CHAT.value:
         print(PROMPT.value, end="", flush=True)
-    for token, after in generate(
-        decoder, caches, prompt, key=keys[1], temperature=TEMPERATURE.value, top_p=TOP_P.value
-    ):
+    for token, after in generate(decoder, caches, prompt, key=keys[1], **_sampling()):
         caches = after
         made.append(token)
         text = tokenizer.decode(made)

@@ -15,6 +15,7 @@ from absl import app, flags
 import experiments
 from experiments.models import models
 from rqjax.core import extras, unknown_name
+from rqjax.paging import pages
 
 with extras.explained():
     from lm_eval import simple_evaluate, utils
@@ -31,7 +32,7 @@ INCLUDE = flags.DEFINE_string("include_path", None, "Folder of tasks of your own
 LIMIT = flags.DEFINE_integer("limit", None, "Only so many documents of each task.", lower_bound=1)
 FEWSHOT = flags.DEFINE_integer("num_fewshot", None, "Examples before each question, if not the task's own number.")
 BATCH = flags.DEFINE_integer("batch", 8, "Sequences at a time.", lower_bound=1)
-CHUNK = flags.DEFINE_integer("chunk", 64, "Tokens that are appended to the cache at a time.", lower_bound=1)
+CHUNK = flags.DEFINE_integer("chunk", pages.CHUNK, "Tokens that are read at once: a multiple of 128.", lower_bound=128)
 LENGTH = flags.DEFINE_integer("max_length", 2048, "Newest tokens of a text that are looked at.", lower_bound=2)
 WINDOW = flags.DEFINE_integer("window", 128, "Newest tokens in full precision.")
 SINKS = flags.DEFINE_integer("sinks", 4, "First tokens in full precision.")

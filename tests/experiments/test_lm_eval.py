@@ -57,7 +57,7 @@ metric_list:
 @pytest.fixture(scope="module")
 def model():
     decoder, tokenizer = models.load("llama-d128")
-    options = {"batch": 2, "chunk": 16, "max_length": 128, "window": 16, "sinks": 1, "dtype": jnp.float32}
+    options = {"batch": 2, "chunk": 128, "max_length": 512, "window": 16, "sinks": 1, "dtype": jnp.float32}
     return CachedLM(decoder, tokenizer, "float32", **options)
 
 
@@ -66,7 +66,7 @@ FORWARD = jax.jit(lambda decoder, tokens: decoder(tokens)[0])
 
 def logits(model, tokens):
     """Texts padded to a multiple of 128 tokens, so that few programs serve all lengths."""
-    return FORWARD(model.decoder, np.pad(tokens, (0, -len(tokens) % 128))[None])[0, : len(tokens)]
+    return FORWARD(model.engine.decoder, np.pad(tokens, (0, -len(tokens) % 128))[None])[0, : len(tokens)]
 
 
 def direct(model, tokens):
@@ -84,10 +84,20 @@ def test_log_likelihoods_are_those_of_the_decoder(model):
         assert greedy == likeliest[-len(rest) :].all()
 
 
+def test_a_context_is_read_once_for_all_choices(model):
+    """The second and third find a page of the context; what is scored is that of each alone."""
+    context, before = model.tok_encode("def f(self):\n    return self.x\n" * 12), model.engine.read
+    assert 257 < len(context) < 385  # the page is whole once the next piece has come
+    requests = [(None, context, model.tok_encode(rest)) for rest in ("class A:", "x = 3", "\n")]
+    for (_, _, rest), (nats, _) in zip(requests, model._loglikelihood_tokens(requests), strict=True):
+        assert nats == pytest.approx(direct(model, [*context, *rest])[0][-len(rest) :].sum(), abs=1e-4)
+    assert model.engine.read - before == sum(len(context) + len(rest) for _, _, rest in requests) - 2 * 129
+
+
 def test_only_the_newest_tokens_of_a_long_text_are_looked_at(model):
-    context, rest = model.tok_encode("a = 1\n" * 60), model.tok_encode("b = 2")
+    context, rest = model.tok_encode("a = 1\n" * 100), model.tok_encode("b = 2")
     ((nats, _),) = model._loglikelihood_tokens([(None, context, rest)])
-    expected, _ = direct(model, [*context, *rest][-129:])
+    expected, _ = direct(model, [*context, *rest][-513:])
     assert nats == pytest.approx(expected[-len(rest) :].sum(), abs=1e-4)
 
 
