@@ -2,8 +2,7 @@
 
 import functools
 import os
-import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,11 +10,12 @@ import numpy as np
 from jaxtyping import Array
 
 from rqjax.cache.strategy import Strategy
-from rqjax.core import PAGE, check_int, check_ints
+from rqjax.core import PAGE, check_int
 from rqjax.nn.decoder import Decoder
 from rqjax.nn.degrade import level
-from rqjax.nn.requests import Event, Request, checked_prompt, checked_sampling
-from rqjax.nn.sampling import keys_of, next_tokens, padded
+from rqjax.nn.requests import Event, Request, asked, checked_prompt, checked_sampling, checked_stops, options
+from rqjax.nn.sampling import Found, Logprobs, chosen, next_tokens, padded, scores
+from rqjax.nn.turns import Turns
 from rqjax.nn.weights import Weights, digest
 from rqjax.paging.paged import PagedCache
 from rqjax.paging.pages import CHUNK, NoRoom
@@ -31,6 +31,9 @@ class Engine:
 
     The decoder's weights may change between steps, as by `nnx.update`: each step compares the identity of their arrays
     and calls `reset` if one is new. `nnx.jit` of a function of the decoder makes all its arrays new, `jax.jit` none.
+    `update` takes another decoder and says what becomes of texts that run.
+
+    Any number of threads may call any method. They take turns, each waiting for one step at most.
 
     Example:
       >>> import jax
@@ -40,6 +43,9 @@ class Engine:
       >>> ids = [engine.submit([1, 2, 3 + i], max_tokens=4) for i in range(3)]
       >>> {id: len(tokens) for id, tokens in engine.run().items()}
       {0: 4, 1: 4, 2: 4}
+      >>> id = engine.submit([1, 2, 3, 4], max_tokens=0, logprobs=1)  # scores the tokens of a prompt but the first
+      >>> [(event.token, event.logprob <= event.best[0][1] <= 0) for event in engine.step()]
+      [(2, True), (3, True), (4, True)]
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class Engine:
         chunk: int = CHUNK,
         folder: str | os.PathLike[str] | None = None,
         degrade: Sequence[str | Sequence[Strategy]] = (),
+        decode: Callable[[list[int]], str] | None = None,
         **options: Any,
     ):
         """An engine without requests.
@@ -71,10 +78,11 @@ class Engine:
           degrade: strategies of fewer and fewer bits, each as `strategy`. Where pages run out, all codes are made anew
             by the next one, in the same bytes, before any text waits or gives its pages back; `degraded` says so.
             Tokens are those of `generate` up to then.
+          decode: makes a text of tokens, as `load_tokenizer(...).decode`; only `stop_texts` need it.
           **options: as in `Decoder.caches`.
         """
         room = PAGE * check_int("pages", pages, 1, 2**20) if max_len is None else max_len
-        self.decoder, self.max_len = decoder, room
+        self.decoder, self.max_len, self._turns = decoder, room, Turns()
         self._caches = lambda: self.decoder.caches(strategy, key, slots, room, pages=pages, **options)
         self._book = {"chunk": chunk, "folder": folder}
         caches = self.paged.caches
@@ -85,9 +93,11 @@ class Engine:
         self._levels = [*self._degrade]
         self.degraded: list[tuple[str | Sequence[Strategy], int]] = []
         """Strategies that the cache was encoded again with, and the number of pages from then on."""
-        self._total, self._count = slots, 0
+        self._total, self._count, self._decode = slots, 0, decode
         self.begun = 0
         """Number of requests that were given a slot; one that is begun again counts again."""
+        self.read = 0
+        """Number of tokens of prompts that were computed, not found in pages."""
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._events: list[Event] = []
@@ -95,17 +105,51 @@ class Engine:
     @functools.cached_property
     def paged(self) -> PagedCache:
         """Caches and the book of their pages; `reset` replaces them."""
+        return PagedCache(self._caches(), seed=self._seed(), **self._book)
+
+    def _seed(self) -> bytes:
+        """Notes the weights of the decoder, and hashes them if prefixes are in files."""
         self._weights = Weights(self.decoder)
         arrays = [] if self._book["folder"] is None else jax.tree.leaves(self.decoder)
-        seed = digest(f"{self.decoder.config} {[(array.shape, array.dtype) for array in arrays]}", arrays)
-        return PagedCache(self._caches(), seed=seed.encode(), **self._book)
+        return digest(f"{self.decoder.config} {[(array.shape, array.dtype) for array in arrays]}", arrays).encode()
 
     def reset(self) -> None:
         """Forgets all keys and values, not files. Texts that run are read again, with what was made of them, and go on;
         codes have the bits of `strategy` again."""
+        with self._turns:
+            self._reset()
+
+    def _reset(self) -> None:
         self._waiting, self._running = [*self._running, *self._waiting], []
         self._levels, self.degraded = [*self._degrade], []
         vars(self).pop("paged", None)
+
+    def update(self, decoder: Decoder, *, again: bool = True) -> None:
+        """Goes on with the weights of another decoder, as after a step of training. No text finds prefixes of the old
+        ones from now on.
+
+        Args:
+          decoder: a decoder of the same config, or the same one with other weights.
+          again: True reads all texts that run again by the new weights, as `reset` does. False lets them go on with the
+            keys and values that they have, of the old weights.
+
+        Raises:
+          ValueError: the decoder has another config.
+
+        Example:
+          >>> import jax
+          >>> from rqjax.nn import Engine, load_decoder
+          >>> engine = Engine(load_decoder("results/models/qwen2-d64"), "eden_4", jax.random.key(0), pages=8, slots=2)
+          >>> engine.update(load_decoder("results/models/qwen2-d64"), again=False)
+        """
+        with self._turns:
+            if decoder.config != self.decoder.config:
+                raise ValueError(f"expected a decoder of the config of the one before, got {decoder.config}")
+            self.decoder = decoder
+            if again:
+                self._reset()
+            else:
+                self.paged.forget(self._seed())
 
     def submit(
         self,
@@ -114,40 +158,54 @@ class Engine:
         max_tokens: int,
         temperature: Any = 1.0,
         top_p: Any = 1.0,
+        top_k: Any = 0,
+        min_p: Any = 0.0,
         stop: Any = (),
+        stop_texts: Any = (),
+        logprobs: int | None = None,
+        score_from: int = 1,
+        n: int = 1,
         seed: int | np.integer | None = 0,
     ) -> int:
-        """Asks for the tokens after a prompt. All arguments are checked here.
+        """Asks for the tokens after a prompt, or for the log-probabilities of its own. All arguments are checked here.
 
         Args:
-          prompt, temperature, top_p: as in `generate`.
-          max_tokens: how many tokens to make at most.
+          prompt, temperature, top_p, top_k, min_p: as in `generate`.
+          max_tokens: how many tokens to make at most; with 0 the prompt is scored, each token an event.
           stop: tokens that end the text, beside those of the decoder's config; the one that does is its last.
+          stop_texts: texts that end the text. The token that completes one is the last, and nothing is cut off.
+          logprobs: how many of the likeliest tokens, from 0 to 20, events have with their log-probabilities, beside
+            that of their own token. They are natural logarithms of the softmax of the decoder's logits, before
+            temperature, `top_p`, `top_k` and `min_p`, as vLLM's `raw_logprobs`.
+          score_from: index of the first token that is scored, if `max_tokens` is 0. Only tokens before it may be found
+            in the pages of others; those from it on are computed.
+          n: samples of the prompt. They share its pages, and each has a number and a seed above the one before.
           seed: of the sampling, from 0 to 2^32 - 1; None draws one.
 
         Returns:
-          The number of the request.
+          The number of the request; its further samples have the numbers after it.
 
         Raises:
           ValueError: an argument is wrong, or the prompt with its answer is longer than what a slot or all pages hold.
         """
-        config, most = self.decoder.config, max([self.paged.pages, *(pages for *_, pages in self._levels)])
-        text, sampling = checked_prompt(prompt, config.vocab_size), checked_sampling(temperature, top_p)
-        check_int("max_tokens", max_tokens, 1, 2**30)
-        ends = np.ravel(check_ints("stop", stop, config.vocab_size - 1)).tolist()
-        seed = secrets.randbits(32) if seed is None else check_int("seed", seed, 0, 2**32 - 1)
-        request = Request(self._count, text, max_tokens, *sampling, frozenset([*ends, *config.eos_token_ids]), seed)
-        if request.length > self.max_len or self.paged.pages_for(request.length) > most:
-            held = f"{self.max_len} tokens of a slot or the {most} pages"
-            raise ValueError(f"a prompt of {len(request.prompt)} tokens and {max_tokens} more do not fit in the {held}")
-        self._waiting.append(request)
-        self._count += 1
+        stops = checked_stops(self.decoder.config, stop, stop_texts, self._decode)
+        sampling = checked_sampling(temperature, top_p, top_k, min_p)
+        text = checked_prompt(prompt, self.decoder.config.vocab_size)
+        request = asked(text, max_tokens, sampling, stops, logprobs, score_from, n, seed)
+        with self._turns:
+            most = max([self.paged.pages, *(pages for *_, pages in self._levels)])
+            if request.length > self.max_len or self.paged.pages_for(request.length) > most:
+                held = f"{self.max_len} tokens of a slot or the {most} pages"
+                raise ValueError(f"a prompt of {len(text)} tokens and {max_tokens} more do not fit in the {held}")
+            for one in (request, *request.others):
+                one.id, self._count = self._count, self._count + 1
+            self._waiting.append(request)
         return request.id
 
     @property
     def waiting(self) -> int:
         """Number of requests that wait for a slot."""
-        return len(self._waiting)
+        return len(self._waiting) + sum(len(request.others) for request in (*self._waiting, *self._running))
 
     @property
     def running(self) -> int:
@@ -160,10 +218,16 @@ class Engine:
         Raises:
           ValueError: there is no such request, or it is done.
         """
-        found = next((request for request in (*self._waiting, *self._running) if request.id == id), None)
-        if found is None:
-            raise ValueError(f"request {id} is not waiting or running")
-        self._dropped(found)
+        with self._turns:
+            for request in (*self._waiting, *self._running):
+                if request.id == id:
+                    self._dropped(request)
+                    self._waiting[:0] = request.others
+                    return
+                if other := next((other for other in request.others if other.id == id), None):
+                    request.others.remove(other)
+                    return
+        raise ValueError(f"request {id} is not waiting or running")
 
     def step(self) -> list[Event]:
         """Computes a piece of a prompt and a token of each text that has begun; no events if there is nothing to do.
@@ -171,45 +235,49 @@ class Engine:
         If the decoder raises, all texts are read again in later steps, and no event is lost. A request whose prompt it
         fails to read twice in a row is dropped, so that others go on; the exception has a note of its number.
         """
-        self._advance()
-        events, self._events = self._events, []
+        with self._turns:
+            self._advance()
+            events, self._events = self._events, []
         return events
 
     def run(self) -> dict[int, list[int]]:
         """Steps until nothing waits or runs; returns the tokens of each request that has ended."""
         made: dict[int, list[int]] = {}
         while self._waiting or self._running:
-            self._advance()
+            with self._turns:
+                self._advance()
         for event in self.step():
             made.setdefault(event.id, []).append(event.token)
         return made
 
     def _advance(self) -> None:
         if not self._weights.are_of(self.decoder):
-            self.reset()
+            self._reset()
         reading = None
         try:
             self._admit()
-            reading = next((r for r in self._running if r.fed < len(r.prompt)), None)
+            reading = next(filter(Request.reading, self._running), None)
             if reading is not None:
                 self._read(reading)
-            others, reading = [r for r in self._running if r.fed >= len(r.prompt) and r is not reading], None
+            others, reading = [r for r in self._running if not r.reading() and r is not reading], None
             self._write(others)
         except BaseException as error:
-            self.reset()  # the caches were donated, and the book may be half written
+            self._reset()  # the caches were donated, and the book may be half written
             if isinstance(error, Exception) and reading is not None:
                 if reading.failed:
                     self._waiting.remove(reading)
-                    error.add_note(f"request {reading.id} is dropped")
+                    for request in (reading, *reading.others):
+                        error.add_note(f"request {request.id} is dropped")
                 reading.failed = True
             raise
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._total:
+        # A prompt is looked up in the pages once those before it have been read.
+        while self._waiting and len(self._running) < self._total and not any(map(Request.reading, self._running)):
             request = self._waiting[0]
             while self.paged.pages_for(request.length) > self.paged.pages:
                 self._shrunk()
-            request.slot, request.fed = self.paged.admit(request.prompt)
+            request.slot, request.fed = self.paged.admit(request.prompt[: request.scored])
             missing = sum(self.paged.missing(r.slot, len(r.prompt) + len(r.made)) for r in (*self._running, request))
             if self._running and missing > self.paged.free_pages:
                 self.paged.release(request.slot)
@@ -226,9 +294,44 @@ class Engine:
         if not self._reserved(request, piece):
             return
         tokens, valid = padded(piece, self.paged.chunk)
-        found = self._called([request], tokens, valid, np.array([request.slot]))
+        slots = np.array([request.slot])
+        self.read += len(piece)
+        if stop >= request.scored < len(request.prompt):
+            targets, _ = padded(np.append(request.prompt, 0)[request.fed + 1 : stop + 1], self.paged.chunk)
+            wanted = np.array([request.wanted])
+            found, caches = scores(self.decoder, tokens, self.paged.caches, targets, wanted, valid, slots)
+            self.paged.update(caches)
+            request.fed, request.failed = stop, False
+            self._scored(request, Logprobs(*map(np.asarray, found)))
+            return
+        found = self._called([request], tokens, valid, slots)
         request.fed, request.failed = stop, False
-        self._made({request: int(found[0])} if stop == len(request.prompt) else {})
+        if stop == len(request.prompt):
+            self._branched(request, found)
+            self._made({request: 0}, found)
+
+    def _scored(self, request: Request, found: Logprobs) -> None:
+        """Records events of the tokens of a prompt that the newest piece predicts."""
+        last = len(request.prompt) - 1
+        for place in range(request.scored, min(request.fed, last) + 1):
+            token = int(request.prompt[place])
+            self._events.append(request.event(token, place == last, found, 0, place - request.fed - 1))
+            request.scored = place + 1
+        if request.fed >= last:
+            self._dropped(request)
+
+    def _branched(self, request: Request, found: Found) -> None:
+        """Begins the other samples of a prompt in copies of its slot; those that find no room wait for one."""
+        while request.others:
+            other = request.others[0]
+            try:
+                other.slot, other.fed = self.paged.fork(request.slot), request.fed
+            except NoRoom:
+                break
+            self._running.append(request.others.pop(0))
+            self.begun += 1
+            self._made({other: 0}, chosen(found.logits, *options([other])))
+        self._waiting[:0], request.others = request.others, []
 
     def _write(self, requests: list[Request]) -> None:
         """Makes a token of each text."""
@@ -241,8 +344,7 @@ class Engine:
         for r in requests:
             tokens[r.slot], valid[r.slot], rows[r.slot] = r.made[r.after], 1, r
             r.fed += 1
-        found = self._called(rows, tokens[:, None], valid, None)
-        self._made({r: int(found[r.slot]) for r in requests})
+        self._made({r: r.slot for r in requests}, self._called(rows, tokens[:, None], valid, None))
 
     def _reserved(self, request: Request, tokens: Any) -> bool:
         """Reserves pages for tokens, if need be those of the texts that were admitted last; False if it fails."""
@@ -275,22 +377,22 @@ class Engine:
 
     def _called(
         self, rows: Sequence[Request | None], tokens: np.ndarray, valid: np.ndarray, slots: np.ndarray | None
-    ) -> np.ndarray:
+    ) -> Found:
         """Appends tokens to the rows' slots, and returns the token after each row."""
-        sampling = [(r.temperature, r.top_p, r.seed, max(r.after, 0)) if r else (0, 1, 0, 0) for r in rows]
-        temperature, top_p, seeds, counts = map(np.asarray, zip(*sampling, strict=True))
-        numbers = temperature.astype(np.float32), top_p.astype(np.float32), keys_of(seeds.astype(np.uint32), counts)
-        found, caches = next_tokens(self.decoder, tokens, self.paged.caches, *numbers, valid, slots)
+        found, caches = next_tokens(self.decoder, tokens, self.paged.caches, *options(rows), valid, slots)
         self.paged.update(caches)
-        return np.asarray(found)
+        return found
 
-    def _made(self, found: dict[Request, int]) -> None:
-        """Records events of the tokens that were found; a request that is read again had some before."""
-        for request, token in found.items():
+    def _made(self, rows: dict[Request, int], found: Found) -> None:
+        """Records events of the tokens in rows of what was found; a request that is read again had some before."""
+        tokens, logprobs = np.asarray(found.tokens), None
+        if any(request.wanted >= 0 for request in rows):
+            logprobs = Logprobs(*map(np.asarray, found.logprobs))
+        for request, row in rows.items():
             if request.after < len(request.made):
                 continue
-            request.made.append(token)
-            done = token in request.stop or len(request.made) == request.max_tokens
-            self._events.append(Event(request.id, token, done))
+            request.made.append(int(tokens[row]))
+            done = request.ended(self._decode)
+            self._events.append(request.event(request.made[-1], done, logprobs, row))
             if done:
                 self._dropped(request)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -12,7 +11,7 @@ from rqjax.cache.kv import KVCache
 from rqjax.core import check_int
 from rqjax.nn.decoder import Decoder
 from rqjax.nn.requests import checked_prompt, checked_sampling
-from rqjax.nn.sampling import next_tokens, padded
+from rqjax.nn.sampling import batched, next_tokens, padded
 from rqjax.paging.pages import CHUNK, Grid
 
 
@@ -24,6 +23,8 @@ def generate(
     key: Array,
     temperature: Any = 1.0,
     top_p: Any = 1.0,
+    top_k: Any = 0,
+    min_p: Any = 0.0,
     chunk: int = CHUNK,
 ) -> Iterator[tuple[int, tuple[KVCache, ...]]]:
     """Yields tokens after a prompt, until one ends the text or the caller stops asking.
@@ -37,7 +38,10 @@ def generate(
       key: random key.
       temperature: divides the logits; 0 takes the likeliest token; at most 1e6.
       top_p: only the likeliest tokens, whose probabilities add up to this, are sampled (nucleus sampling; Holtzman et
-        al., 2020, arXiv:1904.09751); above 0 and at most 1.
+        al., 2020, arXiv:1904.09751); above 0 and at most 1. It counts among those that `top_k` and `min_p` leave.
+      top_k: only so many of the likeliest tokens are sampled; 0: all.
+      min_p: only tokens of at least this part of the likeliest one's probability are sampled; from 0 to 1. All three
+        take probabilities after division by the temperature.
       chunk: tokens of the prompt that are computed at once, as `PagedCache.pieces` cuts it.
 
     Yields:
@@ -57,7 +61,7 @@ def generate(
       8
     """
     text = checked_prompt(prompt, decoder.config.vocab_size)
-    sampling = tuple(jnp.full(1, number, jnp.float32) for number in checked_sampling(temperature, top_p))
+    sampling = batched([checked_sampling(temperature, top_p, top_k, min_p)])
     chunk = check_int("chunk", chunk, 1, 2**20)
     decoder.check_caches(caches, 1)
     for cache in caches:
@@ -76,11 +80,11 @@ def generate(
         while True:
             end = start + len(piece)
             _check_room(end, room)
-            once, token = jax.random.fold_in(key, count)[None], jnp.array([0])
+            once, token = jax.random.fold_in(key, count)[None], np.array([0])
             for stop in Grid(chunk, caches[0].sinks).pieces(start, end):
                 row, valid = padded(piece[len(piece) - end + start :][: stop - start], chunk)
-                token, caches = next_tokens(decoder, row, caches, *sampling, once, valid)
-                start = stop
+                found, caches = next_tokens(decoder, row, caches, sampling, once, np.array([-1]), valid)
+                token, start = found.tokens, stop
             piece, count = np.asarray(token), count + 1
             yield int(piece[0]), caches
             if int(piece[0]) in decoder.config.eos_token_ids:

@@ -5,10 +5,12 @@ function of the tokens up to it, and their hash finds it again. (Pages: Kwon et 
 """
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
+from safetensors import SafetensorError
 
 from rqjax.cache.kv import KVCache
 from rqjax.cache.strategy import Strategy
@@ -247,7 +249,10 @@ class PagedCache:
         waiting = (key for key, block in [*self._prefixes.blocks.items()] if self._pool.once(block.pages))
         while len(self._pool.unused) < pages:
             key = next(waiting)
-            self._prefixes.save(key, self._layers.all)
+            try:
+                self._prefixes.save(key, self._layers.all)
+            except (OSError, SafetensorError) as error:
+                warnings.warn(f"a prefix is not kept: {error}", stacklevel=2)
             self._pool.give(self._prefixes.blocks.pop(key).pages)
 
     def requantize(self, strategies: Strategy | Sequence[Strategy], pages: int) -> None:
@@ -267,6 +272,15 @@ class PagedCache:
             raise ValueError("expected a PagedCache with a folder to save to, got none")
         for key in self._prefixes.blocks:
             self._prefixes.save(key, self._layers.all)
+
+    def forget(self, seed: bytes) -> None:
+        """Forgets all prefixes in memory, as those of other weights. Slots keep their tokens, of which no more are
+        shared. From now on prefixes are those of this seed, in the same folder."""
+        for block in self._prefixes.blocks.values():
+            self._pool.give(block.pages)
+        self._prefixes = Prefixes(self._layers.all, self._prefixes.grid, self._prefixes.folder, seed)
+        for s in self._slots.values():
+            s.chain = []
 
     def _known(self, key: bytes, before: int) -> Block | None:
         """Finds the pages of a piece after `before` others, if need be in its file and if there are pages for it."""

@@ -87,7 +87,7 @@ class Prefixes:
             if metadata.get("prefix") != key.hex():
                 raise ValueError(f"{path} is of another prefix")
             return found
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, OSError) as error:
             if path.is_file():
                 self.damaged.add(key)
             warnings.warn(f"a prefix is computed again: {error}", stacklevel=4)

@@ -51,7 +51,8 @@ def test_one_prompt_in_any_form(decoder):
     forms = [PROMPT, PROMPT[None], PROMPT.tolist(), [PROMPT.tolist()], jnp.asarray(PROMPT[None]), range(3, 13)]
     for form in [*forms, Tensor(PROMPT), Tensor(PROMPT[None]), [*map(Tensor, PROMPT)]]:
         assert made(decoder, form) == expected
-    assert made(decoder, PROMPT, temperature=np.float32(1), top_p=1e-30) == expected
+    for options in ({"top_p": 1e-30}, {"top_k": 1}, {"min_p": 1}):
+        assert made(decoder, PROMPT, temperature=np.float32(1), **options) == expected
     assert made(decoder, PROMPT, key=jax.random.PRNGKey(3)) == expected
 
 
@@ -66,6 +67,8 @@ def test_one_prompt_in_any_form(decoder):
         (PROMPT, {"top_p": 0}, "expected 1e6 >= temperature >= 0 and 0 < top_p <= 1, got 0 and 0"),
         (PROMPT, {"temperature": np.nan}, "expected 1e6 >= temperature >= 0 .* got nan and 1.0"),
         (PROMPT, {"temperature": None}, "expected 1e6 >= temperature >= 0 .* got None and 1.0"),
+        (PROMPT, {"top_k": -1}, "expected top_k to be a whole number from 0 to 16777216, got -1"),
+        (PROMPT, {"min_p": -0.1}, "expected 0 <= min_p <= 1, got -0.1"),
         (PROMPT, {"chunk": 0}, "expected chunk to be a whole number from 1 to 1048576, got 0"),
         (PROMPT, {"key": jax.random.split(KEY)}, "expected one key of jax.random.key, got"),
         (PROMPT, {"key": jnp.zeros(3)}, "expected one key of jax.random.key, got"),
