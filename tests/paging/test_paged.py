@@ -96,10 +96,11 @@ def checked(paged):
     uses.update(page for block in paged._prefixes.blocks.values() for page in block.pages)
     assert [uses[page] for page in range(paged.pages)] == paged._pool.uses.tolist()
     assert sorted(paged._pool.unused) == [page for page in range(paged.pages) if not uses[page]]
-    for slot, length in paged.slots.items():
-        for cache in jax.tree.leaves(paged.caches, is_leaf=lambda x: isinstance(x, rqjax.KVCache)):
-            assert int(cache.lengths[slot]) == length
-            assert (np.asarray(cache.tables[slot]) >= 0).sum() == -(-int(cache.coded[slot]) // PAGE)
+    for cache in jax.tree.leaves(paged.caches, is_leaf=lambda x: isinstance(x, rqjax.KVCache)):
+        lengths, coded, tables = map(np.asarray, (cache.lengths, cache.coded, cache.tables))
+        for slot, length in paged.slots.items():
+            assert lengths[slot] == length
+            assert (tables[slot] >= 0).sum() == -(-coded[slot] // PAGE)
 
 
 class Schedule(RuleBasedStateMachine):
