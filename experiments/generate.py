@@ -3,16 +3,19 @@
 python -m experiments.generate --prompt="def main(" --strategy=eden_4 --tokens=300
 python -m experiments.generate --prompts=prompts.jsonl --out=texts.jsonl --slots=8 --pages=400 --degrade=eden_3,eden_2
 python -m experiments.generate --model=smollm2-135m --chat --prompt="Why is the sky blue?"
+python -m experiments.generate --model=smollm2-135m --chat
 
 A line of the file is {"prompt": "def main("}, if need be with max_tokens, temperature, top_p, top_k, min_p and seed.
 Prompts that begin alike share their pages of the cache. With --chat a prompt is what a user says, put in the words of
 the checkpoint's own template, and a line may have a whole conversation, {"messages": [{"role": "user", "content":
-"..."}]}.
+"..."}]}. With --chat alone each line that is typed is answered, until an empty one.
 """
 
+import itertools
 import json
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ import experiments
 import rqjax
 from experiments.models import chat, models
 from rqjax.core import PAGE, check_int
-from rqjax.nn import Engine, generate
+from rqjax.nn import Decoder, Engine, generate
 
 MODEL = flags.DEFINE_string(
     "model", "llama-d128", "Of results/models, smollm2-135m, a folder, a GGUF file, or a name on Hugging Face."
@@ -45,7 +48,9 @@ SYSTEM = flags.DEFINE_string("system", "", "With --chat: what the model is told 
 PROMPTS = flags.DEFINE_string("prompts", "", "Texts to go on from: a file of lines of JSON.")
 OUT = flags.DEFINE_string("out", "", "With --prompts: where the texts go, lines of JSON; printed, if not given.")
 SLOTS = flags.DEFINE_integer("slots", 8, "With --prompts: texts at a time.", lower_bound=1)
-PAGES = flags.DEFINE_integer("pages", 0, "With --prompts: of 128 tokens; 0: enough for all slots.", lower_bound=0)
+PAGES = flags.DEFINE_integer(
+    "pages", 0, "Of 128 tokens; 0: with --prompts enough for all slots, in a conversation 64.", lower_bound=0
+)
 DEGRADE = flags.DEFINE_list(
     "degrade", [], "With --prompts: strategies of fewer bits, which codes are made anew by where pages run out."
 )
@@ -65,7 +70,12 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
     try:
-        _many() if PROMPTS.value else _stream()
+        if PROMPTS.value:
+            _many()
+        elif CHAT.value and not flags.FLAGS["prompt"].present:
+            _talk()
+        else:
+            _stream()
     except (ValueError, TypeError, LookupError, OSError) as error:
         sys.exit(f"error: {experiments.one_line(error)}")
 
@@ -76,19 +86,7 @@ def _many() -> None:
     asked = [_request(number, line) for number, line in enumerate(lines, 1)]
     prompts = [_ids(tokenizer, request.pop("prompt", ""), request.pop("messages", None)) for request in asked]
     longest = max((len(p) + request["max_tokens"] for p, request in zip(prompts, asked, strict=True)), default=1)
-    engine = Engine(
-        decoder,
-        models.strategies(decoder, MODEL.value, STRATEGY.value),
-        jax.random.key(SEED.value),
-        pages=PAGES.value or SLOTS.value * -(-longest // PAGE),
-        slots=SLOTS.value,
-        max_len=longest,
-        degrade=[models.strategies(decoder, MODEL.value, name) for name in DEGRADE.value],
-        window=WINDOW.value,
-        sinks=SINKS.value,
-        boundary=BOUNDARY.value,
-        dtype=DTYPE.value,
-    )
+    engine = _engine(decoder, PAGES.value or SLOTS.value * -(-longest // PAGE), SLOTS.value, longest)
     ids = [engine.submit(prompt, **request) for prompt, request in zip(prompts, asked, strict=True)]
     made: dict[int, list[int]] = {id: [] for id in ids}
     with tqdm.tqdm(total=len(ids), unit="text") as bar:
@@ -103,6 +101,61 @@ def _many() -> None:
         Path(OUT.value).write_text("".join(texts), encoding="utf-8")
     else:
         print("".join(texts), end="")
+
+
+def _engine(decoder: Decoder, pages: int, slots: int, room: int) -> Engine:
+    return Engine(
+        decoder,
+        models.strategies(decoder, MODEL.value, STRATEGY.value),
+        jax.random.key(SEED.value),
+        pages=pages,
+        slots=slots,
+        max_len=room,
+        degrade=[models.strategies(decoder, MODEL.value, name) for name in DEGRADE.value],
+        window=WINDOW.value,
+        sinks=SINKS.value,
+        boundary=BOUNDARY.value,
+        dtype=DTYPE.value,
+    )
+
+
+def _talk() -> None:
+    """Answers each line after all that was said before. Pages of what was read for a line are found for the next."""
+    decoder, tokenizer = models.load(MODEL.value, DTYPE.value)
+    pages = PAGES.value or 64
+    engine, said = _engine(decoder, pages, 1, PAGE * pages), list[chat.Message]()
+    while line := _line():
+        said.append({"role": "user", "content": line})
+        prompt, before = _ids(tokenizer, "", said), engine.read
+        engine.submit(prompt, max_tokens=TOKENS.value, **_sampling(), seed=SEED.value)
+        said.append({"role": "assistant", "content": _shown(tokenizer, _answer(engine))})
+        print(f"\n({len(prompt)} tokens, of which {engine.read - before} were read now)", file=sys.stderr)
+
+
+def _line() -> str:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""
+
+
+def _answer(engine: Engine) -> Iterator[int]:
+    """Tokens of the only request, but those that end a text."""
+    while engine.waiting or engine.running:
+        yield from (event.token for event in engine.step() if event.token not in engine.decoder.config.eos_token_ids)
+
+
+def _shown(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
+    """Prints a text while its tokens come, and returns it."""
+    made: list[int] = []
+    shown = ""
+    for token in tokens:
+        made.append(token)
+        text = tokenizer.decode(made)
+        if not text.endswith("\ufffd"):  # a character whose other bytes are still to come
+            print(text[len(shown) :], end="", flush=True)
+            shown = text
+    return shown
 
 
 def _request(number: int, line: str) -> dict[str, Any]:
@@ -143,22 +196,17 @@ def _stream() -> None:
     options = {"window": WINDOW.value, "sinks": SINKS.value, "boundary": BOUNDARY.value, "dtype": DTYPE.value}
     strategy = models.strategies(decoder, MODEL.value, STRATEGY.value)
     caches = decoder.caches(strategy, keys[0], 1, len(prompt) + count, **options)
-    made: list[int] = []
-    shown, start = "", 0.0
+    times: list[float] = []
+
+    def made() -> Iterator[int]:
+        for token, _ in itertools.islice(generate(decoder, caches, prompt, key=keys[1], **_sampling()), count):
+            times.append(time.perf_counter())
+            yield token
+
     if not CHAT.value:
         print(PROMPT.value, end="", flush=True)
-    for token, after in generate(decoder, caches, prompt, key=keys[1], **_sampling()):
-        caches = after
-        made.append(token)
-        text = tokenizer.decode(made)
-        if not text.endswith("\ufffd"):  # a character whose other bytes are still to come
-            print(text[len(shown) :], end="", flush=True)
-            shown = text
-        if len(made) == 2:  # both shapes are compiled
-            start = time.perf_counter()
-        if len(made) == count:
-            break
-    speed = f"{(len(made) - 2) / (time.perf_counter() - start):.1f} tokens/s, " if len(made) > 2 else ""
+    _shown(tokenizer, made())
+    speed = f"{(len(times) - 2) / (times[-1] - times[1]):.1f} tokens/s, " if len(times) > 2 else ""  # all is compiled
     print(f"\n\n{speed}megabytes of the cache, and in float16:")
     for tokens in (len(prompt) + count, 8192, 32_768):
         held = decoder.cache_nbytes(strategy, 1, tokens, **options)

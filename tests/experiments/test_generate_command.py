@@ -54,6 +54,26 @@ def test_chat(tmp_path, talking):
 
 
 @pytest.mark.full
+def test_a_conversation(tmp_path, talking):
+    """Each answer is that to all that was said; the second turn finds the first page of the one before."""
+    asked, again = "import os, sys  # " * 24, "more"
+    options = ["--chat", f"--model={talking}", "--tokens=6", "--temperature=0"]
+    command = [sys.executable, "-m", "experiments.generate", *options]
+    talk = subprocess.run(command, input=f"{asked}\n{again}\n", capture_output=True, text=True)
+    assert talk.returncode == 0, talk.stderr
+    answers = [part.rstrip("\n") for part in talk.stdout.split("> ")[1:3]]
+    said = [{"role": "user", "content": asked.strip()}]
+    more = [*said, {"role": "assistant", "content": answers[0]}, {"role": "user", "content": again}]
+    found = run(tmp_path, [json.dumps({"messages": messages}) for messages in (said, more)], *options)
+    assert [json.loads(line)["text"] for line in found.stdout.splitlines()] == answers
+    counts = [line for line in talk.stderr.splitlines() if "were read now" in line]
+    whole = len(f"u:{asked.strip()};a:"), len(f"u:{asked.strip()};a:{answers[0]};u:{again};a:")
+    assert counts == [
+        f"({n} tokens, of which {n - known} were read now)" for n, known in zip(whole, (0, 132), strict=True)
+    ]
+
+
+@pytest.mark.full
 def test_pages_run_out(tmp_path):
     lines = [json.dumps({"prompt": f"import os  # {i}", "max_tokens": 200, "temperature": 0}) for i in range(2)]
     made = run(tmp_path, lines, "--slots=2", "--pages=2", "--strategy=eden_4", "--degrade=eden_2", "--window=16")
