@@ -22,12 +22,13 @@ def read(name: str, array: str = "") -> np.ndarray:
 
 def mapped(name: str, array: str = "") -> np.ndarray:
     """The vectors (n, d) of a .npy, .npz, .safetensors, .fvecs, .bvecs or .hdf5 file: its first array ("train" of a
-    .hdf5 file), or the one of that name. Files .npy and .fvecs are mapped into memory, so that only what is used is
-    read. Bytes of .bvecs become float32."""
+    .hdf5 file), or the one of that name. They are floating-point numbers, int8 or uint8. Files .npy, .fvecs and .bvecs
+    are mapped into memory, so that only what is used is read."""
     vectors = _array(name, array)
-    vectors = vectors.astype(np.float32) if Path(name).suffix == ".bvecs" else vectors
-    if vectors.ndim < 2 or vectors.size == 0 or vectors.dtype.kind != "f":
-        raise ValueError(f"expected floating-point vectors (n, d) in {name}, got {vectors.dtype} {vectors.shape}")
+    if vectors.ndim < 2 or vectors.size == 0 or not (vectors.dtype.kind == "f" or vectors.dtype in ("int8", "uint8")):
+        raise ValueError(
+            f"expected vectors (n, d) of floating-point numbers or bytes in {name}, got {vectors.dtype} {vectors.shape}"
+        )
     native = vectors.dtype.newbyteorder("=")  # jax has no other
     return vectors.reshape(-1, vectors.shape[-1]).astype(native, copy=False)
 

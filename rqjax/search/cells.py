@@ -40,7 +40,8 @@ def learned(
     places = np.arange(sample) + np.asarray(random.uniform(first, (sample,)), np.float64)
     chosen = jnp.asarray(x[np.minimum(places * (len(x) / sample), len(x) - 1).astype(np.int64)])
     few = random.permutation(second, sample)[: START * lists]
-    chosen = norms.direction(chosen) if metric == "cosine" else as_float32(chosen)
+    chosen = as_float32(chosen)
+    chosen = norms.direction(chosen) if metric == "cosine" else chosen
     center = chosen.mean(axis=0) if metric == "l2" else None
     chosen = chosen if center is None else chosen - center
     centroids = _kmeans(third, chosen, few, cells=lists)

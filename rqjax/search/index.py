@@ -22,9 +22,9 @@ from rqjax.core import Key, Quantizer, check_int, is_traced, nbytes, operation, 
 from rqjax.core.mesh import along, copied, placed
 from rqjax.search import cells, filters, ranking, shards
 from rqjax.search.centers import Around, centered
-from rqjax.search.probe import probe
-from rqjax.search.rows import FREE, Rows, check_matrix, encode, grow, put, without
-from rqjax.search.scan import largest, scan
+from rqjax.search.ranges import within
+from rqjax.search.rows import FREE, Rows, check_list, check_matrix, encode, grow, places_of, put, without
+from rqjax.search.scan import largest
 
 IN_MEMORY = 2**20
 """Rows of a mapped file that are in memory at a time."""
@@ -99,6 +99,7 @@ class Index:
         key: Key | None = None,
         residual: bool = True,
         sample: int | None = None,
+        room: int = 0,
     ) -> "Index":
         """Builds an index of vectors.
 
@@ -110,8 +111,8 @@ class Index:
           quantizer: any; with lists it is of what centroids leave of the vectors. `Centered` subtracts its mean first.
             The mean of the vectors is subtracted unasked if codes then err less by a tenth, as 4,096 of them show.
             `Scaled` of mode "unbiased" makes inner products unbiased.
-          x: vectors (n, d), n may be 0 without lists: of jax, NumPy, PyTorch, or in Python's lists. Of a memory-mapped
-            file a part is read at a time.
+          x: vectors (n, d) of floating-point numbers, int8 or uint8; n may be 0 without lists. They may be of jax,
+            NumPy or PyTorch, or in Python's lists. A part of them is converted at a time, of a mapped file, too.
           ids: n different whole numbers from 0 to 2^31 - 1; if not given, 0 to n - 1.
           metric: "ip" finds the largest inner products, "cosine" those of directions, "l2" the least squared distances
             |q|^2 - 2 <q, x~> + <x, x~>, for which 4 bytes more a vector are stored, or 0 where that is below. By
@@ -125,31 +126,35 @@ class Index:
           key: random key of the sample that centroids are learned from, and of k-means; lists need one.
           residual: whether a vector's centroid is subtracted before it is encoded.
           sample: how many vectors centroids are learned from, in memory of 4 d bytes each; if not given, 64 a list.
+          room: free rows for vectors that are added later.
 
         Raises:
-          TypeError: x does not hold floating-point numbers, or ids are not whole.
+          TypeError: x holds other numbers, or ids are not whole.
           ValueError: shapes do not agree, x is not finite, ids are not different or out of range, or there is no such
             metric; or the codes of a vector overflow, as those beyond 65,504 in float16 do. With lists: there are no
             vectors, fewer than lists, or than `sample`; `sample` is less than lists; or there is no key.
         """
         ranking.check_parts(quantizer, store, metric)
-        x = check_matrix(x, quantizer.dim)
+        x, room = check_matrix(x, quantizer.dim), check_int("room", room, 0, 2**31 - 1)
         if lists is None and (sample is not None or not residual):
             raise ValueError("residual and sample are options of lists: pass lists= and key=, too")
         if lists is None and key is None:
             quantizer, center = centered(quantizer, x, metric)
             rows = encode(quantizer, store, metric, center, x, ids, first=0)
-            return cls(quantizer, rows, store, center, metric=metric)
+            return cls(quantizer, grow(rows, room) if room else rows, store, center, metric=metric)
         if lists is None or key is None:
             raise ValueError("expected lists and a key to learn them with, got one without the other")
         quantizer, center = cells.learned(key, x, lists, sample, metric, quantizer, residual)
         rows = encode(quantizer, store, metric, center, x, ids, first=0)
-        rows, starts = cells.in_lists(rows, len(quantizer.centroids), len(x))
+        rows, starts = cells.in_lists(rows, len(quantizer.centroids), len(x) + room)
         return cls(quantizer, rows, store, center, starts, metric=metric)
 
     def add(self, x: Any, *, ids: Any = None) -> "Index":
         """Adds vectors, in the lists that there are. Where there are too few free rows, rows grow by an eighth at
         least.
+
+        Under jit they do not grow: vectors for which no row is free are left out, and ids are not checked. `room` of
+        `build` makes free rows. Rows in lists cannot change there.
 
         Args:
           x: vectors (n, d).
@@ -159,9 +164,14 @@ class Index:
           TypeError, ValueError: as in `build`; or an id is in the index, or the index is sharded.
         """
         self._check_whole("add to")
+        if any(map(is_traced, jax.tree.leaves((self.rows.ids, x, ids)))):
+            if self.starts is not None:
+                raise ValueError("expected an index without lists to add to under jit")
+            first = jnp.max(self.rows.ids, initial=-1) + 1
+            return dataclasses.replace(self, rows=put(self.rows, self._encoded(x, ids, first)))
         old = np.asarray(self.rows.ids)
         first = int(np.max(old, initial=-1)) + 1
-        new = encode(self.quantizer, self.store, self.metric, self.center, x, ids, first=first)
+        new = self._encoded(x, ids, first)
         known = np.isin(new.ids, old)
         if known.any():
             raise ValueError(
@@ -174,8 +184,7 @@ class Index:
             rows, starts = cells.in_lists(both, self.lists, count)
             return dataclasses.replace(self, rows=rows, starts=starts)
         rows = grow(self.rows, count - len(old)) if missing > 0 else self.rows
-        places = np.concatenate([np.flatnonzero(old == FREE), np.arange(len(old), count)], dtype=np.int32)
-        return dataclasses.replace(self, rows=put(rows, new, places[: len(new.ids)]))
+        return dataclasses.replace(self, rows=put(rows, new))
 
     def remove(self, ids: Any) -> "Index":
         """Removes some vectors, whose rows are free from then on.
@@ -199,7 +208,7 @@ class Index:
         """Finds the k vectors nearest to each query, the nearest first.
 
         Args:
-          queries: (*m, d).
+          queries: (*m, d), of dtypes as in `build`.
           k: how many.
           probes: how many lists are looked into; if not given, 16, or all if there are fewer.
           where: filter of vectors; None for all. Booleans (n,): the id i passes if i < n and `where[i]`. Whole numbers
@@ -215,7 +224,7 @@ class Index:
           fewer pass, are in the lists or, under jit, are there, scores are infinite and ids `FREE`.
 
         Raises:
-          TypeError: the queries are no floating-point numbers, or `where` is none of the three.
+          TypeError: the queries are of another dtype, or `where` is none of the three.
           ValueError: they have another dimension or are not finite; there are fewer than k or `rerank` vectors, or
             fewer lists than `probes`; rerank is less than k, or there is no store; `where` has another shape or ids
             below 0.
@@ -239,6 +248,43 @@ class Index:
         found = _in_parts if self._mapped else search
         keys, ids = found(index, y, k=int(k), rerank=rerank, probes=probes, implementation=implementation)
         return ranking.scores(self.metric, keys), ids
+
+    def range_search(self, queries: Any, radius: Any, **options: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Finds all vectors within a radius, as FAISS's `range_search` does.
+
+        Args:
+          queries: (m, d); not under jit, where numbers of results are not known.
+          radius: squared distances below it are within, and inner products or cosines above it.
+          **options: `probes`, `where` and `implementation` as in `search`.
+
+        Returns:
+          Bounds int64 (m + 1,), scores float32 and ids int32: those of query i are from bounds[i] to bounds[i + 1], the
+          nearest first.
+
+        Raises:
+          As `search` does; or a ValueError: queries are no matrix, or the radius is no number.
+
+        Example:
+          >>> import jax, numpy as np, rqjax
+          >>> index = rqjax.Index.build(rqjax.Exact(2, "float32"), np.eye(2), metric="l2")
+          >>> bounds, scores, ids = index.range_search(np.array([[1.0, 0.0], [9.0, 0.0]]), radius=3)
+          >>> bounds.tolist(), ids.tolist()
+          ([0, 2, 2], [0, 1])
+        """
+        return within(self, queries, radius, **options)
+
+    def reconstruct(self, ids: Any) -> Float[Array, "n d"]:
+        """Decodes the vectors of some ids (n,), by the store if there is one; of the metric "cosine" their directions.
+
+        Raises:
+          TypeError, ValueError: ids are no whole numbers, one is not in the index, or the index is sharded.
+        """
+        self._check_whole("reconstruct vectors of")
+        places = places_of(self.rows, np.asarray(check_list(ids)))
+        rows = self._coded()
+        quantizer, codes = (self.store, rows.stored) if self.store else (self.quantizer, rows.codes)
+        x = quantizer.decode(jax.tree.map(lambda a: jnp.asarray(a[places]), codes))
+        return x if self.center is None else x + self.center
 
     def shard(self, mesh: Mesh, axis: str) -> "Index":
         """Places the index on a mesh, its rows or lists along an axis. Each shard is searched where it is, and the best
@@ -292,6 +338,9 @@ class Index:
     def _mapped(self) -> bool:
         return isinstance(jax.tree.leaves(self.rows.codes)[0], np.ndarray)
 
+    def _encoded(self, x: Any, ids: Any, first: Any) -> Rows:
+        return encode(self.quantizer, self.store, self.metric, self.center, x, ids, first=first)
+
     def _coded(self) -> Rows:
         """Rows with the codes of `quantizer`."""
         return self.rows if self.starts is None else cells.with_cells(self.rows, self.starts)
@@ -334,7 +383,7 @@ def search_with(
     queries = norms.direction(queries) if index.metric == "cosine" else queries
     queries = queries if index.center is None else queries - index.center
     candidates = rerank or k
-    find = functools.partial(_candidates, probes, index.metric, candidates)
+    find = functools.partial(ranking.candidates, probes, index.metric, candidates)
     arguments = (index.store if rerank else None, index.quantizer), (index.rows, index.starts), queries
     if index.sharding is None:
         _, finals, ids = find(*arguments)
@@ -343,20 +392,3 @@ def search_with(
         _, finals, ids = largest(keys, candidates, finals, ids)
     keys, ids = largest(finals, k, ids)
     return keys.reshape(*y.shape[:-1], k), ids.reshape(*y.shape[:-1], k)
-
-
-def _candidates(
-    probes: int | None,
-    metric: str,
-    count: int,
-    quantizers: tuple[Quantizer | None, Any],
-    rows_and_starts: tuple[Rows, Int32[Array, "bounds"] | None],
-    y: Float[Array, "m d"],
-) -> ranking.Candidates:
-    (store, quantizer), (rows, starts) = quantizers, rows_and_starts
-    if starts is None or probes is None:
-        keys, found = scan(quantizer, rows.codes, rows.bias, y, min(count, len(rows.ids)))
-    else:
-        rows = rows if store else dataclasses.replace(rows, stored=None)
-        keys, found = probe(quantizer, rows, starts, y, count, probes, metric)
-    return ranking.rescored(metric, store, rows, y, keys, found)

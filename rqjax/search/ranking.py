@@ -1,5 +1,6 @@
 """Checks of the queries of an index, and the ranking of what it finds."""
 
+import dataclasses
 from typing import Any, TypeAlias
 
 import jax
@@ -11,7 +12,9 @@ from jaxtyping import Array, Float, Int32
 from rqjax.arrays import blocks
 from rqjax.arrays.planes import pick
 from rqjax.core import Quantizer, as_array, check_floats, check_int, is_traced, platforms
-from rqjax.search.rows import FREE, Rows
+from rqjax.search.probe import probe
+from rqjax.search.rows import FREE, SMALL, Rows
+from rqjax.search.scan import scan
 
 Candidates: TypeAlias = tuple[Float[Array, "m count"], Float[Array, "m count"], Int32[Array, "m count"]]
 """Keys by which they were chosen, keys by which they are ordered, ids."""
@@ -31,6 +34,7 @@ def check_parts(quantizer: Quantizer, store: Quantizer | None, metric: str) -> N
 def check_queries(index: Any, queries: Any, k: int, rerank: int | None) -> Array | np.ndarray:
     """Returns the queries, if the index can be searched for k of them."""
     y = as_array(queries)
+    y = y.astype(np.float32) if y.dtype in SMALL else y
     check_floats(y, index.dim)
     rows = len(index.rows.ids) if is_traced(index.rows.ids) else len(index)
     if rows == 0:
@@ -77,3 +81,21 @@ def rescored(
     together = max(1, GPU_BYTES // (4 * found.shape[1] * store.dim)) if platforms.on_gpu() else None
     finals = lax.map(again, (y, found), batch_size=together)
     return keys, jnp.where(ids == FREE, -jnp.inf, finals), ids
+
+
+def candidates(
+    probes: int | None,
+    metric: str,
+    count: int,
+    quantizers: tuple[Quantizer | None, Any],
+    rows_and_starts: tuple[Rows, Int32[Array, "bounds"] | None],
+    y: Float[Array, "m d"],
+) -> Candidates:
+    """Finds and scores candidates of queries among the rows of a shard; quantizers are a store and that of codes."""
+    (store, quantizer), (rows, starts) = quantizers, rows_and_starts
+    if starts is None or probes is None:
+        keys, found = scan(quantizer, rows.codes, rows.bias, y, min(count, len(rows.ids)))
+    else:
+        rows = rows if store else dataclasses.replace(rows, stored=None)
+        keys, found = probe(quantizer, rows, starts, y, count, probes, metric)
+    return rescored(metric, store, rows, y, keys, found)

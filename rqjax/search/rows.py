@@ -17,6 +17,8 @@ from rqjax.search.centers import Cells
 
 FREE = -1
 """The id of a row that holds no vector."""
+SMALL = ("int8", "uint8")
+"""Dtypes of whole numbers that vectors and queries may have."""
 ENCODED = 2**22
 """Coordinates that are encoded in one call: 16 MiB in float32; a copy of more is new memory each time."""
 
@@ -54,7 +56,7 @@ def encode(
     center: Float[Array, "d"] | None,
     x: Any,
     ids: Any,
-    first: int,
+    first: Any,
 ) -> Rows:
     """Rows of checked vectors, a part at a time; ids from `first` on if they are not given."""
     x = check_matrix(x, quantizer.dim)
@@ -94,7 +96,8 @@ def _encoded(
     """Encodes vectors. Returns whether they, and all numbers that are stored of them, are finite; codes, energies, and
     codes of the store."""
     finite = jnp.isfinite(x).all(axis=-1)
-    x = norms.direction(x) if metric == "cosine" else as_float32(x)
+    x = as_float32(x)
+    x = norms.direction(x) if metric == "cosine" else x
     x = x if center is None else x - center
     codes = quantizer.encode(x)
     energies = _energies(quantizer, x, codes) if metric == "l2" else None
@@ -112,23 +115,24 @@ def _energies(quantizer: Quantizer, x: Float[Array, "n d"], codes: Codes) -> Flo
 
 
 def check_matrix(x: Any, dim: int) -> Array | np.ndarray:
-    """Returns `x`, if it holds floating-point vectors (n, dim). An object with a dtype of NumPy's may be a file, of
+    """Returns `x`, if it holds vectors (n, dim) of floats or bytes. An object with a dtype of NumPy's may be a file, of
     which a part is read at a time."""
     x = x if isinstance(getattr(x, "dtype", None), np.dtype) and not isinstance(x, np.ndarray) else as_array(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"expected vectors of a floating-point dtype (float32, bfloat16, float16), got {x.dtype}")
+    if not (jnp.issubdtype(x.dtype, jnp.floating) or x.dtype in SMALL):
+        raise TypeError(f"expected vectors of a floating-point dtype, int8 or uint8, got {x.dtype}")
     if x.ndim != 2 or x.shape[1] != dim:
         raise ValueError(f"expected vectors (n, {dim}), got shape {x.shape}")
     return x
 
 
-def check_ids(ids: Any, count: int) -> Int32[np.ndarray, "n"]:
-    """Returns `count` different ids, or raises a TypeError or ValueError; one may be a scalar."""
-    ids = np.atleast_1d(np.asarray(as_array(ids)))
-    if ids.size and ids.dtype.kind not in "iu":
-        raise TypeError(f"expected ids that are whole numbers, got {ids.dtype}")
+def check_ids(ids: Any, count: int) -> Int32[Array | np.ndarray, "n"]:
+    """Returns `count` different ids, or raises a TypeError or ValueError; one may be a scalar. Traced ones are not
+    known."""
+    ids = check_list(ids)
     if ids.shape != (count,):
         raise ValueError(f"expected {count} ids, got shape {ids.shape}")
+    if is_traced(ids):
+        return ids.astype(jnp.int32)
     if ids.size and not 0 <= ids.min() <= ids.max() < 2**31:
         raise ValueError(f"expected ids from 0 to 2^31 - 1, got {ids.min()} to {ids.max()}")
     values, counts = np.unique(ids, return_counts=True)
@@ -138,14 +142,31 @@ def check_ids(ids: Any, count: int) -> Int32[np.ndarray, "n"]:
     return ids.astype(np.int32)
 
 
+def check_list(ids: Any) -> Int[Array | np.ndarray, "..."]:
+    """Returns whole numbers, traced or of NumPy, of one axis at least."""
+    ids = as_array(ids)
+    ids = ids if is_traced(ids) else np.atleast_1d(np.asarray(ids))
+    if ids.size and ids.dtype.kind not in "iu":
+        raise TypeError(f"expected ids that are whole numbers, got {ids.dtype}")
+    return ids if ids.size else ids.astype(np.int32)
+
+
 def without(rows: Rows, ids: Any) -> Rows:
     """Frees the rows of some ids; raises a TypeError or ValueError if one is not there."""
     ids = np.asarray(as_array(ids))
-    ids = check_ids(ids, ids.size)
-    unknown = ~np.isin(ids, rows.ids)
+    places_of(rows, np.asarray(check_ids(ids, ids.size)))
+    return dataclasses.replace(rows, ids=jnp.where(np.isin(rows.ids, ids), FREE, rows.ids))
+
+
+def places_of(rows: Rows, ids: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+    """Finds the rows of some ids; raises a ValueError if one is not there."""
+    old = np.asarray(rows.ids)
+    order = np.argsort(old)
+    places = order[np.searchsorted(old, ids, sorter=order).clip(max=len(old) - 1)] if len(old) else ids * 0
+    unknown = (ids < 0) | (old[places] != ids if len(old) else True)
     if unknown.any():
         raise ValueError(f"{unknown.sum()} ids are not in the index, the first is {ids[unknown][0]}")
-    return dataclasses.replace(rows, ids=jnp.where(np.isin(rows.ids, ids), FREE, rows.ids))
+    return places
 
 
 @operation
@@ -160,9 +181,10 @@ def grow(rows: Rows, count: int) -> Rows:
 
 
 @operation
-def put(rows: Rows, new: Rows, places: Int32[Array | np.ndarray, "n"]) -> Rows:
-    """Puts new rows in some places."""
-    return jax.tree.map(lambda array, part: array.at[places].set(part), rows, new)
+def put(rows: Rows, new: Rows) -> Rows:
+    """Puts new rows in the first places of free ones, as far as there are such."""
+    places = jnp.flatnonzero(rows.ids == FREE, size=len(new.ids), fill_value=len(rows.ids))
+    return jax.tree.map(lambda array, part: array.at[places].set(part, mode="drop"), rows, new)
 
 
 @operation

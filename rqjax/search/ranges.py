@@ -1,0 +1,34 @@
+"""Search of all that is within a radius."""
+
+from typing import Any
+
+import numpy as np
+
+from rqjax.core import is_traced
+from rqjax.search.ranking import check_queries
+from rqjax.search.rows import FREE
+
+FIRST, TIMES = 64, 8
+"""Vectors that are found for a query at first, and how many times as many for those that have more."""
+
+
+def within(index: Any, queries: Any, radius: Any, **options: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`Index.range_search`, by searches for more and more."""
+    y, most = check_queries(index, queries, 1, None), len(index)
+    if is_traced(y) or y.ndim != 2:
+        raise ValueError(f"expected queries (m, {index.dim}) outside jit, got shape {y.shape}")
+    if not isinstance(radius, int | float | np.number) or np.isnan(radius):
+        raise ValueError(f"expected radius to be a number, got {radius!r}")
+    found: list[Any] = [(np.zeros(0, np.float32), np.zeros(0, np.int32))] * (len(y) + 1)
+    y, left, k = np.asarray(y), np.arange(len(y)), min(FIRST, most)
+    while len(left):
+        padded = np.resize(left, 2 ** (len(left) - 1).bit_length())  # searches are compiled for few numbers of queries
+        scores, ids = (np.asarray(a)[: len(left)] for a in index.search(y[padded], k, **options))
+        inside = (ids != FREE) & (scores < radius if index.metric == "l2" else scores > radius)
+        for query, row, new, mask in zip(left, scores, ids, inside, strict=True):
+            found[query] = row[mask], new[mask]
+        left = left[inside.all(axis=1)] if k < most else left[:0]
+        k = min(TIMES * k, most)
+    bounds = np.cumsum([0, *(len(ids) for _, ids in found[:-1])])
+    scores, ids = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return bounds, scores, ids
