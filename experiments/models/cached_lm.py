@@ -107,7 +107,7 @@ class CachedLM(TemplateLM):
     def _events(self) -> dict[int, list[Event]]:
         """Runs the engine until nothing waits or runs."""
         found: dict[int, list[Event]] = {}
-        while self.engine.waiting or self.engine.running:
+        while self.engine.running or self.engine.waiting:
             for event in self.engine.step():
                 found.setdefault(event.id, []).append(event)
         return found

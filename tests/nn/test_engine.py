@@ -12,6 +12,7 @@ import rqjax
 from rqjax.nn import Engine, engine as engines, generate, load_decoder, sampling
 from rqjax.nn.sampling import BEST, Sampling, batched, compiled, logprobs, next_tokens, sampled
 from tests.paging.test_paged import checked
+from tests.tools import soak
 from tests.tools.suites import some
 
 FORWARD = jax.jit(lambda decoder, tokens: decoder(tokens))
@@ -497,33 +498,11 @@ def test_files_of_prefixes_are_of_all_weights(decoder, tmp_path):
 
 
 @pytest.mark.full
-def test_a_thousand_requests(decoder):
-    """Each answer is that of the request alone, with cancels and stops; nothing is compiled anew, no array stays."""
-    rng = np.random.default_rng(0)
-    engine = Engine(decoder, "float32", KEY, pages=3, slots=4, max_len=192, chunk=128, **OPTIONS)
-    kinds = [
-        (text(i % 5, int(rng.integers(1, 150))), {"max_tokens": int(rng.integers(1, 6)), "seed": i, "stop": [7, i]})
-        for i in range(30)
-    ]
-    expected = []
-    for prompt, options in kinds:
-        engine.submit(prompt, **options)
-        expected += engine.run().values()
-    compiled, arrays = programs(), len(jax.live_arrays())
-    asked, made, count = {}, {}, 0
-    while count < 1000 or engine.waiting or engine.running:
-        while count < 1000 and engine.waiting < 4:
-            kind = int(rng.integers(len(kinds)))
-            asked[engine.submit(kinds[kind][0], **kinds[kind][1])] = kind
-            count += 1
-        if rng.random() < 0.05 and engine.waiting:
-            engine.cancel(engine._waiting[-1].id)
-        if rng.random() < 0.05 and engine.running:
-            engine.cancel(engine._running[0].id)
-        for event in engine.step():
-            made.setdefault(event.id, []).append(event.token)
-            if event.done:
-                assert made.pop(event.id) == expected[asked.pop(event.id)]
-    checked(engine.paged)
-    assert engine.paged.slots == {}
-    assert (programs(), len(jax.live_arrays())) == (compiled, arrays)
+def test_requests_of_many_kinds_from_several_threads(decoder, tmp_path):
+    """Answers are those of each alone whatever fails; nothing is compiled anew, no array stays."""
+    engine = Engine(decoder, "float32", KEY, folder=tmp_path, decode=soak.said, **soak.OPTIONS)
+    told = soak.soak(engine, 200, 3)
+    assert told["programs"] == 0
+    assert told["arrays"] < 20
+    assert min(told[name] for name in ("cancelled", "failures", "damaged", "full")) > 0
+    assert told["done"] + told["cancelled"] + told.get("dropped", 0) >= 200

@@ -21,10 +21,10 @@ import jax
 import numpy as np
 
 from rqjax.core import treefile
-from rqjax.nn import Engine, Event, engine as engines, load_decoder
+from rqjax.nn import Engine, Event, engine as engines, load_decoder, sampling
 from tests.paging.test_paged import checked
 
-OPTIONS: dict[str, Any] = {"pages": 7, "slots": 4, "max_len": 512, "chunk": 128, "window": 16, "sinks": 4}
+OPTIONS: dict[str, Any] = {"pages": 6, "slots": 3, "chunk": 128, "window": 16, "sinks": 4}
 WAITING = 12
 """Texts that wait or run at most."""
 
@@ -64,7 +64,7 @@ def soak(engine: Engine, count: int, threads: int, *, exact: bool = True) -> dic
     room, errors = threading.Semaphore(WAITING), list[BaseException]()
     all_kinds = kinds()
     alone = [_alone(engine, *kind) for kind in all_kinds] if exact else []
-    arrays, memory = len(jax.live_arrays()), list[int]()
+    arrays, programs, memory = len(jax.live_arrays()), _programs(), list[int]()
 
     def asks(number: int) -> None:
         rng, mine = random.Random(number), collections.deque[int](maxlen=8)
@@ -135,8 +135,8 @@ def soak(engine: Engine, count: int, threads: int, *, exact: bool = True) -> dic
     assert not asked, asked
     assert engine.paged.free_pages == engine.paged.pages
     seconds = time.perf_counter() - started
-    live = len(jax.live_arrays()) - arrays
-    return {**told, "seconds": round(seconds), "arrays": live, "megabytes": [m // 2**20 for m in memory]}
+    more = {"arrays": len(jax.live_arrays()) - arrays, "programs": _programs() - programs}
+    return {**told, **more, "seconds": round(seconds), "megabytes": [size // 2**20 for size in memory]}
 
 
 def _alone(engine: Engine, prompt: list[int], options: dict[str, Any]) -> list[list[Event]]:
@@ -196,6 +196,10 @@ def _faults(engine: Engine, told: collections.Counter[str]) -> Iterator[Callable
     ):
         warnings.simplefilter("ignore")
         yield spoil
+
+
+def _programs() -> int:
+    return sum(sampling.compiled(step, "cpu")._cache_size() for step in (sampling._next_tokens, sampling._scores))
 
 
 def _resident() -> int:
