@@ -136,6 +136,8 @@ class PagedCache:
             most = f"the {self._layers.max_len} of a slot or all {self.pages} pages"
             raise ValueError(f"{len(text)} tokens take more than {most}")
         i, chain, found = self._free_slot(), self._prefixes.hashes(text), []
+        # The first piece may have no page that would keep it from being evicted for the others.
+        self._prefixes.touch([key for key in chain[1:] if key in self._prefixes.blocks])
         for key in chain[1:]:  # a piece is in codes once the next one has been appended
             block = self._known(key, len(found))
             if block is None:

@@ -740,6 +740,29 @@ def test_pages_of_all_kinds_of_codes_come_back_from_files(name, tmp_path):
         np.testing.assert_array_equal(*(np.atleast_1d(np.asarray(x)).view(np.uint8) for x in (a, b)))
 
 
+def test_a_first_piece_without_pages_stays_while_the_next_is_loaded(tmp_path):
+    """Loading takes pages of another text, not the beginning of its own, which has none."""
+    paged = rqjax.PagedCache(cache(SLOTS, 6), chunk=CHUNK, folder=tmp_path)
+
+    def begun(text):
+        slot, known = paged.admit(text)
+        at = known
+        for end in paged.pieces(known, len(text)):
+            grown(paged, slot, text[at:end])
+            at = end
+        return slot, known
+
+    for _ in range(2):
+        paged.release(begun(TEXTS[0, :300])[0])
+    paged.evict(6)
+    for text in (TEXTS[1], TEXTS[1, 100:400]):
+        paged.release(begun(text)[0])
+    begun(TEXTS[1, 50:250])
+    assert len(paged._pool.unused) == 0
+    assert paged.admit(TEXTS[0, :300])[1] == 130
+    checked(paged)
+
+
 @pytest.mark.full
 def test_a_killed_writer_leaves_no_half_of_a_file(tmp_path):
     """Killed sixty times, at moments that are spread over a write."""
