@@ -23,7 +23,8 @@ from rqjax.core.quantizer import roundtrip
 from rqjax.quantizers.affine import MLX_BITS, MLX_GROUPS, Affine, MinMax
 from rqjax.quantizers.combinators import Rotated
 from rqjax.scoring.integers import float_products
-from rqjax.search.index import Index, search, search_with
+from rqjax.search.find import search, search_with
+from rqjax.search.index import Index
 
 OFFSET = 128
 """Difference between an index of 8 bits and its level."""

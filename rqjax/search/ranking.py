@@ -33,9 +33,7 @@ def check_parts(quantizer: Quantizer, store: Quantizer | None, metric: str) -> N
 
 def check_queries(index: Any, queries: Any, k: int, rerank: int | None) -> Array | np.ndarray:
     """Returns the queries, if the index can be searched for k of them."""
-    y = as_array(queries)
-    y = y.astype(np.float32) if y.dtype in SMALL else y
-    check_floats(y, index.dim)
+    y = check_numbers(queries, index.dim)
     rows = len(index.rows.ids) if is_traced(index.rows.ids) else len(index)
     if rows == 0:
         raise ValueError("the index is empty")
@@ -44,12 +42,19 @@ def check_queries(index: Any, queries: Any, k: int, rerank: int | None) -> Array
         check_int("rerank", rerank, k, rows)
         if index.store is None:
             raise ValueError("expected an index with a store to rerank with; pass store= to Index.build")
-    if is_traced(y):
-        return y
-    finite = np.isfinite(np.asarray(y))
-    if not finite.all():
-        raise ValueError(f"expected finite queries, got {(~finite).sum()} NaN or Inf")
-    return np.asarray(y) if index.sharding else y
+    return np.asarray(y) if index.sharding and not is_traced(y) else y
+
+
+def check_numbers(queries: Any, dim: int) -> Array | np.ndarray:
+    """Returns queries (*m, dim), if they are finite as far as that is known."""
+    y = as_array(queries)
+    y = y.astype(np.float32) if y.dtype in SMALL else y
+    check_floats(y, dim)
+    if not is_traced(y):
+        finite = np.isfinite(np.asarray(y))
+        if not finite.all():
+            raise ValueError(f"expected finite queries, got {(~finite).sum()} NaN or Inf")
+    return y
 
 
 def scores(metric: str, keys: Float[Array, "*m k"]) -> Float[Array, "*m k"]:

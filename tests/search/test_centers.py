@@ -86,6 +86,11 @@ def test_every_kind_of_index_finds_the_same(metric, tmp_path):
     np.testing.assert_array_equal(jax.jit(lambda i, y: i.search(y, 10))(built, y)[1], expected[1])
     few = built.search(y, 10, where=np.asarray(expected[1])[0])
     np.testing.assert_array_equal(few[1][0], expected[1][0])
+    ivf = Index.build(rqjax.eden_unbiased(KEY, DIM, 4), x, metric=metric, **LISTS)
+    scores, ids = map(np.asarray, ivf.search(y[:1], 30, probes=8))
+    alone = ivf.search(y[:1], 10, where=ids[0, 1::3])  # scored apart from their lists
+    np.testing.assert_array_equal(alone[1], ids[:, 1::3])
+    np.testing.assert_allclose(alone[0], scores[:, 1::3], rtol=1e-4)
 
 
 @pytest.mark.full

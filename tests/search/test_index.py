@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import rqjax
 from experiments.data import samples
 from rqjax import Index, metrics
-from rqjax.search import filters, index as index_module, rough, rows as stored_rows, scan
+from rqjax.search import filters, find, rough, rows as stored_rows, scan
 from tests.tools.apple import formulated
 from tests.tools.processes import on_devices
 from tests.tools.suites import some
@@ -368,7 +368,7 @@ def test_an_index_comes_back_from_disk(index, tmp_path):
 @pytest.mark.parametrize("metric", some(("ip", "l2", "cosine"), ["l2"]))
 def test_rows_may_stay_in_the_file(metric, tmp_path, monkeypatch):
     """A mapped index is searched in parts; the last overlaps the one before. A store gives each part its candidates."""
-    monkeypatch.setattr(index_module, "IN_MEMORY", 300)
+    monkeypatch.setattr(find, "IN_MEMORY", 300)
     path, queries = tmp_path / "a.safetensors", vectors(20, seed=1)
     built = Index.build(quantizer(), vectors(), metric=metric, store=rqjax.Exact(DIM, "float16"))
     built.remove(range(0, 1000, 9)).save(path)

@@ -103,6 +103,21 @@ def test_vectors_come_back(metric, options, tmp_path):
         np.testing.assert_array_equal(Index.load(tmp_path / "i.safetensors", mapped=True).reconstruct(few), found)
 
 
+@pytest.mark.parametrize(
+    ("metric", "options"), some([(m, o) for m in ("ip", "l2", "cosine") for o in ({}, LISTS)], [("ip", LISTS)])
+)
+def test_a_prepared_search_finds_the_same(metric, options):
+    """One query after another, many at once, bytes, reranked, and with vectors added since, as if it were not so."""
+    index = Index.build(rqjax.eden(KEY, DIM, 2), vectors() + 1, metric=metric, store=rqjax.Exact(DIM), **options)
+    choice = {"rerank": 40, **({"probes": 3} if options else {})}
+    queries, find = vectors(9, seed=1), index.searcher(7, **choice)
+    index.add(vectors(1, seed=2))
+    for y in (queries[0], queries, queries.reshape(3, 3, DIM), queries[:0], (queries[:1] * 9).astype(np.int8)):
+        for found, expected in zip(find(y), index.search(y, 7, **choice), strict=True):
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_compiled_function_adds_vectors():
     """A step of fixed shapes adds to free rows, and leaves out what there is no room for."""
     x, code = vectors(), rqjax.eden(KEY, DIM, 4)
@@ -126,6 +141,11 @@ def test_a_compiled_function_adds_vectors():
         (lambda i: i.range_search(vectors(2), np.nan), "expected radius to be a number, got nan"),
         (lambda i: i.range_search(vectors(2), "1"), "expected radius to be a number, got '1'"),
         (lambda i: i.range_search(vectors(2)[0], 1), r"expected queries \(m, 32\) outside jit, got shape \(32,\)"),
+        (lambda i: i.searcher(600), "expected k to be a whole number from 1 to 599, got 600"),
+        (lambda i: i.searcher(5, probes=2), "expected an index with lists to look into"),
+        (lambda i: i.searcher(5, rerank=9), "expected an index with a store"),
+        (lambda i: i.searcher(5)(vectors(1)[:, :9]), "expected vectors of dimension 32 along the last axis"),
+        (lambda i: i.searcher(5)(vectors(1) * np.nan), "expected finite queries, got 32 NaN or Inf"),
         (lambda i: i.reconstruct([5, 700]), "1 ids are not in the index, the first is 700"),
         (lambda i: i.reconstruct([-1]), "1 ids are not in the index, the first is -1"),
         (lambda i: i.reconstruct([0.5]), "expected ids that are whole numbers, got float64"),
