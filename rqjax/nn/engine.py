@@ -391,8 +391,9 @@ class Engine:
         for request, row in rows.items():
             if request.after < len(request.made):
                 continue
-            request.made.append(int(tokens[row]))
-            done = request.ended(self._decode)
-            self._events.append(request.event(request.made[-1], done, logprobs, row))
+            token = int(tokens[row])
+            done = request.ends(token, self._decode)
+            request.made.append(token)
+            self._events.append(request.event(token, done, logprobs, row))
             if done:
                 self._dropped(request)

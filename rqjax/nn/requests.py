@@ -66,13 +66,16 @@ class Request:
         """Returns whether a part of the prompt is still to be read."""
         return self.fed < len(self.prompt)
 
-    def ended(self, decode: Callable[[list[int]], str] | None) -> bool:
-        """Returns whether the newest token is the last one."""
-        if self.made[-1] in self.stop or len(self.made) == self.max_tokens:
+    def ends(self, token: int, decode: Callable[[list[int]], str] | None) -> bool:
+        """Returns whether the text ends with one more token."""
+        if token in self.stop or len(self.made) + 1 == self.max_tokens:
             return True
+        if decode is None or not self.stop_texts:
+            return False
         # A token has a byte at least. The first one may lose a space, so that one more is decoded.
-        newest = self.made[-1 - max((len(text.encode()) for text in self.stop_texts), default=0) :]
-        return decode is not None and any(text in decode(newest) for text in self.stop_texts)
+        count = max(len(text.encode()) for text in self.stop_texts)
+        newest = decode([*self.made[-count:], token])
+        return any(text in newest for text in self.stop_texts)
 
     def event(self, token: int, done: bool, found: Logprobs | None, *place: int) -> Event:
         """Returns an event with the log-probabilities at a place, if they are wanted."""

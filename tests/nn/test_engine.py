@@ -390,6 +390,20 @@ def test_a_failure_loses_nothing(decoder, monkeypatch, when):
     checked(engine.paged)
 
 
+def test_a_text_that_cannot_be_decoded_once_is_made_again(decoder):
+    calls = iter(range(9))
+
+    def decode(ids):
+        assert next(calls) != 2, "no text"
+        return ""
+
+    engine = Engine(decoder, "float32", KEY, pages=6, slots=3, chunk=128, decode=decode, **OPTIONS)
+    engine.submit(text(0, 20), max_tokens=5, stop_texts="x")
+    with pytest.raises(AssertionError, match="no text"):
+        engine.run()
+    assert engine.run() == {0: alone(decoder, "float32", text(0, 20), 5)}
+
+
 @pytest.mark.full
 def test_a_prompt_that_always_fails_is_dropped(decoder, monkeypatch):
     engine = Engine(decoder, "float32", KEY, pages=4, slots=2, chunk=128, **OPTIONS)

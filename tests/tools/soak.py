@@ -120,7 +120,7 @@ def soak(engine: Engine, count: int, threads: int, *, exact: bool = True) -> dic
                 _same(found, alone[kind][sample])
 
     with _faults(engine, told) as spoil:
-        workers = [threading.Thread(target=guarded, args=(number,)) for number in range(threads)]
+        workers = [threading.Thread(target=guarded, args=(number,), daemon=True) for number in range(threads)]
         for worker in workers:
             worker.start()
         started = time.perf_counter()
