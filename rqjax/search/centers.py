@@ -147,7 +147,7 @@ class Cells(Less):
 
 def sampled(x: Any) -> Float[Array, "n d"]:
     """Some of the vectors (n, d), evenly spaced."""
-    count = min(len(x), SAMPLE, COORDINATES // x.shape[1])
+    count = min(len(x), SAMPLE, max(1, COORDINATES // x.shape[1]))
     some = x if count == len(x) else x[np.linspace(0, len(x) - 1, count).astype(np.int64)]
     return as_float32(jnp.asarray(as_array(some)))
 

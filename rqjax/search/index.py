@@ -312,16 +312,17 @@ class Index:
         """Places the index on a mesh, its rows or lists along an axis. Each shard is searched where it is, and the best
         are merged.
 
-        With several processes (`jax.distributed`) each passes an index of vectors of its own, with the same quantizers
-        and centroids, and ids that no other one has. With lists, one process builds an index, of a sample say, and each
-        other adds its vectors to what that one saved.
+        With several processes (`jax.distributed`) each passes an index of vectors of its own, with the same quantizers,
+        center and centroids, and ids that no other one has. One process may build an index, of a sample say, and each
+        other add its vectors to what that one saved.
 
         Raises:
           TypeError: it is no mesh.
-          ValueError: the mesh has no such axis, or the index is sharded.
+          ValueError: the mesh has no such axis, the index is sharded, or processes differ in quantizers or centers.
         """
         self._check_whole("shard")
         sharding = along(mesh, axis)
+        shards.check_same((self.quantizer, self.store, self.center))
         parts = shards.parted(self.rows, self.starts, sharding)
         quantizer, store, center = copied((self.quantizer, self.store, self.center), sharding)
         rows, starts = placed(parts, sharding)

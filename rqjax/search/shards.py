@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int32, PyTree
 
-from rqjax.core import mesh
+from rqjax.core import mesh, treefile
 from rqjax.search.rows import Rows, grow, taken
 
 
@@ -24,6 +24,15 @@ def even(rows: int, sharding: NamedSharding) -> int:
 
         rows = int(process_allgather(np.int32(rows)).max())
     return -(-rows // own(sharding)) * own(sharding)
+
+
+def check_same(parts: PyTree) -> None:
+    """Raises a ValueError if quantizers and centers differ among processes."""
+    if jax.process_count() > 1:
+        from jax.experimental.multihost_utils import process_allgather
+
+        if len(np.unique(process_allgather(np.int32(int(treefile.digest(parts)[:7], 16))))) > 1:
+            raise ValueError("expected the same quantizers and centers in all processes, got different ones")
 
 
 def parted(

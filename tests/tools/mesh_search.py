@@ -77,4 +77,12 @@ for metric in METRICS:
         ):
             # products near 0 are differences of terms of size 10
             np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-6, atol=1e-6)
+if processes == 2:  # each one's vectors have another mean
+    own = rqjax.Index.build(rqjax.Exact(64), x[parts[rank]], metric="l2")
+    refused = ""
+    try:
+        own.shard(Mesh(np.array(jax.devices()), "rows"), "rows")
+    except ValueError as error:
+        refused = str(error)
+    assert "expected the same quantizers and centers in all processes" in refused
 print("the same")
