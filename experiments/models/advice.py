@@ -38,9 +38,9 @@ def under(
     if tokens is None:
         advice = found.under(amount)
         return advice, make(advice.names)
-    least = found.under(float(found.bits[..., 0].mean()))
+    least = found.under(float(found.bits[found.measured, :, 0].mean()))
     fixed = decoder.cache_nbytes(make(least.names), 1, tokens)
-    a_bit = decoder.config.cached * tokens / 8
+    a_bit = decoder.config.cached * tokens / 8 * found.measured.mean()
     if fixed > amount:
         raise ValueError(
             f"expected a budget of at least {fixed / 1e6:.4g} MB for {tokens:,} tokens, the least of {found.family},"
@@ -67,7 +67,7 @@ def table(advice: Advice) -> str:
 
 def frontier(found: Sensitivities, advice: Advice, path: Path) -> Path:
     """Plots the expected loss by bits, as advised and with equal bits in all layers."""
-    bits = found.bits.mean(axis=(0, 1))
+    bits = found.bits[found.measured].mean(axis=(0, 1))
     rows: list[dict[str, Any]] = [
         {"point": {"bits": "the same in all layers"}, "metrics": {"stored_bits": b, "divergence": kl}}
         for b, kl in zip(bits, found.kl.sum(axis=(0, 1)), strict=True)

@@ -190,6 +190,8 @@ def limits_to_enter(cache: KVCache, k: Any, v: Any, lengths: Any, count: Any) ->
     """Returns why no kernel enters tokens into a cache, or None."""
     if k.shape[2] > 1 or cache.values_in_keys:
         return "there are several tokens, or values are a part of the keys"
+    if cache.sliding_window:
+        return "the cache keeps a window of tokens alone"
     known, dtypes = kernel("launch").DTYPES, {x.dtype.name for x in (k, v, cache.exact_keys)}
     return None if dtypes <= {*known} else f"tokens in {', '.join(dtypes)}, not in {', '.join(known)}"
 

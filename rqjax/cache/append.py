@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import as_float32, put
-from rqjax.cache.kv import GROWTH, KVCache, Tokens, capacity, over
+from rqjax.cache.kv import GROWTH, KVCache, Tokens, over
 from rqjax.core import PAGE, Codes, as_array, check_int, check_ints, is_traced, operation, platforms
 from rqjax.core.products import rounded_to
 from rqjax.quantizers.across_heads import GivenKeys
@@ -112,9 +112,10 @@ def grow(cache: KVCache, max_len: int) -> KVCache:
     if cache.tables is not None:
         raise ValueError("a cache with pages does not grow")
     max_len = -(-check_int("max_len", max_len, cache.max_len, 2**30) // GROWTH) * GROWTH
-    more = capacity(max_len, cache.window, cache.sinks, cache.unit) - cache.capacity
+    grown = dataclasses.replace(cache, max_len=max_len)
+    more = grown.capacity - cache.capacity
     keys, values = (over(lambda leaf: leaf.extend(more), codes) for codes in (cache.keys, cache.values))
-    return dataclasses.replace(cache, keys=keys, values=values, max_len=max_len)
+    return dataclasses.replace(grown, keys=keys, values=values)
 
 
 @operation
@@ -265,7 +266,11 @@ def _has_loop(jaxpr: Any) -> bool:
 def has_room(cache: KVCache, lengths: Int[Array, "batch"]) -> Bool[Array, "batch"]:
     """Returns whether sequences of these lengths have the room, and their pages."""
     fits = lengths <= cache.max_len
-    return fits if cache.tables is None else fits & (cache.coded_at(lengths) <= PAGE * (cache.tables >= 0).sum(1))
+    return (
+        fits
+        if cache.tables is None or cache.sliding_window
+        else fits & (cache.coded_at(lengths) <= PAGE * (cache.tables >= 0).sum(1))
+    )
 
 
 def _check_room(cache: KVCache, count: Array, time: int) -> None:

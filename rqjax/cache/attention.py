@@ -19,6 +19,7 @@ from rqjax.cache.queries import Number, Queries, padded
 from rqjax.cache.sums import Sums, merged, with_sinks
 from rqjax.core import as_array, check_int, is_traced, operation, platforms
 from rqjax.core.products import full_precision_einsum, rounded_to, weighted_sums
+from rqjax.scoring.tiles import UNIT
 
 Past: TypeAlias = Callable[[KVCache, Queries], Sums]
 """Sums over the tokens of a cache that are in codes."""
@@ -27,14 +28,15 @@ QUERY_ROWS = 128
 
 
 class New(NamedTuple):
-    """Tokens of a call, which its own queries see in full precision."""
+    """Tokens of a call, which its own queries see in full precision; before them those that a cache with a
+    `sliding_window` had."""
 
     keys: Float[Array, "batch heads time dim"]
     values: Float[Array, "batch heads time value_dim"]
     tokens: Int[Array, "batch time"]
     """Place of each in its sequence; -1 for padding."""
     first: Int[Array, "batch"]
-    """Place of the first: tokens that each sequence had before."""
+    """Place of the first of the call: tokens that each sequence had before."""
 
 
 def attend(
@@ -64,7 +66,7 @@ def attend(
       slots: as in `append`.
       scale: factor of the scores; 1 / sqrt(head_dim), if not given.
       mask: True where a query may look, broadcastable to (batch, q_heads, time, max_len), the last axis by token.
-      sliding_window: how many tokens up to itself a query sees; all, if not given.
+      sliding_window: how many tokens up to itself a query sees; all, if not given. No more than the cache keeps.
       softcap: scores s become softcap tanh(s / softcap).
       sink_logits: (q_heads,), of each query head one more score in the softmax, whose value is zero, as gpt-oss learns
         them (OpenAI, 2025, arXiv:2508.10925; Miller, 2023, "Attention is off by one"); -inf is none. Neither `scale`
@@ -103,6 +105,14 @@ def attend(
     if softcap is not None and not is_traced(softcap) and not softcap > 0:
         raise ValueError(f"expected softcap to be positive, got {softcap}")
     time, q_heads = q.shape[1:3]
+    if kept := cache.sliding_window:
+        if sliding_window is None or sliding_window > kept:
+            raise ValueError(
+                f"expected a sliding_window of at most the {kept} tokens that are kept, got {sliding_window}"
+            )
+        if new is None and time > UNIT:
+            wanted = f"at most {UNIT} queries at once, or dot_product_attention"
+            raise ValueError(f"expected {wanted}, where the cache keeps {kept} tokens of each, got {time}")
     if time == 0:
         return q[..., : cache.value_quantizer.dim]
     if mask is not None:
@@ -155,15 +165,18 @@ def dot_product_attention(
       >>> (out.shape, cache.lengths.tolist())
       ((1, 300, 2, 64), [300])
     """
-    time, window = np.shape(key)[1], cache.window
-    cache = append(cache, key, value, valid=valid, slots=slots)
-    own = cache.of(checked_slots(cache, slots))
-    new = None if time <= max(window, 1) else _new(own, key, value, valid)
-    return attend(own, query, new=new, **options), cache
+    time, checked = np.shape(key)[1], checked_slots(cache, slots)
+    before, cache = cache.of(checked), append(cache, key, value, valid=valid, slots=slots)
+    own = cache.of(checked)
+    if valid is not None:  # a sequence without tokens has no queries, and takes no time
+        own = dataclasses.replace(own, lengths=jnp.where(jnp.asarray(valid) > 0, own.lengths, 0))
+    seen = time <= (max(own.window, 1) if own.sliding_window is None else UNIT)
+    return attend(own, query, new=None if seen else _new(before, own, key, value, valid), **options), cache
 
 
-def _new(cache: KVCache, k: Tokens, v: Tokens | None, valid: Any) -> New:
-    """Returns the tokens that have been appended last as the cache would hold them in full precision."""
+def _new(before: KVCache, cache: KVCache, k: Tokens, v: Tokens | None, valid: Any) -> New:
+    """Returns the tokens that have been appended last as the cache would hold them in full precision, after those that
+    it has forgotten since."""
     k = jnp.asarray(as_array(k))
     time = k.shape[1]
     count = jnp.where(cache.overflow, 0, time if valid is None else jnp.asarray(valid))
@@ -171,7 +184,11 @@ def _new(cache: KVCache, k: Tokens, v: Tokens | None, valid: Any) -> New:
     k = cache.key_form.turned(k, places[:, :, None])
     v = k[..., -cache.value_quantizer.dim :] if v is None else jnp.asarray(as_array(v))
     k, v = (rounded_to(jnp.swapaxes(x, 1, 2), cache.exact_keys.dtype) for x in (k, v))
-    return New(k, v, jnp.where(places < first[:, None], -1, places), first)
+    places = jnp.where(places < first[:, None], -1, places)
+    if cache.sliding_window:
+        held = (before.exact_keys, k), (before.exact_values, v), (before.exact_tokens(), places)
+        k, v, places = (jnp.concatenate(pair, axis=min(2, pair[0].ndim - 1)) for pair in held)
+    return New(k, v, places, first)
 
 
 @operation
@@ -186,7 +203,7 @@ def _attend(cache: KVCache, q: Array, mask: Array | None, new: New | None, **opt
         past: Past, cache: KVCache, q: Array, mask: Array | None, new: New | None, arrays: dict[str, Array]
     ) -> Array:
         one = functools.partial(attend_with, past=past, **{**options, **arrays})
-        if cache.tables is None or len(q) == 1 or platforms.on_gpu():
+        if cache.tables is None or cache.capacity == 0 or len(q) == 1 or platforms.on_gpu():
             return one(cache, q, mask, new)
 
         def of_sequence(b: Array) -> Array:
@@ -243,7 +260,9 @@ def attend_with(
     positions = cache.lengths[:, None] - time + jnp.arange(time)
     q = cache.key_form.turned(q, positions[:, :, None])
     keys, values, tokens = cache.exact_keys, cache.newest_values(), cache.exact_tokens()
-    if new is not None:
+    if new is not None and cache.sliding_window:
+        keys, values, tokens = new[:3]
+    elif new is not None:
         tokens = jnp.where(tokens < new.first[:, None], tokens, -1)
         exact = (keys, new.keys), (values, new.values), (tokens, new.tokens)
         keys, values, tokens = (jnp.concatenate(pair, axis=min(2, pair[0].ndim - 1)) for pair in exact)

@@ -18,6 +18,7 @@ from rqjax.core import PAGE, Codes, Quantizer, TokenArray, check_int, nbytes, op
 from rqjax.core.pytree import derived, with_derived
 from rqjax.quantizers.across_heads import GivenKeys
 from rqjax.quantizers.combinators import Split
+from rqjax.quantizers.exact import Exact
 from rqjax.scoring.tiles import UNIT
 
 GROWTH = 256
@@ -53,7 +54,8 @@ class KVCache:
     """Keys and values of a batch of sequences, each with its own length. `KVCache.init` makes an empty one.
 
     The first `sinks` and the newest `window` tokens or a few more are held in full precision, the others as codes.
-    Tokens are encoded `unit` at a time. Codes depend on the tokens alone, not on how they were appended.
+    Tokens are encoded `unit` at a time. Codes depend on the tokens alone, not on how they were appended. With a
+    `sliding_window` there are no codes: older tokens than that are forgotten.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -88,6 +90,8 @@ class KVCache:
     max_len: int = static()
     window: int = static()
     sinks: int = static()
+    sliding_window: int | None = static(default=None)
+    """Tokens up to itself that a query sees at most, where those before them are forgotten."""
     constants: Any = derived(_constants)
     """`attention_constants` of the quantizers: whoever replaces these computes it anew, by `with_derived`."""
 
@@ -104,6 +108,7 @@ class KVCache:
         sinks: int = 4,
         key_form: KeyForm = AS_GIVEN,
         pages: int | None = None,
+        sliding_window: int | None = None,
         dtype: DTypeLike = jnp.bfloat16,
     ) -> "KVCache":
         """Makes an empty cache.
@@ -121,6 +126,9 @@ class KVCache:
             keys and queries before rotary positions: token t of a sequence turns by t.
           pages: how many pages of 128 tokens all sequences share; a `PagedCache` says who has which. If not given,
             each sequence has room for `max_len` tokens of its own.
+          sliding_window: tokens up to itself that a query sees at most. Then these are held in full precision whatever
+            `window` is, with 15 more, so that `truncate` may drop as many. Older ones are forgotten. Both quantizers
+            are `Exact`, and keys as given.
           dtype: dtype of tokens in full precision.
         """
         batch, kv_heads = check_int("batch", batch, 1, 2**20), check_int("kv_heads", kv_heads, 1, 2**20)
@@ -141,17 +149,26 @@ class KVCache:
             group = value_quantizer.inner.group
             raise ValueError(f"expected AcrossHeads of {group} heads for values given keys, got {key_quantizer}")
         unit = together(key_quantizer, value_quantizer)
-        tokens, rooms, tables = capacity(max_len, window, sinks, unit), batch, None
+        if sliding_window is not None:
+            window = check_int("sliding_window", sliding_window, 1, 2**20) + UNIT - 1
+            if not (isinstance(key_quantizer, Exact) and isinstance(value_quantizer, Exact) and key_form is AS_GIVEN):
+                raise ValueError(
+                    f"expected Exact keys as given and Exact values with sliding_window=, got {key_form}, "
+                    f"{key_quantizer} and {value_quantizer}"
+                )
+        tokens, tables = 0 if sliding_window else capacity(max_len, window, sinks, unit), None
+        rooms = batch
         if pages is not None:
             tables = jnp.full((batch, tokens // PAGE), -1, jnp.int32)
-            tokens, rooms = PAGE, check_int("pages", pages, 1, 2**30)
+            tokens, rooms = min(tokens, PAGE), check_int("pages", pages, 1, 2**30)
 
         def empty(quantizer, transposed):
             some = jax.ShapeDtypeStruct((rooms, kv_heads, unit, dim), jnp.float32)
             encode = lambda x: quantizer.laid_out(quantizer.encode(x), transposed)  # noqa: E731
             return over(lambda leaf: leaf.empty(tokens), jax.eval_shape(encode, some))
 
-        exact = jnp.zeros((batch, kv_heads, sinks + window + unit, dim), dtype)
+        ring = window + (1 if sliding_window else unit)
+        exact = jnp.zeros((batch, kv_heads, sinks + ring, dim), dtype)
         cache = cls(
             keys=empty(key_quantizer, in_keys or given),
             values=() if in_keys else empty(value_quantizer, True),
@@ -167,6 +184,7 @@ class KVCache:
             max_len=max_len,
             window=window,
             sinks=sinks,
+            sliding_window=sliding_window,
         )
         return with_derived(cache)
 
@@ -206,17 +224,17 @@ class KVCache:
 
     @property
     def unit(self) -> int:
-        """Tokens that are encoded together."""
-        return together(self.key_quantizer, self.value_quantizer)
+        """Tokens that are encoded, or forgotten, together."""
+        return 1 if self.sliding_window else together(self.key_quantizer, self.value_quantizer)
 
     @property
     def capacity(self) -> int:
         """Tokens that there is room for in codes."""
-        return capacity(self.max_len, self.window, self.sinks, self.unit)
+        return 0 if self.sliding_window else capacity(self.max_len, self.window, self.sinks, self.unit)
 
     @property
     def coded(self) -> Int[Array, "batch"]:
-        """Tokens of each sequence that are in codes: those from `sinks` on."""
+        """Tokens of each sequence that are in codes, or forgotten: those from `sinks` on."""
         return jnp.maximum(self.coded_at(self.lengths), self.held)
 
     def coded_at(self, lengths: Int[Array, "batch"]) -> Int[Array, "batch"]:
@@ -269,7 +287,8 @@ class KVCache:
         if full:
             which = np.flatnonzero(np.asarray(self.overflow)).tolist()
             raise ValueError(
-                f"sequences {which} were appended to past max_len = {self.max_len} or their pages, and did not change"
+                f"sequences {which} were appended to past max_len = {self.max_len} or their pages, or truncated to "
+                "tokens that are forgotten, and did not change"
             )
 
 

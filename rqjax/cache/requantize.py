@@ -17,7 +17,8 @@ from rqjax.core.pytree import with_derived
 
 def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) -> KVCache:
     """Returns the cache with the quantizers of another strategy. Tokens in full precision stay so. Codes are decoded
-    and encoded again, a page at a time, so that the errors of both add up.
+    and encoded again, a page at a time, so that the errors of both add up. A cache with a `sliding_window` has none and
+    is returned as it is.
 
     Args:
       cache: the cache.
@@ -35,6 +36,8 @@ def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) 
       >>> (smaller.nbytes < 0.9 * cache.nbytes, smaller.lengths.tolist())
       (True, [300])
     """
+    if cache.sliding_window:
+        return cache
     unit, dim = together(strategy.keys, strategy.values), strategy.keys.dim
     if (unit, dim) != (cache.unit, cache.key_quantizer.dim):
         wanted = f"{cache.unit} tokens of {cache.key_quantizer.dim} dimensions"

@@ -1,5 +1,6 @@
 """Strategies of caches: the quantizers of keys and values, and the form of keys."""
 
+import functools
 from typing import Any
 
 import jax
@@ -35,12 +36,23 @@ class Strategy:
     def __str__(self) -> str:
         return self.name or repr(self)
 
-    def cache(self, batch: int, kv_heads: int, max_len: int, *, rope: Rope | None = None, **options: Any) -> KVCache:
+    def cache(
+        self,
+        batch: int,
+        kv_heads: int,
+        max_len: int,
+        *,
+        rope: Rope | None = None,
+        sliding_window: int | None = None,
+        **options: Any,
+    ) -> KVCache:
         """Makes an empty cache; `options` as in `KVCache.init`. If keys and values are both `Exact`, the window has the
         wider dtype of both.
 
         Args:
           rope: rope of the layer; left out if the form needs none.
+          sliding_window: tokens up to itself that a query sees at most. Where the cache would take fewer bytes, it has
+            these in full precision, keys as given, and forgets older ones: `KVCache.init(sliding_window=)`.
 
         Raises:
           ValueError: the key form needs a rope, and there is none.
@@ -49,7 +61,13 @@ class Strategy:
         full = [part.dtype for part in parts if isinstance(part, Exact)]
         dtype = max(full, key=lambda dtype: jnp.dtype(dtype).itemsize) if len(full) == 2 else jnp.bfloat16
         options = {"dtype": dtype, "key_form": self.key_form.at(rope), **options}
-        return KVCache.init(batch, kv_heads, max_len, self.keys, self.values, **options)
+        whole = functools.partial(KVCache.init, batch, kv_heads, max_len, self.keys, self.values, **options)
+        if sliding_window is None:
+            return whole()
+        options |= {"key_form": AS_GIVEN, "sliding_window": sliding_window}
+        exact = Exact(self.keys.dim, jnp.dtype(options["dtype"]).name)
+        ring = functools.partial(KVCache.init, batch, kv_heads, max_len, exact, exact, **options)
+        return min(ring, whole, key=lambda make: nbytes(jax.eval_shape(make)))()
 
     def nbytes(self, batch: int, kv_heads: int, max_len: int, **options: Any) -> int:
         """Bytes of the cache that `cache` would make, without making it: codes, window, quantizers, everything."""

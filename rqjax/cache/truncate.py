@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rqjax.arrays.planes import put
 from rqjax.cache.append import checked_slots
 from rqjax.cache.coded import decoded_page
 from rqjax.cache.kv import KVCache, over
-from rqjax.core import PAGE, check_ints, operation
+from rqjax.core import PAGE, check_ints, is_traced, operation
 from rqjax.core.products import rounded_to
 
 
@@ -30,11 +30,13 @@ def truncate(
 
     Args:
       cache: the cache; under jit donate it.
-      lengths: tokens that each sequence keeps, the first ones; at most those that it has.
+      lengths: tokens that each sequence keeps, the first ones; at most those that it has. A cache with a
+        `sliding_window` has forgotten what shorter sequences would see: it drops up to 15 tokens, or all.
       slots: as in `append`.
 
     Raises:
-      ValueError: lengths are not whole numbers, one a sequence, from 0 to those of the cache; or slots are wrong.
+      ValueError: lengths are not whole numbers, one a sequence, from 0 to those of the cache; slots are wrong; or what
+        the tokens before them would see is forgotten. Under jit such a sequence stays as it is, marked in `overflow`.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -46,13 +48,19 @@ def truncate(
     slots = checked_slots(cache, slots)
     some = cache.lengths if slots is None else cache.lengths[slots]
     lengths = check_ints("lengths", lengths, some, some.shape)
+    if cache.sliding_window and not is_traced(lengths) and not is_traced(cache.lengths):
+        whole = _remembers(cache.of(slots), jnp.asarray(lengths))
+        if not whole.all():
+            held = f"the {cache.sliding_window} tokens before each end"
+            raise ValueError(f"expected lengths for which {held} are not forgotten, got {np.asarray(lengths).tolist()}")
     return _truncate(cache, jnp.asarray(lengths), slots)
 
 
 @operation
 def _truncate(cache: KVCache, lengths: Int[Array, "some"], slots: Int[Array, "some"] | None) -> KVCache:
     whole, cache = cache, cache.of(slots)
-    lengths = jnp.clip(lengths, 0, cache.lengths)
+    whole_window = _remembers(cache, lengths)
+    lengths = jnp.where(whole_window, jnp.clip(lengths, 0, cache.lengths), cache.lengths)
     held = jnp.minimum(cache.coded, jnp.maximum(lengths - cache.sinks, 0) // cache.unit * cache.unit)
     keys, values = cache.exact_keys, cache.exact_values
     if cache.capacity:
@@ -65,8 +73,17 @@ def _truncate(cache: KVCache, lengths: Int[Array, "some"], slots: Int[Array, "so
             return tuple(map(stored, (keys, values), (places, places), _units(cache, held)))  # pyright: ignore
 
         keys, values = lax.cond(back.any(), restored, lambda: (keys, values))
-    cut = {"lengths": lengths, "held": held, "exact_keys": keys, "exact_values": values}
+    overflow = cache.overflow | ~whole_window
+    cut = {"lengths": lengths, "held": held, "exact_keys": keys, "exact_values": values, "overflow": overflow}
     return whole.with_sequences(slots, dataclasses.replace(cache, **cut))
+
+
+def _remembers(cache: KVCache, lengths: Int[Array, "batch"]) -> Bool[Array, "batch"]:
+    """Tells whether the cache holds all that tokens before these lengths may see."""
+    if not cache.sliding_window:
+        return jnp.ones(lengths.shape, bool)
+    passed = lengths - cache.sinks
+    return (passed <= 0) | (cache.coded <= jnp.maximum(passed - cache.sliding_window, 0))
 
 
 def _units(cache: KVCache, start: Int[Array, "batch"]) -> tuple[Float[Array, "batch h unit _"], ...]:

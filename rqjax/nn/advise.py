@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from rqjax.cache.strategy import Strategy
 from rqjax.core import Quantizer, Registry, check_int, operation
@@ -33,7 +33,7 @@ class Advice(NamedTuple):
     rates: Float[np.ndarray, "layers 2"]
     """The recipe's bits, of keys and of values."""
     bits: float
-    """Stored bits a number, scales included, the mean over keys and values of all layers."""
+    """Stored bits a number, scales included, the mean over keys and values of the layers that count."""
     kl: Float[np.ndarray, "layers 2"]
     """Expected loss from each, nats a token; the loss from all together is the sum."""
 
@@ -46,6 +46,9 @@ class Sensitivities(NamedTuple):
     """Stored bits a number, scales included, at each of `rates(family)`."""
     kl: Float[np.ndarray, "layers 2 rates"]
     """Divergence of the next token's distribution from the exact one, nats."""
+    measured: Bool[np.ndarray, "layers"]
+    """True for layers that count. Beside layers that see the whole text, those that see a window of tokens keep it in
+    full precision, and lose nothing."""
 
     def under(self, bits: float | int) -> Advice:
         """Returns the advice with the least loss in a budget of stored bits a number.
@@ -55,15 +58,17 @@ class Sensitivities(NamedTuple):
         Raises:
           ValueError: the family stores more than this at its fewest bits.
         """
-        count, least = self.bits[..., 0].size, self.bits[..., 0].mean()
+        of_bits, of_kl = self.bits[self.measured], self.kl[self.measured]
+        count, least = of_bits[..., 0].size, of_bits[..., 0].mean()
         if least > bits:
             wanted = f"{least:.4g} bits a number, scales included, the least of {self.family}"
             raise ValueError(f"expected a budget of at least {wanted}, got {bits:.4g}")
-        flat = (part.reshape(count, -1) for part in (self.bits, self.kl))
-        chosen = least_loss(*flat, bits * count).reshape(*self.bits.shape[:2])  # pyright: ignore[reportCallIssue]
+        flat = (part.reshape(count, -1) for part in (of_bits, of_kl))
+        chosen = np.full(self.bits.shape[:2], self.bits.shape[2] - 1)
+        chosen[self.measured] = least_loss(*flat, bits * count).reshape(-1, 2)  # pyright: ignore[reportCallIssue]
         cost, kl = (np.take_along_axis(part, chosen[..., None], -1)[..., 0] for part in (self.bits, self.kl))
         picked = np.array(rates(self.family))[chosen]
-        return Advice([named_at(self.family, *pair) for pair in picked], picked, float(cost.mean()), kl)
+        return Advice([named_at(self.family, *pair) for pair in picked], picked, float(cost[self.measured].mean()), kl)
 
 
 def advise(
@@ -80,7 +85,9 @@ def advise(
 
     The losses from each layer's keys, and from its values, are measured on text, one at a time. They nearly add up.
     They differ by 5 to 30 times between layers, and one more bit makes a loss four times smaller. What a cache keeps in
-    full precision is exact here, too: with it in codes the advice would be worse than the same bits everywhere.
+    full precision is exact here, too: with it in codes the advice would be worse than the same bits everywhere. Where
+    some layers see all tokens, those that see a window keep it in full precision. They count in no budget, and have the
+    most bits of the family.
 
     Args:
       decoder: a `Decoder`.
@@ -143,7 +150,10 @@ def sensitivities(
         samples.append(found)
     exact, shape = decoder.norm(inputs[-1]), (len(samples), len(SIDES), len(measured))
     bits, kl = np.zeros(shape), np.zeros(shape)
+    measured = np.array([seen is None or None not in decoder.config.windows for seen in decoder.config.windows])
     for layer, side, rate in np.ndindex(shape):
+        if not measured[layer]:
+            continue
         strategy, own = uniform[rate][layer], samples[layer]
         part = getattr(strategy, SIDES[side])
         errors = {name: jnp.zeros_like(own[name]) for name in SIDES}
@@ -156,7 +166,7 @@ def sensitivities(
             x, *_ = through(decoder, later, x, uniform[rate][later].key_form)
         bits[layer, side, rate] = part.bits_per_vector / part.dim
         kl[layer, side, rate] = divergence(decoder, exact, decoder.norm(x)).mean()
-    return Sensitivities(family, bits, kl)
+    return Sensitivities(family, bits, kl, measured)
 
 
 def rates(family: str) -> tuple[float | int, ...]:

@@ -109,6 +109,7 @@ def _tunix(model: Any, module: Any, name: str | Sequence[Strategy], key: Array, 
     empty = empty_caches(
         for_layers(name, key, len(attentions), attentions[0].head_dim),
         [rope(attn) for attn in attentions],
+        [_attention_options(attn)["sliding_window"] for attn in attentions],
         [attn.num_kv_heads for attn in attentions],
         options,
     )
@@ -164,6 +165,7 @@ def _gemma(model: Any, name: str | Sequence[Strategy], key: Array, options: dict
     empty = empty_caches(
         for_layers(name, key, config.num_layers, config.head_dim),
         [local if kind else whole for kind in kinds],
+        [config.sliding_window_size if kind else None for kind in kinds],
         [config.num_kv_heads] * config.num_layers,
         options,
     )

@@ -247,6 +247,8 @@ class Decoder(nnx.Module):
     ) -> tuple[KVCache, ...]:
         """Makes empty caches, one for each layer. On a mesh each device has those of its own heads.
 
+        Layers that see only a window of tokens keep these alone, in full precision, where that takes fewer bytes.
+
         Args:
           name: of the strategy, as in `rqjax.strategy`: each layer has its own random rotation; or a strategy for each
             layer, as of learned quantizers.
@@ -256,16 +258,26 @@ class Decoder(nnx.Module):
           boundary: how many of the first and of the last layers are in full precision.
           **options: as in `KVCache.init`.
         """
+        config, heads = self.config, self.config.num_key_value_heads
+        parts = self.strategies(name, key, boundary, options.get("dtype"))
+        # Some layer has pages, or there would be no book of them.
+        windows = config.windows if options.get("pages") is None or None in config.windows else [None] * len(parts)
+        makes = [
+            functools.partial(part.cache, batch, heads, max_len, rope=rope, sliding_window=window, **options)
+            for part, rope, window in zip(parts, config.ropes, windows, strict=True)
+        ]
+        return tuple(make() if self.sharding is None else empty(make, self.sharding) for make in makes)
+
+    def strategies(
+        self, name: str | Sequence[Strategy], key: Array, boundary: int = 0, dtype: DTypeLike | None = None
+    ) -> list[Strategy]:
+        """Makes the strategy of each layer; arguments as in `caches`."""
         config = self.config
         layers, edge = config.num_hidden_layers, check_int("boundary", boundary, 0, config.num_hidden_layers)
-        dtype = jnp.dtype(options.get("dtype", jnp.float32 if name == "float32" else jnp.bfloat16)).name
+        exact = jnp.dtype(dtype or (jnp.float32 if name == "float32" else jnp.bfloat16)).name
         names = [name] * layers if isinstance(name, str) else name
-        names = [n if edge <= layer < layers - edge else dtype for layer, n in enumerate(names)]
-        parts = for_layers(names, key, layers, config.head_dim, config.kv_lora_rank or None)
-        heads = config.num_key_value_heads
-        layers_of = zip(parts, config.ropes, strict=True)
-        makes = [functools.partial(part.cache, batch, heads, max_len, rope=rope, **options) for part, rope in layers_of]
-        return tuple(make() if self.sharding is None else empty(make, self.sharding) for make in makes)
+        names = [n if edge <= layer < layers - edge else exact for layer, n in enumerate(names)]
+        return for_layers(names, key, layers, config.head_dim, config.kv_lora_rank or None)
 
     def calibrate(self, tokens: Tokens, name: str | Sequence[str], key: Array) -> list[Strategy]:
         """Fits the quantizers of strategies to this decoder's own keys and values, one for each layer.

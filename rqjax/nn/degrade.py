@@ -1,5 +1,6 @@
 """Strategies of fewer bits, with which an engine encodes its cache again when pages run out."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +18,14 @@ def level(
 ) -> tuple[Any, list[Strategy], int]:
     """Returns a name, its strategy of each layer, and how many of its pages fit in the bytes of those of `caches`."""
     size = lambda layers: sum(nbytes((layer.keys, layer.values)) for layer in layers)  # noqa: E731
-    one = decoder.caches(name, key, 1, room, pages=1, **options)
+    boundary, options = options.get("boundary", 0), {k: v for k, v in options.items() if k != "boundary"}
+    layers = decoder.strategies(name, key, boundary, options.get("dtype"))
     layers = [
-        Strategy(layer.key_quantizer, layer.own_value_quantizer or layer.key_quantizer, layer.key_form) for layer in one
+        dataclasses.replace(layer, key_form=layer.key_form.at(rope))
+        for layer, rope in zip(layers, decoder.config.ropes, strict=True)
     ]
+    in_pages = [layer for layer, cache in zip(layers, caches, strict=True) if not cache.sliding_window]
+    one = [layer.cache(1, decoder.config.num_key_value_heads, room, pages=1, **options) for layer in in_pages]
     pages = size(caches) // size(one)
     jax.eval_shape(lambda: [requantize(*pair) for pair in zip(caches, layers, strict=True)])  # raises unless they fit
     return name, layers, pages

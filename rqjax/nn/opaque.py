@@ -59,18 +59,23 @@ class Opaque:
 
 
 def empty_caches(
-    strategies: list[Strategy], ropes: list[Rope], kv_heads: list[int], options: dict[str, Any]
+    strategies: list[Strategy],
+    ropes: list[Rope],
+    windows: list[int | None],
+    kv_heads: list[int],
+    options: dict[str, Any],
 ) -> Callable[[int, int], dict[str, Opaque]]:
     """Returns a function of batch and length that makes the caches of a model's layers."""
     one = [(s.keys, None if s.keys is s.values else s.values) for s in strategies]
-    held = [Held([jnp.asarray(x) for x in jax.tree.leaves(pair)]) for pair in one]
+    held, none = [Held([jnp.asarray(x) for x in jax.tree.leaves(pair)]) for pair in one], Held([])
 
     def empty(batch: int, max_len: int) -> dict[str, Opaque]:
-        parts = zip(strategies, ropes, kv_heads, held, strict=True)
-        return {
-            f"layer_{i}": Opaque.of(part.cache(batch, heads, max_len, rope=rope, **options), own)
-            for i, (part, rope, heads, own) in enumerate(parts)
-        }
+        parts = zip(strategies, ropes, windows, kv_heads, held, strict=True)
+        made = {}
+        for i, (part, rope, window, heads, own) in enumerate(parts):
+            cache = part.cache(batch, heads, max_len, rope=rope, sliding_window=window, **options)
+            made[f"layer_{i}"] = Opaque.of(cache, none if cache.sliding_window else own)
+        return made
 
     empty(1, 1)  # wrong options are refused at once
     return empty

@@ -5,17 +5,15 @@ function of the tokens up to it, and their hash finds it again. (Pages: Kwon et 
 """
 
 import os
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
-from safetensors import SafetensorError
 
 from rqjax.cache.kv import KVCache
 from rqjax.cache.strategy import Strategy
 from rqjax.core import PAGE, check_int
-from rqjax.paging.pages import CHUNK, Layers, NoRoom, Pool, Slot, as_text, copied_slot, cut_slot, pages_of
+from rqjax.paging.pages import CHUNK, Layers, NoRoom, Pool, Slot, as_text, copied_slot, cut_slot
 from rqjax.paging.prefixes import Block, Prefixes
 
 
@@ -35,7 +33,8 @@ class PagedCache:
     If all texts are cut by `pieces`, a prefix has the same keys, values and pages in all layers whoever computes it.
     `admit` then gives them to the next text with this prefix. The last whole piece that is found is computed once more,
     since its newest tokens are to be in full precision. Tokens that are reserved otherwise, such as one after the
-    other, are not shared.
+    other, are not shared. With layers that keep a window alone, a prefix is found up to where an earlier prompt ended,
+    or two texts parted.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -60,7 +59,8 @@ class PagedCache:
         """Makes the book of empty caches.
 
         Args:
-          caches: a cache of `KVCache.init(..., pages=)`, or one for each layer, alike but for their quantizers.
+          caches: a cache of `KVCache.init(..., pages=)`, or one for each layer, alike but for their quantizers. Some
+            may keep a window alone (`sliding_window=`).
           chunk: tokens of a piece: a multiple of 128, at least the sinks, and the window and what is encoded together.
           folder: where prefixes are kept that are forgotten or that `save` writes, a file for each piece, for any
             number of processes at once; nowhere, if not given.
@@ -70,7 +70,7 @@ class PagedCache:
           ValueError: a cache has no pages, layers differ in slots, pages, windows or sinks, or the chunk is too short.
         """
         self._layers, self._stale = Layers(caches), False
-        self._prefixes = Prefixes(self._layers.all, self._layers.grid(chunk), folder, seed)
+        self._prefixes = Prefixes(self._layers, self._layers.grid(chunk), folder, seed)
         self.chunk = self._prefixes.grid.chunk
         self._pool = Pool(self._layers.pages)
         self._slots: dict[int, Slot] = {}
@@ -112,7 +112,7 @@ class PagedCache:
 
     def pages_for(self, tokens: int, held: Any = 0) -> int:
         """Pages that a sequence of so many tokens takes, of which `held` are in codes in any case."""
-        return -(-int(self._layers.coded(tokens, held).max()) // PAGE)
+        return self._layers.filled(self._layers.coded(tokens, held))[1]
 
     def missing(self, slot: int, length: int) -> int:
         """Pages that a slot still lacks for `length` tokens in all."""
@@ -144,14 +144,19 @@ class PagedCache:
                 break
             self._pool.use(block.pages)
             found.append(block)
+        known = len(found)
+        while found and self._prefixes.ring(chain[len(found) - 1]) is None:
+            self._pool.give(found.pop().pages)
         self._prefixes.touch(chain[1 : len(found) + 1])
         pages = [page for block in found for page in block.pages]
         held = PAGE * len(pages)
         length = self._layers.sinks + held if found else 0
-        appended, coded = (np.full_like(self._layers.units, count) for count in (length, held))
-        self._slots[i] = Slot(pages, length, appended, coded, chain[: len(found)])
+        appended, coded = np.full_like(self._layers.units, length), np.where(self._layers.in_pages, held, 0)
+        marks = frozenset([known, len(chain) - 1]) - {0} if self._layers.rings else frozenset()
+        self._slots[i] = Slot(pages, length, appended, coded, chain[: len(found)], marks)
         self._stale = True
-        self._layers.begin(i, length, held, found[0].roots if found else None)
+        rings = self._prefixes.ring(chain[len(found) - 1]) if found else None
+        self._layers.begin(i, length, held, found[0].roots if found else None, rings)
         return i, length
 
     def reserve(self, slot: int, tokens: Iterable[SupportsIndex] | int) -> None:
@@ -186,7 +191,7 @@ class PagedCache:
         before = [(i, s, s.appended) for i, s in self._slots.items()]
         self._layers.update(caches, self._slots)
         for i, s, appended in before:
-            self._prefixes.add(i, s, appended, self._layers.all, self._pool)
+            self._prefixes.add(i, s, appended, self._pool)
 
     def fork(self, slot: int) -> int:
         """Copies a slot with the tokens that have been appended. Whole pages are shared, the others copied, so that
@@ -197,7 +202,7 @@ class PagedCache:
           ValueError: the slot is not in use.
         """
         s, i = self._slot(slot), self._free_slot()
-        shared, last = pages_of(self._layers.coded(s.appended, s.held))
+        shared, last = self._layers.filled(self._layers.coded(s.appended, s.held))
         copies = self._taken(last - shared)
         self._pool.use(s.pages[:shared])
         chain = s.chain[: self._prefixes.grid.whole(s.appended)]
@@ -213,12 +218,15 @@ class PagedCache:
 
         Raises:
           NoRoom: others share the last page, and none is free to copy it to; nothing has changed.
-          ValueError: the slot is not in use, or has fewer tokens.
+          ValueError: the slot is not in use, has fewer tokens, or has forgotten what these see.
         """
         s, length = self._slot(slot), check_int("length", length, 0, self._slot(slot).length)
         whole = np.maximum(length - self._layers.sinks, 0) // self._layers.units * self._layers.units
-        held = np.minimum(self._layers.coded(s.appended, s.held), whole)
-        first, last = pages_of(held)
+        coded = self._layers.coded(s.appended, s.held)
+        if not self._layers.remembers(coded, length):
+            raise ValueError(f"slot {slot} has forgotten what {length} tokens see, of {s.length}")
+        held = np.minimum(coded, whole)
+        first, last = self._layers.filled(held)
         first = last if self._pool.once(s.pages[first:last]) else first
         copies, count = self._taken(last - first), self.pages_for(length, held)
         self._told()
@@ -238,7 +246,7 @@ class PagedCache:
         self._pool.give(self._slot(slot).pages)
         del self._slots[slot]
         self._stale = True
-        self._layers.begin(slot, 0, 0, None)
+        self._layers.begin(slot, 0, 0)
 
     def evict(self, pages: int) -> None:
         """Forgets prefixes, the least recently used first, until so many pages are unused.
@@ -251,10 +259,7 @@ class PagedCache:
         waiting = (key for key, block in [*self._prefixes.blocks.items()] if self._pool.once(block.pages))
         while len(self._pool.unused) < pages:
             key = next(waiting)
-            try:
-                self._prefixes.save(key, self._layers.all)
-            except (OSError, SafetensorError) as error:
-                warnings.warn(f"a prefix is not kept: {error}", stacklevel=2)
+            self._prefixes.leave(self._prefixes.save, key)
             self._pool.give(self._prefixes.blocks.pop(key).pages)
 
     def requantize(self, strategies: Strategy | Sequence[Strategy], pages: int) -> None:
@@ -273,23 +278,25 @@ class PagedCache:
         if self._prefixes.folder is None:
             raise ValueError("expected a PagedCache with a folder to save to, got none")
         for key in self._prefixes.blocks:
-            self._prefixes.save(key, self._layers.all)
+            self._prefixes.save(key)
+        for key in self._prefixes.rings:
+            self._prefixes.save_ring(key)
 
     def forget(self, seed: bytes) -> None:
         """Forgets all prefixes in memory, as those of other weights. Slots keep their tokens, of which no more are
         shared. From now on prefixes are those of this seed, in the same folder."""
         for block in self._prefixes.blocks.values():
             self._pool.give(block.pages)
-        self._prefixes = Prefixes(self._layers.all, self._prefixes.grid, self._prefixes.folder, seed)
+        self._prefixes = Prefixes(self._layers, self._prefixes.grid, self._prefixes.folder, seed)
         for s in self._slots.values():
-            s.chain = []
+            s.chain, s.marks = [], frozenset()
 
     def _known(self, key: bytes, before: int) -> Block | None:
         """Finds the pages of a piece after `before` others, if need be in its file and if there are pages for it."""
         prefixes = self._prefixes
         if key not in prefixes.blocks:
             count = prefixes.grid.pages(before + 1) - prefixes.grid.pages(before)
-            loaded = None if count > self.free_pages else prefixes.load(key, self._layers.all, count, before == 0)
+            loaded = None if count > self.free_pages else prefixes.load(key, count, before == 0)
             if loaded is None:
                 return None
             pages = self._taken(count)

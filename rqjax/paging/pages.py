@@ -21,7 +21,8 @@ from rqjax.core.mesh import fetched
 CHUNK = 256
 """Tokens of a piece of text that may be shared."""
 Root: TypeAlias = tuple[Array | np.ndarray, ...]
-"""Beginning of a text that slots hold, not pages: keys and values of the sinks, and the mean key if it is learned."""
+"""Part of a text that slots hold, not pages: keys and values of the sinks, and the mean key if it is learned. Layers
+that keep a window alone have all of it there."""
 
 
 class NoRoom(ValueError):
@@ -31,13 +32,15 @@ class NoRoom(ValueError):
 @dataclasses.dataclass
 class Slot:
     """A sequence of `length` tokens. Each layer has those that were `appended`; the others are reserved. `held` tokens
-    are in codes although the window has not passed them. `chain` has hashes of all whole pieces."""
+    are in codes although the window has not passed them. `chain` has hashes of all whole pieces. `marks` are numbers of
+    pieces after which layers without pages are kept for other texts."""
 
     pages: list[int]
     length: int
     appended: np.ndarray
     held: np.ndarray
     chain: list[bytes]
+    marks: frozenset[int] = frozenset()
 
 
 class Grid(NamedTuple):
@@ -96,16 +99,32 @@ class Pool:
 
 
 class Layers:
-    """The caches of all layers on the device, alike but for their quantizers."""
+    """The caches of all layers on the device, alike but for their quantizers. Those that keep a window alone have no
+    pages."""
 
     def __init__(self, caches: KVCache | Sequence[KVCache]):
         self.single = isinstance(caches, KVCache)
         self.all = (caches,) if isinstance(caches, KVCache) else tuple(caches)
-        shapes = [(*_size(layer), layer.window, layer.sinks, layer.max_len) for layer in self.all]
-        if len(set(shapes)) > 1:
-            raise ValueError(f"expected layers alike in pages, window, sinks and max_len, got {sorted(set(shapes))}")
-        self.slots, self.width, self.pages, self.window, self.sinks, self.max_len = shapes[0]
-        self.units = np.array([layer.unit for layer in self.all])
+        self.in_pages = np.array([not layer.sliding_window for layer in self.all])
+        if not self.in_pages.any():
+            raise ValueError("expected a layer with pages, got layers that keep a window of tokens alone")
+        sizes = [(*_size(layer), layer.window) for layer in self.paged]
+        shapes = [(len(layer.lengths), layer.sinks, layer.max_len) for layer in self.all]
+        if len(set(sizes)) > 1 or len(set(shapes)) > 1:
+            got = sorted({(*size, *shape) for size, shape in zip(sizes, shapes, strict=False)})
+            raise ValueError(f"expected layers alike in pages, window, sinks and max_len, got {got}")
+        (self.width, self.pages, self.window), (self.slots, self.sinks, self.max_len) = sizes[0], shapes[0]
+        self.units, self.windows = (np.array([getattr(x, name) for x in self.all]) for name in ("unit", "window"))
+
+    @property
+    def paged(self) -> list[KVCache]:
+        """Layers with pages."""
+        return [layer for layer in self.all if not layer.sliding_window]
+
+    @property
+    def rings(self) -> list[KVCache]:
+        """Layers that keep a window alone."""
+        return [layer for layer in self.all if layer.sliding_window]
 
     @property
     def caches(self) -> Any:
@@ -135,26 +154,53 @@ class Layers:
         for i, s in slots.items():
             s.appended = lengths[i]
         for i in {*np.flatnonzero(lengths.any(1)).tolist()} - {*slots}:
-            self.begin(i, 0, 0, None)
+            self.begin(i, 0, 0)
 
     def coded(self, length: Any, held: Any) -> np.ndarray:
-        """Tokens of a sequence that each layer has in codes, of which some are `held` in any case."""
-        passed = np.maximum(length - self.sinks - self.window, 0)
+        """Tokens of a sequence that each layer has in codes, or has forgotten; some are `held` in any case."""
+        passed = np.maximum(length - self.sinks - self.windows, 0)
         return np.maximum(passed // self.units * self.units, held)
+
+    def filled(self, coded: np.ndarray) -> tuple[int, int]:
+        """Pages that tokens in codes fill in each layer, and those that they begin in some layer."""
+        coded = coded[self.in_pages]
+        return int(coded.min()) // PAGE, -(-int(coded.max()) // PAGE)
+
+    def remembers(self, coded: np.ndarray, length: int) -> bool:
+        """Tells whether layers that keep a window alone hold what the tokens before `length` may see."""
+        seen = np.array([length - self.sinks - (layer.sliding_window or 0) for layer in self.all])
+        return length <= self.sinks or not (coded > np.maximum(seen, 0))[~self.in_pages].any()
 
     def each(self, function: Callable[..., KVCache], *numbers: int) -> None:
         """Applies a function to each layer."""
         self.all = tuple(function(layer, *map(np.int32, numbers)) for layer in self.all)
 
+    def each_paged(self, function: Callable[..., KVCache], *arguments: Iterable[Any]) -> None:
+        """Applies a function to each layer with pages, and to its own of each of the arguments."""
+        made = iter([function(*each) for each in zip(self.paged, *arguments, strict=True)])
+        self.all = tuple(layer if layer.sliding_window else next(made) for layer in self.all)
+
     def tell(self, tables: np.ndarray) -> None:
         """Tells the layers the pages of each slot."""
-        self.all = tuple(dataclasses.replace(layer, tables=jnp.array(tables)) for layer in self.all)
+        self.each_paged(lambda layer: dataclasses.replace(layer, tables=jnp.array(tables)))
 
-    def begin(self, slot: int, length: int, held: int, roots: tuple[Root, ...] | None) -> None:
-        """Begins a slot with `length` tokens and the roots of its known prefix."""
-        roots = roots or tuple(map(empty_root, self.all))
-        parts = zip(self.all, roots, strict=True)
-        self.all = tuple(_placed(layer, root, *map(np.int32, (slot, length, held))) for layer, root in parts)
+    def begin(
+        self,
+        slot: int,
+        length: int,
+        held: int,
+        roots: Iterable[Root] | None = None,
+        rings: Iterable[Root] | None = None,
+    ) -> None:
+        """Begins a slot with `length` tokens, and what slots hold of its known prefix in layers with and without
+        pages."""
+        of_paged, of_rings = iter(roots or map(empty_root, self.paged)), iter(rings or map(empty_root, self.rings))
+
+        def begun(layer: KVCache) -> KVCache:
+            found, own = (next(of_rings), 0) if layer.sliding_window else (next(of_paged), held)
+            return _placed(layer, found, *map(np.int32, (slot, length, own)))
+
+        self.all = tuple(map(begun, self.all))
 
     def requantize(self, strategies: Sequence[Strategy], pages: int) -> None:
         """Encodes codes again by other quantizers, a layer at a time, so that the codes of but one are held twice."""
@@ -168,43 +214,38 @@ class Layers:
 
     def copy(self, pages: Sequence[int], to: Sequence[int]) -> None:
         for page, copy in zip(pages, to, strict=True):
-            self.each(_copied_page, page, copy)
+            self.each_paged(lambda layer, page=page, copy=copy: _copied_page(layer, np.int32(page), np.int32(copy)))
 
     def fill(self, pages: Sequence[int], codes: Any) -> None:
         at = np.asarray(pages, np.int32)
-        self.all = tuple(_with_codes(layer, at, new) for layer, new in zip(self.all, codes, strict=True))
+        self.each_paged(lambda layer, new: _with_codes(layer, at, new), codes)
 
 
-def pages_of(coded: np.ndarray) -> tuple[int, int]:
-    """Pages that tokens in codes fill in each layer, and those that they begin in some layer."""
-    return int(coded.min()) // PAGE, -(-int(coded.max()) // PAGE)
-
-
-def _size(cache: KVCache) -> tuple[int, int, int]:
-    """Slots, pages that one may have, and pages in all."""
+def _size(cache: KVCache) -> tuple[int, int]:
+    """Pages that a slot may have, and pages in all."""
     if cache.tables is None:
         raise ValueError("expected caches with pages: KVCache.init(..., pages=)")
-    slots, width = cache.tables.shape
-    return slots, width, jax.tree.leaves(cache.keys)[0].shape[0]
+    return cache.tables.shape[1], jax.tree.leaves(cache.keys)[0].shape[0]
 
 
 def root(cache: KVCache, slot: int) -> Root:
-    exact = (fetched(x[slot, :, : cache.sinks]) for x in (cache.exact_keys, cache.exact_values))
+    count = None if cache.sliding_window else cache.sinks
+    exact = (fetched(x[slot, :, :count]) for x in (cache.exact_keys, cache.exact_values))
     form = cache.key_form
     return (*exact, fetched(form.mean[slot])) if form.learned else (*exact,)
 
 
-def empty_root(cache: KVCache) -> Root:
-    """Zeros in the form of a `root`, which itself would wait for the device."""
-    _, heads, _, dim = cache.exact_keys.shape
-    keys = np.zeros((heads, cache.sinks, dim), cache.exact_keys.dtype)
+def empty_root(cache: KVCache, *, whole: bool = False) -> Root:
+    """Zeros in the form of a `root`, which itself would wait for the device; of the sinks alone unless `whole`."""
+    _, heads, slots, dim = cache.exact_keys.shape
+    keys = np.zeros((heads, slots if whole else cache.sinks, dim), cache.exact_keys.dtype)
     exact = keys, keys[..., : cache.exact_values.shape[3]]
     return (*exact, np.zeros((heads, dim), np.float32)) if cache.key_form.learned else exact
 
 
 def digest(layers: Sequence[KVCache]) -> str:
     """Hash of caches: equal if their codes mean the same."""
-    names = ("key_quantizer", "own_value_quantizer", "window", "sinks")
+    names = ("key_quantizer", "own_value_quantizer", "window", "sinks", "sliding_window")
     exact = [layer.exact_keys[0, :, :0] for layer in layers]  # no tokens, but their dtype before encoding
     forms = [layer.key_form for layer in layers]
     forms = [f if f.mean is None else f.changed(mean=None if f.learned else f.mean[0]) for f in forms]
@@ -224,7 +265,7 @@ in_place = functools.partial(jax.jit, donate_argnums=0)
 def _placed(cache: KVCache, root: Root, slot: Array, length: Array, held: Array) -> KVCache:
     exact = cache.exact_keys, cache.exact_values
     exact = [
-        put(x, (slot, slice(None), slice(cache.sinks)), jnp.asarray(new))
+        put(x, (slot, slice(None), slice(new.shape[1])), jnp.asarray(new))
         for x, new in zip(exact, root[:2], strict=True)
     ]
     form = cache.key_form

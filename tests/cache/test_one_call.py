@@ -85,3 +85,18 @@ def test_a_prompt_in_one_call_loses_nothing():
     )(k)
     np.testing.assert_allclose(found, (expected**2).sum(), rtol=1e-5)
     assert (np.abs(grad).sum((0, 2, 3)) > 0).all()
+
+
+@pytest.mark.parametrize("sliding_window", [None, 20])
+def test_a_sequence_without_tokens_has_no_queries(sliding_window):
+    """Its rows are zeros, whatever it holds; the other's are as before."""
+    strategy = rqjax.strategy("eden_2", jax.random.key(0), 32)
+    cache = strategy.cache(2, 2, 2048, window=16, dtype=jnp.float32, sliding_window=sliding_window)
+    assert cache.sliding_window == sliding_window
+    _, cache = call(*tokens(100), cache, sliding_window=sliding_window)
+    for count in (1, 40):
+        new = list(tokens(count))
+        expected, _ = call(*new, cache, sliding_window=sliding_window)
+        out, after = call(*new, cache, valid=np.array([0, count]), sliding_window=sliding_window)
+        assert error(out[1], expected[1]) < 1e-6
+        assert (after.lengths.tolist(), np.abs(out[0]).max()) == ([100, 100 + count], 0)

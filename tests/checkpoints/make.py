@@ -337,12 +337,13 @@ def configs() -> None:
     (Path(__file__).parent / "configs.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-LONG = ("llama", "gpt_oss")
-"""Families with a text of 700 tokens, and logits of every fiftieth."""
+LONG = {"llama": 700, "gpt_oss": 3000, "gemma3_text": 3000}
+"""Tokens of families with a long text, and logits of every fiftieth."""
 
 
 def long_logits(model: torch.nn.Module, folder: Path) -> None:
-    tokens = torch.randint(3, COMMON["vocab_size"], (1, 700), generator=torch.Generator().manual_seed(1))
+    shape = 1, LONG[folder.name]
+    tokens = torch.randint(3, COMMON["vocab_size"], shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         logits = model(tokens).logits[:, 49::50]
     np.savez(folder / "long.npz", tokens=tokens.numpy().astype(np.int32), logits=logits.numpy())

@@ -17,7 +17,7 @@ def made_up(dim):
     """Sensitivities of two layers, the second a hundredth as sensitive."""
     bits = [METHODS["eden"](KEY, dim, b).bits_per_vector / dim for b in rates("eden")]
     kl = np.array([1, 0.01])[:, None, None] * 4.0 ** -np.array(rates("eden")) * np.ones((2, 2, 1))
-    return Sensitivities("eden", np.tile(bits, (2, 2, 1)), kl)
+    return Sensitivities("eden", np.tile(bits, (2, 2, 1)), kl, np.ones(2, bool))
 
 
 def test_budgets_in_bits_bytes_and_tokens():

@@ -142,3 +142,16 @@ def test_advise_rejects_invalid_arguments(found):
         with pytest.raises((ValueError, LookupError), match=re.escape(text)) as raised:
             call()
         assert "\n" not in str(raised.value)
+
+
+def test_layers_that_keep_a_window_count_in_no_budget():
+    """Gemma 3's first layer sees 16 tokens: only the bits of the second are chosen, and only they are stored."""
+    model, *_ = checkpoint("gemma3_text")
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 96, (2, 128)))
+    found = sensitivities(model, tokens, KEY, family="eden", **KEEP)
+    assert found.measured.tolist() == [False, True]
+    advice = found.under(3.5)
+    assert (advice.rates[0].tolist(), found.kl[0].any()) == ([5, 5], False)
+    strategies = model.calibrate(tokens, advice.names, KEY)
+    assert stored_bits(strategies[1:]) == pytest.approx(advice.bits)
+    assert [cache.sliding_window for cache in model.caches(strategies, KEY, 1, 4096)] == [16, None]

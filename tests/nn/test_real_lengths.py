@@ -19,17 +19,19 @@ FORWARD = jax.jit(lambda model, tokens: model(tokens)[0])
 STEP = jax.jit(lambda model, tokens, caches: model(tokens, caches), donate_argnums=2)
 
 
-@pytest.fixture(scope="module", params=some(["llama", "gpt_oss"], ["llama"]))
+@pytest.fixture(scope="module", params=some(["llama", "gpt_oss", "gemma3_text"], ["llama", "gemma3_text"]))
 def checkpoint(request):
-    """A decoder, a text of 700 tokens, its logits as far as they are known."""
+    """A decoder, a text of 700 tokens or of 3,000, its logits as far as they are known."""
     folder = CHECKPOINTS / request.param
     expected = np.load(folder / "long.npz")
     return load_decoder(folder), expected["tokens"], expected["logits"]
 
 
 def logits_in_pieces(model, tokens, size):
-    caches = model.caches("float32", KEY, 1, 1024)
-    assert {(cache.window, cache.sinks, cache.exact_keys.dtype.name) for cache in caches} == {(128, 4, "float32")}
+    caches = model.caches("float32", KEY, 1, 1024 * -(-tokens.shape[1] // 1024))
+    assert {(cache.sinks, cache.exact_keys.dtype.name) for cache in caches} == {(4, "float32")}
+    assert [cache.sliding_window for cache in caches] == [*model.config.windows]
+    assert {cache.window for cache in caches if cache.capacity} == {128}
     parts = []
     for part in np.split(tokens, range(size, tokens.shape[1], size), axis=1):
         logits, caches = STEP(model, part, caches)
@@ -42,7 +44,7 @@ def test_without_caches(checkpoint):
     np.testing.assert_allclose(FORWARD(model, tokens)[:, EVERY - 1 :: EVERY], expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("size", some([128, 129, 256, 300, 700], []))
+@pytest.mark.parametrize("size", some([128, 129, 256, 300, 700, 3000], []))
 def test_pieces(checkpoint, size):
     model, tokens, expected = checkpoint
     logits = logits_in_pieces(model, tokens, size)
