@@ -213,7 +213,7 @@ class Engine:
         return len(self._running)
 
     def cancel(self, id: int) -> None:
-        """Forgets a request.
+        """Forgets a request, not its other samples.
 
         Raises:
           ValueError: there is no such request, or it is done.
@@ -221,8 +221,9 @@ class Engine:
         with self._turns:
             for request in (*self._waiting, *self._running):
                 if request.id == id:
+                    place = self._waiting.index(request) if request in self._waiting else 0
                     self._dropped(request)
-                    self._waiting[:0] = request.others
+                    self._waiting[place:place] = request.heir()
                     return
                 if other := next((other for other in request.others if other.id == id), None):
                     request.others.remove(other)
@@ -385,9 +386,8 @@ class Engine:
 
     def _made(self, rows: dict[Request, int], found: Found) -> None:
         """Records events of the tokens in rows of what was found; a request that is read again had some before."""
-        tokens, logprobs = np.asarray(found.tokens), None
-        if any(request.wanted >= 0 for request in rows):
-            logprobs = Logprobs(*map(np.asarray, found.logprobs))
+        tokens, some = np.asarray(found.tokens), any(request.wanted >= 0 for request in rows)
+        logprobs = Logprobs(*map(np.asarray, found.logprobs)) if some else None
         for request, row in rows.items():
             if request.after < len(request.made):
                 continue

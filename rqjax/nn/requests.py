@@ -66,6 +66,12 @@ class Request:
         """Returns whether a part of the prompt is still to be read."""
         return self.fed < len(self.prompt)
 
+    def heir(self) -> list["Request"]:
+        """Returns the next sample, if there is one, with those after it as its own."""
+        if self.others:
+            self.others[0].others = self.others[1:]
+        return self.others[:1]
+
     def ends(self, token: int, decode: Callable[[list[int]], str] | None) -> bool:
         """Returns whether the text ends with one more token."""
         if token in self.stop or len(self.made) + 1 == self.max_tokens:

@@ -176,9 +176,12 @@ def test_samples_share_the_pages_of_their_prompt(decoder, strategy):
         made = [event.token for event in events if event.id == id]
         assert made == alone(decoder, strategy, prompt, 5, seed=seed)
     assert len({event.token for event in events if event.id != first}) > 5
+    engine.submit(prompt[:9], max_tokens=1)
     engine.submit(prompt[:20], max_tokens=5, n=3)
-    engine.cancel(first + 5)
-    assert {*engine.run()} == {first + 6, first + 7}
+    engine.submit(prompt[:9], max_tokens=1)
+    engine.cancel(first + 6)
+    assert [request.id - first for request in engine._waiting] == [5, 7, 9]  # it keeps its place
+    assert {*engine.run()} == {first + 5, first + 7, first + 8, first + 9}
     assert engine.paged.free_pages == 6
 
 

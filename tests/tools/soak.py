@@ -5,6 +5,7 @@ python -m tests.tools.soak --requests=10000 --strategy=eden_4 --degrade=eden_3,e
 
 import argparse
 import collections
+import itertools
 import random
 import resource
 import tempfile
@@ -112,7 +113,7 @@ def soak(engine: Engine, count: int, threads: int, *, exact: bool = True) -> dic
             checked(engine.paged)
             begun.update(request.id for request in engine._running)
             late = [request.id for request in engine._waiting if request.id not in begun]
-        assert not late or min(late) > max(begun, default=-1), (late, begun)
+        assert not late or min(late) > max(begun, default=-1), (late, max(begun))
         for id in [id for id in {*made, *gone} if id in asked and (id in gone or made[id][-1].done)]:
             kind, sample = asked.pop(id)
             found = made.pop(id, [])
@@ -163,17 +164,19 @@ def _faults(engine: Engine, told: collections.Counter[str]) -> Iterator[Callable
     real_save = treefile.save
 
     def save(tree: Any, path: Path, **options: str) -> None:
-        if rng.random() < 0.1:
+        if not told["full"] or rng.random() < 0.1:
             told["full"] += 1
             raise OSError(28, "No space left on device")
         real_save(tree, path, **options)
 
+    calls = itertools.count(1)
+
     def failing(real: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any) -> Any:
-            if (chance := rng.random()) < 0.004:
+            if (call := next(calls)) % 250 == 100:
                 raise RuntimeError("before")
             found = real(*args)
-            if chance > 0.996:
+            if call % 250 == 200:
                 raise RuntimeError("after")  # the caches were donated
             return found
 
