@@ -100,6 +100,21 @@ def test_the_bytes_are_those_of_the_arrays(index, capsys):
     assert (lines["ids"], lines["energies"], lines["store"]) == ("1,200", "1,200", "9,600")
 
 
+def test_a_center_is_shown(folder, index, capsys):
+    """Bytes of a file far from 0 are centered unasked; the norm is that of their mean."""
+    x = np.round(X + 120).clip(0, 255).astype(np.uint8)
+    np.save(folder / "bytes.npy", x)
+    command("build", vectors=folder / "bytes.npy", index=folder / "bytes", method="eden", bits=2)
+    capsys.readouterr()
+    command("info", index=folder / "bytes")
+    shown = capsys.readouterr().out
+    assert f"center             a mean of norm {np.linalg.norm(x.mean(axis=0)):.3g}\n" in shown
+    assert "quantizer          Around(Scaled(Rotated(Dense, Scalar)))\n" in shown
+    assert "codes              80 bits, 10 bytes per vector" in shown
+    command("info", index=index)
+    assert "center             none\n" in capsys.readouterr().out
+
+
 def test_the_nest_and_the_free_rows_are_shown(index, folder, capsys):
     few = folder / "few.safetensors"
     rqjax.Index.load(index).remove(np.arange(100)).save(few)
