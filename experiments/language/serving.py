@@ -1,8 +1,7 @@
-"""Many prompts with a common beginning, answered by one engine within one number of bytes for the cache."""
+"""Many texts answered by one engine within one number of bytes for the cache."""
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,23 +11,17 @@ from experiments.harness.table import Table
 from experiments.language.generation_throughput import decoder_of
 from experiments.models import models
 from rqjax import strategy
-from rqjax.core import check_int, nbytes
+from rqjax.core import Registry, check_int, nbytes
 from rqjax.nn import Decoder, Engine
 
 MADE_BY = ("rqjax/nn/engine.py", "rqjax/nn/decoder.py", "rqjax/paging/*.py", "rqjax/cache/*.py", "rqjax/scoring/*.py")
 TABLES = (
     Table(
-        "Answers to all prompts: tokens made and read a second, slots in use, pages in as many bytes, begun again",
-        rows=("strategy",),
+        "Answers to all prompts: tokens made a second, and seconds to the first of each answer; the share of the"
+        " prompts that was computed, the rest being found in pages; slots in use, pages in as many bytes, begun again",
+        rows=("trace", "strategy"),
         columns=(),
-        values=("tokens_per_second", "read_per_second", "slots_in_use", "pages", "begun_again"),
-        each=("model",),
-    ),
-    Table(
-        "One prompt alone, its common beginning unknown and known: seconds to the first token, and their ratio",
-        rows=("strategy",),
-        columns=(),
-        values=("first_token_s", "known_first_token_s", "sooner"),
+        values=("tokens_per_second", "first_token_s", "computed", "slots_in_use", "pages", "begun_again"),
         each=("model",),
     ),
 )
@@ -36,51 +29,83 @@ WARM = 400
 """Tokens of a prompt that compiles all sizes of calls."""
 
 
+class Trace(NamedTuple):
+    """Texts that go on for some turns, all at once. They begin with one of the documents, if there are any."""
+
+    texts: int
+    documents: int
+    shared: int
+    """Tokens of a document."""
+    turns: int
+    own: int
+    """Tokens that each turn asks, at most."""
+    answer: int
+    """Tokens of an answer."""
+
+    @property
+    def longest(self) -> int:
+        return self.shared + self.turns * (self.own + self.answer)
+
+
+TRACES: Registry = Registry(
+    "trace",
+    {
+        "unshared": Trace(texts=24, documents=0, shared=0, turns=1, own=2048, answer=64),
+        "documents": Trace(texts=32, documents=8, shared=1024, turns=1, own=128, answer=64),
+        "chats": Trace(texts=16, documents=1, shared=512, turns=4, own=128, answer=64),
+    },
+)
+
+
 def check(point: dict[str, Any]) -> None:
-    for name in ("requests", "shared", "own", "answer", "held", "slots"):
+    TRACES[point["trace"]]
+    for name in ("held", "slots"):
         check_int(name, point[name], 1, 2**20)
     strategy(point["strategy"], jax.random.key(0), 64)
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """Measures a trace of requests that are all there from the beginning."""
-    decoder, rng = decoder_of(point["model"], "float32"), np.random.default_rng(0)
-    longest = point["shared"] + point["own"] + point["answer"]
-    budget = point["held"] * longest * 2 * decoder.config.cached  # in bfloat16
+    """Measures an engine on a trace, in the bytes of `held` of its longest texts in bfloat16."""
+    decoder, rng, trace = decoder_of(point["model"], "float32"), np.random.default_rng(0), TRACES[point["trace"]]
+    budget = point["held"] * trace.longest * 2 * decoder.config.cached
     options: dict[str, Any] = {"window": 0, "sinks": 0} if point["strategy"] == "bfloat16" else {}
+    pages = _pages(decoder, point, trace.longest, budget, options)
+    key, tokens = jax.random.key(0), _text(point["model"], decoder, 2**17)
 
-    def engine(pages: int) -> Engine:
-        key = jax.random.key(0)
-        return Engine(decoder, point["strategy"], key, pages=pages, slots=point["slots"], max_len=longest, **options)
+    def engine() -> Engine:
+        sizes = {"pages": pages, "slots": point["slots"], "max_len": trace.longest}
+        return Engine(decoder, point["strategy"], key, **sizes, **options)
 
-    pages = _pages(decoder, point, longest, budget, options)
-    tokens = _text(point["model"], decoder, 2**17)
-    common = tokens[: point["shared"]]
-    own = [int(n) for n in rng.integers(1, point["own"] + 1, point["requests"])]
-    starts = rng.integers(point["shared"], len(tokens) - point["own"], point["requests"])
-    prompts = [[*common, *tokens[start : start + n]] for start, n in zip(starts, own, strict=True)]
+    def piece(count: int) -> list[int]:
+        start = rng.integers(len(tokens) - count)
+        return tokens[start : start + count].tolist()
 
-    warm = engine(pages)
-    warm.submit(tokens[:WARM], max_tokens=2)
+    warm = engine()
+    warm.submit(tokens[: min(WARM, trace.longest - 2)], max_tokens=2)
     warm.run()
-    one = engine(pages)
-    first = [_seconds_to_first(one, [*common, *tokens[start : start + 64]]) for start in starts[:2]]
-    all_of_it = engine(pages)
-    for i, prompt in enumerate(prompts):
-        all_of_it.submit(prompt, max_tokens=point["answer"], seed=i)
-    begun, running, made, steps = time.perf_counter(), 0, 0, 0
-    for events in _steps(all_of_it):
-        running, made, steps = running + all_of_it.running, made + len(events), steps + 1
-    seconds = time.perf_counter() - begun
+    documents = [piece(trace.shared) for _ in range(trace.documents)] or [[]]
+    texts, served, begun = [documents[i % len(documents)] for i in range(trace.texts)], engine(), time.perf_counter()
+    firsts, running, made, steps, asked = [], 0, 0, 0, 0
+    for _ in range(trace.turns):
+        texts = [[*text, *piece(rng.integers(1, trace.own + 1))] for text in texts]
+        asked += sum(map(len, texts))
+        of_id = {served.submit(text, max_tokens=trace.answer, seed=i): i for i, text in enumerate(texts)}
+        submitted, answers = time.perf_counter(), [[] for _ in texts]
+        while served.running or served.waiting:
+            events = served.step()
+            running, made, steps = running + served.running, made + len(events), steps + 1
+            for event in events:
+                if not answers[of_id[event.id]]:
+                    firsts.append(time.perf_counter() - submitted)
+                answers[of_id[event.id]].append(event.token)
+        texts = [[*text, *answer] for text, answer in zip(texts, answers, strict=True)]
     return {
-        "tokens_per_second": made / seconds,
-        "read_per_second": sum(map(len, prompts)) / seconds,
+        "tokens_per_second": made / (time.perf_counter() - begun),
+        "first_token_s": float(np.mean(firsts)),
+        "computed": served.read / asked,
         "slots_in_use": running / steps,
         "pages": pages,
-        "begun_again": all_of_it.begun - point["requests"],
-        "first_token_s": first[0],
-        "known_first_token_s": first[1],
-        "sooner": first[0] / first[1],
+        "begun_again": served.begun - trace.texts * trace.turns,
     }
 
 
@@ -99,15 +124,3 @@ def _text(model: str, decoder: Decoder, count: int) -> np.ndarray:
     if model not in models.SHAPES:
         return np.random.default_rng(1).integers(0, decoder.config.vocab_size, count)
     return text.held_out("", models.load(model).tokenizer)[:count]
-
-
-def _seconds_to_first(engine: Engine, prompt: list[int]) -> float:
-    engine.submit(prompt, max_tokens=1)
-    begun = time.perf_counter()
-    engine.run()
-    return time.perf_counter() - begun
-
-
-def _steps(engine: Engine) -> Iterator[list[Any]]:
-    while engine.running or engine.waiting:
-        yield engine.step()
