@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rqjax.arrays.kmeans import lloyd
+from rqjax.quantizers.exact import Exact
 from rqjax.search import cells
 
 
@@ -18,5 +19,6 @@ def test_each_of_clusters_far_apart_has_a_centroid():
     rng = np.random.default_rng(0)
     centers = 100 * rng.standard_normal((12, 16))
     x = (centers[rng.integers(0, 12, 768)] + rng.standard_normal((768, 16))).astype(np.float32)
-    found, _ = cells.learned(jax.random.key(0), x, 12, 768, "ip")
-    np.testing.assert_array_less(np.linalg.norm(centers[:, None] - np.asarray(found), axis=2).min(axis=1), 5)
+    found, _ = cells.learned(jax.random.key(0), x, 12, 768, "ip", Exact(16), residual=False)
+    distances = np.linalg.norm(centers[:, None] - np.asarray(found.centroids), axis=2)
+    np.testing.assert_array_less(distances.min(axis=1), 5)

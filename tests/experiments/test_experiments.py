@@ -41,7 +41,11 @@ def test_files_of_vectors(tmp_path):
         ("x.npz", b"PK\x03\x04torn", "is not a readable .npz file"),
         ("x.safetensors", b"torn", "is not a readable .safetensors file"),
         ("x.fvecs", b"\x03\x00\x00\x00torn", "its vectors do not have one dimension"),
-        ("x.npy", np.ones((3, 4), int), r"expected floating-point vectors \(n, d\) in .*, got int64 \(3, 4\)"),
+        (
+            "x.npy",
+            np.ones((3, 4), int),
+            r"expected vectors \(n, d\) of floating-point numbers or bytes in .*, got int64 \(3, 4\)",
+        ),
         ("x.npy", np.ones(4), r"got float64 \(4,\)"),
         ("x.npy", np.array([[1, np.nan, np.inf]]), "got NaN or Inf in 2 places"),
         ("x.npy", np.array([{}], object), "is not a readable .npy file"),

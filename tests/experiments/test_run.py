@@ -361,6 +361,7 @@ def test_tables_say_what_to_see(tmp_path, monkeypatch, capsys):
 
 def test_an_unknown_table_is_one_line(monkeypatch):
     monkeypatch.chdir(ROOT)
+    tables.flags.FLAGS.mark_as_parsed()
     with pytest.raises(SystemExit, match=r"^error: unknown config 'parametrs'; did you mean 'parameters'"):
         tables.main(["tables", "parametrs"])
 
