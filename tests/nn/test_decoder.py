@@ -55,7 +55,7 @@ def test_logits_through_the_float_cache(family):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", ["gemma3_text", "glm4", "gpt_oss", "deepseek_v2", "llama", "mixtral"])
+@pytest.mark.parametrize("family", ["gemma3_text", "glm4", "gpt_oss", "deepseek_v2", "llama", "qwen3_moe"])
 def test_logits_through_eight_bits(family):
     """Root mean square of the error; the logits' own is 1. A token sees all before it but four in codes.
 
