@@ -150,9 +150,9 @@ def sensitivities(
         samples.append(found)
     exact, shape = decoder.norm(inputs[-1]), (len(samples), len(SIDES), len(measured))
     bits, kl = np.zeros(shape), np.zeros(shape)
-    measured = np.array([seen is None or None not in decoder.config.windows for seen in decoder.config.windows])
+    counted = np.array([seen is None or None not in decoder.config.windows for seen in decoder.config.windows])
     for layer, side, rate in np.ndindex(shape):
-        if not measured[layer]:
+        if not counted[layer]:
             continue
         strategy, own = uniform[rate][layer], samples[layer]
         part = getattr(strategy, SIDES[side])
@@ -166,7 +166,7 @@ def sensitivities(
             x, *_ = through(decoder, later, x, uniform[rate][later].key_form)
         bits[layer, side, rate] = part.bits_per_vector / part.dim
         kl[layer, side, rate] = divergence(decoder, exact, decoder.norm(x)).mean()
-    return Sensitivities(family, bits, kl, measured)
+    return Sensitivities(family, bits, kl, counted)
 
 
 def rates(family: str) -> tuple[float | int, ...]:

@@ -144,8 +144,8 @@ class PagedCache:
                 break
             self._pool.use(block.pages)
             found.append(block)
-        known = len(found)
-        while found and self._prefixes.ring(chain[len(found) - 1]) is None:
+        known, rings = len(found), None
+        while found and (rings := self._prefixes.ring(chain[len(found) - 1])) is None:
             self._pool.give(found.pop().pages)
         self._prefixes.touch(chain[1 : len(found) + 1])
         pages = [page for block in found for page in block.pages]
@@ -155,7 +155,6 @@ class PagedCache:
         marks = frozenset([known, len(chain) - 1]) - {0} if self._layers.rings else frozenset()
         self._slots[i] = Slot(pages, length, appended, coded, chain[: len(found)], marks)
         self._stale = True
-        rings = self._prefixes.ring(chain[len(found) - 1]) if found else None
         self._layers.begin(i, length, held, found[0].roots if found else None, rings)
         return i, length
 
