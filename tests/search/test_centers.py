@@ -1,6 +1,5 @@
 """Vectors that have a mean: codes are relative to it, and what they lose is measured against brute force."""
 
-import faiss
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,15 +14,6 @@ from tests.tools.suites import some
 DIM, COUNT = 64, 2000
 KEY = jax.random.key(0)
 LISTS = {"lists": 8, "key": jax.random.key(1)}
-
-
-def vectors(ratio, count=COUNT, seed=0):
-    """Vectors and 50 queries with a mean of so many spreads; 12 of 64 directions have most of the rest."""
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((count + 50, 12)) @ rng.standard_normal((12, DIM)) / 2
-    x, mean = x + rng.standard_normal(x.shape) * 0.4, rng.standard_normal(DIM)
-    x = x + ratio * mean * np.sqrt((x**2).sum(1).mean() / (mean**2).sum())
-    return x[:count].astype(np.float32), x[count:].astype(np.float32)
 
 
 def decoded(built, x):
@@ -55,7 +45,7 @@ def decoded(built, x):
     ),
 )
 def test_scores_are_those_of_vectors_whose_centers_are_exact(metric, options, name, queries):
-    x, y = vectors(10)
+    x, y = neighbors.around_a_mean(10)
     y = y[:queries]
     built = Index.build(rqjax.METHODS[name](KEY, DIM, 2), x, metric=metric, **options)
     scores, ids = built.search(y, 20, **({"probes": 8} if options else {}))
@@ -70,7 +60,7 @@ def test_scores_are_those_of_vectors_whose_centers_are_exact(metric, options, na
 @pytest.mark.parametrize("metric", ["ip", "cosine", "l2"])
 def test_every_kind_of_index_finds_the_same(metric, tmp_path):
     """Vectors that are added later, files that stay where they are, meshes, jit and filters."""
-    x, y = vectors(10)
+    x, y = neighbors.around_a_mean(10)
     built = Index.build(rqjax.eden_unbiased(KEY, DIM, 4), x, metric=metric)
     half = built.remove(range(1, COUNT, 2))
     half.add(x[1::2], ids=np.arange(1, COUNT, 2)).save(tmp_path / "i.safetensors")
@@ -93,35 +83,10 @@ def test_every_kind_of_index_finds_the_same(metric, tmp_path):
     np.testing.assert_allclose(alone[0], scores[:, 1::3], rtol=1e-4)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("bits", "below"), [(1, 0.01), (2, 0), (4, 0)])
-@pytest.mark.parametrize("metric", ["ip", "cosine", "l2"])
-def test_a_mean_costs_no_recall_beside_faiss_rabitq(bits, below, metric):
-    """One index of rows and one of lists against FAISS's, which centers. 1,500 neighbors err by 0.01."""
-    kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
-    mine, lists, theirs = [], [], []
-    for ratio in (0, 3, 10):
-        x, y = vectors(ratio)
-        if metric == "cosine":
-            x, y = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, y))
-        true = neighbors.nearest(x, y, metric, 10)[1]
-        code = rqjax.eden_unbiased(KEY, DIM, bits)
-        built = Index.build(code, x, metric=metric), Index.build(code, x, metric=metric, **LISTS)
-        peer = faiss.IndexPreTransform(faiss.RandomRotationMatrix(DIM, DIM), faiss.IndexRaBitQ(DIM, kind, bits))
-        peer.train(x)
-        peer.add(x)
-        mine.append(rqjax.metrics.recall(built[0].search(y, 10)[1], true))
-        lists.append(rqjax.metrics.recall(built[1].search(y, 10, probes=8)[1], true))
-        theirs.append(rqjax.metrics.recall(peer.search(y, 10)[1], true))
-    for found in (mine, lists):
-        assert np.mean(found) > np.mean(theirs) - below - 0.01, (found, theirs)
-        assert min(np.subtract(found, theirs)) > -below - 0.03, (found, theirs)
-
-
 def test_a_center_is_subtracted_where_it_pays():
     """Not near the origin, not of a handful, and not of vectors that are kept as they are."""
     code = rqjax.eden(KEY, DIM, 2)
-    (near, _), (far, _) = vectors(0), vectors(3)
+    (near, _), (far, _) = neighbors.around_a_mean(0), neighbors.around_a_mean(3)
     for metric in ("ip", "l2"):
         assert Index.build(code, near, metric=metric).origin is None
         np.testing.assert_allclose(Index.build(code, far, metric=metric).origin, far.mean(axis=0), rtol=1e-3, atol=1e-4)

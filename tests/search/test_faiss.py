@@ -10,6 +10,7 @@ import rqjax
 from experiments.data import samples
 from experiments.search import search
 from rqjax.recipes.opq import fit_opq
+from tests.tools import neighbors
 
 pytestmark = pytest.mark.full
 
@@ -95,3 +96,27 @@ def test_codes_find_more_than_those_of_peers_that_take_no_fewer_bytes():
     assert residual.bytes_per_vector == mine.bytes_per_vector
     assert theirs > share + 0.03
     assert residual.shared_bytes > 4 * x.nbytes > 100 * mine.shared_bytes
+
+
+@pytest.mark.parametrize(("bits", "below"), [(1, 0.01), (2, 0), (4, 0)])
+@pytest.mark.parametrize("metric", ["ip", "cosine", "l2"])
+def test_a_mean_costs_no_recall_beside_faiss_rabitq(bits, below, metric):
+    """One index of rows and one of lists against FAISS's, which centers. 1,500 neighbors err by 0.01."""
+    kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
+    mine, lists, theirs = [], [], []
+    for ratio in (0, 3, 10):
+        x, y = neighbors.around_a_mean(ratio)
+        if metric == "cosine":
+            x, y = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, y))
+        true = neighbors.nearest(x, y, metric, 10)[1]
+        code = rqjax.eden_unbiased(jax.random.key(0), 64, bits)
+        built = Index.build(code, x, metric=metric), Index.build(code, x, metric=metric, lists=8, key=jax.random.key(1))
+        peer = faiss.IndexPreTransform(faiss.RandomRotationMatrix(64, 64), faiss.IndexRaBitQ(64, kind, bits))
+        peer.train(x)
+        peer.add(x)
+        mine.append(rqjax.metrics.recall(built[0].search(y, 10)[1], true))
+        lists.append(rqjax.metrics.recall(built[1].search(y, 10, probes=8)[1], true))
+        theirs.append(rqjax.metrics.recall(peer.search(y, 10)[1], true))
+    for found in (mine, lists):
+        assert np.mean(found) > np.mean(theirs) - below - 0.01, (found, theirs)
+        assert min(np.subtract(found, theirs)) > -below - 0.03, (found, theirs)
