@@ -24,7 +24,7 @@ Training
 Parts, which nest
     Normalized Scaled Gain Centered Rotated Residual Split PerHead AcrossHeads GivenKeys PerChannel Balanced Clipped
     PerCell Scalar lloyd_max Affine MinMax Uniform Formats PerCoordinate Trellis trellis_coded TrellisPerCoordinate
-    NestedE8 Product Exchange Exact Sign
+    BestGain NestedE8 Product Exchange Exact Sign
     rotations codebooks packing
 New ones
     Quantizer Wrapper Codes pytree static
@@ -71,7 +71,7 @@ from rqjax.quantizers.per_head import PerHead
 from rqjax.quantizers.product import Product
 from rqjax.quantizers.scalar import Scalar, lloyd_max
 from rqjax.quantizers.trellis import Trellis
-from rqjax.quantizers.trellis_per_coordinate import TrellisPerCoordinate, trellis_coded
+from rqjax.quantizers.trellis_per_coordinate import BestGain, TrellisPerCoordinate, trellis_coded
 from rqjax.quantizers.uniform import Uniform
 from rqjax.recipes.budget import BUDGETED, fit_under_budget
 from rqjax.recipes.fitted import FITTED
@@ -134,7 +134,7 @@ __all__ = [  # noqa: RUF022
     "fit", "parameters", "losses", "learning",
     "Normalized", "Scaled", "Gain", "Centered", "Rotated", "Residual", "Split", "PerHead", "AcrossHeads", "GivenKeys",
     "PerChannel", "Balanced", "Clipped", "PerCell", "Scalar", "lloyd_max", "Affine", "MinMax", "Uniform", "Formats",
-    "PerCoordinate", "Trellis", "trellis_coded", "TrellisPerCoordinate", "NestedE8", "Product", "Exchange", "Exact",
+    "PerCoordinate", "Trellis", "trellis_coded", "TrellisPerCoordinate", "BestGain", "NestedE8", "Product", "Exchange", "Exact",
     "Sign", "rotations", "codebooks", "packing",
     "Quantizer", "Wrapper", "Codes", "pytree", "static",
     "metrics", "theory",

@@ -25,6 +25,11 @@ LEAST, PARTS = 0.5, 8
 FINE = 7.5
 """Bits of a code from which on the levels of 2^8 states are in int16."""
 
+ERRORS = (1, 0.566, 0.289, 0.149, 0.0762, 0.0392, 0.0199, 0.0105, 0.00546, 0.00286, 0.00148, 0.00081, 0.000425)
+ERRORS += (0.000249, 0.000137, 7.23e-5, 4.14e-5)
+"""Mean squared errors of Gaussian coordinates of unit variance at 0, 0.5, ..., 8 bits, with 2^8 states (3,000 vectors
+of 64 coordinates)."""
+
 
 @pytree
 class Table:
@@ -129,6 +134,17 @@ def turns(bits: float | int) -> tuple[int, ...]:
 def widths(bits: float | int, count: int) -> Int[np.ndarray, "count"]:
     """Whole numbers of bits of so many coordinates; their sum is `count * bits`, rounded down."""
     return np.resize(turns(bits), count)
+
+
+def error(bits: float | int) -> float:
+    """Interpolates `ERRORS` geometrically.
+
+    Example:
+      >>> from rqjax.codebooks.trellis_tables import error
+      >>> round(error(2.25), 4)
+      0.0547
+    """
+    return float(np.exp(np.interp(2 * bits, np.arange(len(ERRORS)), np.log(ERRORS))))
 
 
 def values(table: "Table | Companded | Turns", bits: float | int) -> Float[Array, "turns S"]:

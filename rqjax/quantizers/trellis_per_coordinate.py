@@ -135,6 +135,42 @@ class TrellisPerCoordinate(RingCodes):
         return cls(mean, deviation, tables, bits=bits)
 
 
+GAINS = tuple(2 ** (i / 4) for i in range(-4, 4))
+"""Multiples of a vector that `BestGain` chooses among."""
+REACH = 0.6
+"""Part of the largest level up to which a coordinate's error is that of its bits. The path to an outer level fixes the
+levels nearby."""
+
+
+@pytree
+class BestGain(TrellisPerCoordinate):
+    """`TrellisPerCoordinate` of the multiple of a vector that its levels reach best, to be `Scaled`, which undoes that.
+
+    Vectors differ in how their energy lies over the coordinates. Where coordinates with few bits are loud a smaller
+    multiple brings them within reach, and where none is a larger one has finer steps. The multiple is chosen by an
+    estimate of the error, before one search for the path.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rqjax
+      >>> q = rqjax.Scaled(rqjax.BestGain.gaussian(jnp.zeros(32), 0.9 ** jnp.arange(32), bits=(4,) * 8 + (1,) * 24))
+      >>> q.decode(q.encode(jnp.ones((5, 32)))).shape
+      (5, 32)
+    """
+
+    def _encode(self, x: Float[Array, "n d"]) -> UInt8[Array, "n bytes"]:
+        losses = jnp.stack([self._expected(gain * x) / gain**2 for gain in GAINS])
+        return super()._encode(x * jnp.asarray(GAINS)[jnp.argmin(losses, axis=0)][:, None])
+
+    def _expected(self, x: Float[Array, "n d"]) -> Float[Array, "n"]:
+        """Estimates squared errors: those of Gaussian coordinates of as many bits, and what is out of reach."""
+        reach, error = jnp.zeros(self.dim), jnp.ones(self.dim)
+        for table, (bits, part) in zip(self.tables, self.classes, strict=True):
+            largest = jnp.abs(trellis_tables.values(table, bits)).max()
+            reach, error = reach.at[part].set(REACH * largest), error.at[part].set(trellis_tables.error(bits))
+        beyond = jnp.abs(x - self.mean) - self.deviation * reach
+        return jnp.sum(self.deviation**2 * error + jnp.maximum(beyond, 0) ** 2, axis=-1)
+
+
 def trellis_coded(
     dim: int, bits: float | int, *, sphere_dim: int | None = None, state_bits: int = 8
 ) -> Trellis | TrellisPerCoordinate:

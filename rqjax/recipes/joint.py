@@ -1,16 +1,24 @@
 """A transform code of several heads together, without training."""
 
+import dataclasses
 import functools
+import math
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from rqjax.arrays import norms
+from rqjax.codebooks.trellis_tables import ERRORS
 from rqjax.core import Key, Quantizer, operation
 from rqjax.quantizers.across_heads import AcrossHeads, GivenKeys, beside
-from rqjax.quantizers.per_head import stack_heads
+from rqjax.quantizers.per_head import PerHead, stack_heads
+from rqjax.quantizers.trellis_per_coordinate import BestGain, TrellisPerCoordinate
+from rqjax.recipes.allocation import least_loss
 from rqjax.recipes.fitted import fitted
-from rqjax.recipes.klt import klt_trellis
+from rqjax.recipes.klt import ALIKE, klt_trellis
 
 WIDEST = 256
 """Most coordinates that are transformed together."""
@@ -46,8 +54,32 @@ def klt_joint(
     ):
         decoded = beside(key_quantizer.decode(key_quantizer.encode(keys)), group)
         prediction, together = _predicted(decoded, together)
-    code = AcrossHeads(klt_trellis(key, together[0] if group == heads else together, bits), group=group)
+    whole = klt_trellis(key, together[0] if group == heads else together, bits)
+    code = AcrossHeads(_with_halves(whole, int(bits * group * dim)), group=group)
     return code if prediction is None else GivenKeys(code, prediction=prediction)
+
+
+def _with_halves(code: Any, total: int) -> Quantizer:
+    """Returns a transform code with `total` bits given out by halves, and the `BestGain` of each vector; another code
+    as it is."""
+    per_group = isinstance(code, PerHead)
+    nest = code.inner if per_group else code
+    columns = nest.inner.inner
+    if not isinstance(columns, TrellisPerCoordinate):
+        return code
+    made = functools.partial(BestGain.gaussian, bits=_allocated(np.asarray(columns.deviation) ** 2, total))
+    finer = (jax.vmap(made) if per_group else made)(columns.mean, columns.deviation)
+    nest = dataclasses.replace(nest, inner=dataclasses.replace(nest.inner, inner=finer))
+    return PerHead(nest) if per_group else nest
+
+
+def _allocated(variances: Float[np.ndarray, "*groups n"], total: int) -> tuple[float, ...]:
+    """Allocates halves of bits to `ALIKE` coordinates at a time, or to the most fewer that divide both numbers."""
+    size = math.gcd(ALIKE, variances.shape[-1], 2 * total)
+    alike = np.exp(np.log(variances).reshape(-1, variances.shape[-1] // size, size).mean(axis=(0, 2)))
+    bits = np.arange(len(ERRORS)) / 2
+    chosen = bits[least_loss(np.tile(size * bits, (len(alike), 1)), np.outer(alike, ERRORS), total)]
+    return tuple(np.repeat(-np.sort(-chosen), size).tolist())
 
 
 @operation

@@ -239,8 +239,9 @@ FORMULATED = (
 )
 
 
-@pytest.mark.parametrize("pages", some([None, 12], [12]))
-@pytest.mark.parametrize("name", some(FORMULATED, ["eden_3+turned"]))
+@pytest.mark.full
+@pytest.mark.parametrize("pages", [None, 12])
+@pytest.mark.parametrize("name", FORMULATED)
 def test_gpus_append_the_same_bits(name, pages):
     """All units of a call at once, where a CPU takes one after the other: of ragged calls, after `truncate`, too. All
     sequences attend at once, whose pages a CPU reads one by one."""

@@ -44,7 +44,7 @@ def with_junk(cache):
     return dataclasses.replace(cache, keys=codes[0], values=codes[1], exact_keys=keys, exact_values=values)
 
 
-@pytest.mark.parametrize("kind", some(KINDS, ["affine"]))
+@pytest.mark.parametrize("kind", some(KINDS, []))
 def test_tokens_that_are_not_finite(kind):
     """They come after a query, are masked, lie before a window, or are dropped; and so does what was never written."""
     cache, q, k, v = spoiled_text(kind)

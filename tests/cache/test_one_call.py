@@ -45,6 +45,7 @@ def test_calls_of_any_length(name, options):
         assert error(out, plain.attend(q, own=count > 16, **OPTIONS[options])) < 1e-4
 
 
+@pytest.mark.full
 def test_padding_and_a_mask():
     """Queries that are padding do not count; a mask is by token."""
     cache = made("eden_2")
@@ -87,7 +88,7 @@ def test_a_prompt_in_one_call_loses_nothing():
     assert (np.abs(grad).sum((0, 2, 3)) > 0).all()
 
 
-@pytest.mark.parametrize("sliding_window", [None, 20])
+@pytest.mark.parametrize("sliding_window", some([None, 20], [20]))
 def test_a_sequence_without_tokens_has_no_queries(sliding_window):
     """Its rows are zeros, whatever it holds; the other's are as before."""
     strategy = rqjax.strategy("eden_2", jax.random.key(0), 32)

@@ -239,7 +239,7 @@ def test_perplexity_of_the_committed_decoder():
 @pytest.mark.parametrize(
     ("family", "name"),
     [
-        ("glm4", "kivi_2"),
+        pytest.param("glm4", "kivi_2", marks=pytest.mark.full),
         pytest.param("gemma3_text", "eden_3", marks=pytest.mark.full),  # layers with two ropes, some with a window
         pytest.param("gpt_oss", "eden_3+pre_rope", marks=pytest.mark.full),
         pytest.param("deepseek_v3", "eden_3", marks=pytest.mark.full),

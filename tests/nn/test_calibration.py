@@ -89,6 +89,7 @@ def test_a_calibration_knows_its_checkpoint(tmp_path):
         load_calibration(model, tmp_path, "eden_2+turned")
 
 
+@pytest.mark.full
 def test_fitting_more_layers_compiles_nothing_more(caplog):
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
     fields = {"model_type": "llama", "vocab_size": 32, "head_dim": 32, **sizes}

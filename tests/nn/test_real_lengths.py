@@ -19,7 +19,7 @@ FORWARD = jax.jit(lambda model, tokens: model(tokens)[0])
 STEP = jax.jit(lambda model, tokens, caches: model(tokens, caches), donate_argnums=2)
 
 
-@pytest.fixture(scope="module", params=some(["llama", "gpt_oss", "gemma3_text"], ["llama", "gemma3_text"]))
+@pytest.fixture(scope="module", params=some(["llama", "gpt_oss", "gemma3_text"], ["gemma3_text"]))
 def checkpoint(request):
     """A decoder, a text of 700 tokens or of 3,000, its logits as far as they are known."""
     folder = CHECKPOINTS / request.param

@@ -647,6 +647,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.full
 def test_pages_of_other_caches_are_other_files(tmp_path):
     """Each kind of cache finds its own files in a folder that texts of many kinds are saved to."""
 

@@ -57,6 +57,7 @@ def same(paged, slot, own):
         assert error(mine, theirs) < 1e-6
 
 
+@pytest.mark.full
 def test_prefixes_are_found_where_prompts_ended_and_texts_parted(tmp_path):
     """A prompt of 400 tokens again, and others that part from it after 300 tokens, of which two pieces are known."""
     paged = rqjax.PagedCache(layers(SLOTS, PAGES), chunk=CHUNK, folder=tmp_path)
@@ -89,6 +90,7 @@ def checked_rings(paged):
     assert len(paged._prefixes.rings) <= 2 * SLOTS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [0, 1])
 def test_random_schedules(seed):
     """Texts that begin alike, drafts, forks and releases leave in each slot what caches of one text have."""

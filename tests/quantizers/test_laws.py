@@ -42,6 +42,11 @@ def trellis_columns(key, dim, bits):
     return rqjax.TrellisPerCoordinate.gaussian(0.1 * jax.random.normal(second, (dim,)), deviation, given)
 
 
+def best_gain(key, dim, bits):
+    of = trellis_columns(key, dim, bits)
+    return rqjax.Scaled(rqjax.BestGain(of.mean, of.deviation, of.tables, bits=of.bits))
+
+
 def gain(key, dim, bits):
     return rqjax.Gain(jax.random.uniform(key, (dim,)), columns(key, dim, bits))
 
@@ -82,13 +87,12 @@ def scales_of_eight_bits(key, dim, bits):
 
 
 OTHERS = (trellis_columns, gain, uniform, product_rounded, exchanged, local, steps)
-OTHERS += (norms_of_eight_bits, scales_of_eight_bits)
+OTHERS += (norms_of_eight_bits, scales_of_eight_bits, best_gain)
 """Parts of learned quantizers, and a leaf that rqjax does not know."""
 
 RECIPES = {name: METHODS[name] for name in distinct(METHODS)} | {make.__name__: make for make in OTHERS}
 CORE = (
     "rotorquant",  # Normalized, Rotated, Rotor, Scalar
-    "rotorquant_trellis",  # Scaled, Chain, Rotor, Hadamard, Trellis
     "turboquant_prod",  # Dense, Residual, Sign
     "affine",
     "trellis_columns",

@@ -41,7 +41,7 @@ def decoded(built, x):
             for options in ({}, LISTS)
             for name, count in (("eden", 3), ("eden", 50), ("turboquant_trellis", 3), ("turboquant_prod", 50))
         ],
-        [("ip", {}, "eden", 3), ("cosine", LISTS, "eden", 3)],
+        [("ip", {}, "eden", 3)],
     ),
 )
 def test_scores_are_those_of_vectors_whose_centers_are_exact(metric, options, name, queries):
