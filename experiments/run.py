@@ -25,7 +25,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 import experiments
-from experiments.harness import sources, table
+from experiments.harness import programs, sources, table
 from experiments.harness.environment import environment
 from experiments.harness.rows import Rows
 from experiments.harness.texts import numbers
@@ -83,6 +83,7 @@ def run(config: Mapping[str, Any], workdir: Path, fresh: bool = False, shard: tu
         row = rows.find(point)
         if row is None or (fresh and not sources.is_current(table.flat(row))):
             start = time.perf_counter()
+            programs.drop_if_many()
             metrics = experiment.run(point)
             seconds = round(time.perf_counter() - start, 3)
             rows.append(point, metrics, {**environment(config["experiment"]), "seconds": seconds})

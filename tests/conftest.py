@@ -8,12 +8,10 @@ from 0.10 on.
 """
 
 import collections
-import gc
 import importlib.metadata
 import importlib.util
 import os
 import resource
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,18 +68,11 @@ elif hopper.folder().exists():
     collect_ignore.append("backends/test_lowering.py")  # compiling begins with it
 
 
-MOST_MAPPINGS = 30_000
-"""Most memory mappings after a test. The programs of the laws alone leave 20,000; Linux grants a process 65,530
-(`vm.max_map_count`). Beyond that LLVM dies of a segmentation fault while it compiles."""
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown():
-    """Drops all compiled programs if there are many."""
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPPINGS:
-        sys.modules["jax"].clear_caches()
-        gc.collect()
+    from experiments.harness import programs  # which imports jax: after the flags
+
+    programs.drop_if_many()
 
 
 SLOWEST = 25

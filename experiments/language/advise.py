@@ -50,7 +50,6 @@ def check(point: dict[str, Any]) -> None:
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
     """Measures one budget: that of the family's strategy with these bits everywhere."""
-    jax.clear_caches()  # of the budget before, or there are more executables than Linux has mappings of memory
     decoder, held_out, exact = _reference(point["model"], point["corpus"], point["context"], point["held_out"])
     window, sinks = keep(point["keep"])
 
@@ -97,6 +96,8 @@ def _measured(
     name: str, family: str, corpus: str, context: int, kept: str, count: int, draws: int, draw: int
 ) -> tuple[jax.Array, Sensitivities, float]:
     """Returns calibration text, the losses that were measured there, and the seconds it took."""
+    if draw == 0:
+        jax.clear_caches()  # of the model before, or there are more executables than Linux has mappings of memory
     decoder, tokenizer = models.load(name)
     windows = jnp.asarray(text.sample(corpus, "seen", tokenizer, context, count * draws)[draw::draws, :-1])
     start = time.perf_counter()

@@ -63,7 +63,7 @@ def _with_halves(code: Any, total: int) -> Quantizer:
     """Returns a transform code with `total` bits given out by halves, and the `BestGain` of each vector; another code
     as it is."""
     per_group = isinstance(code, PerHead)
-    nest = code.inner if per_group else code
+    nest: Any = code.inner if per_group else code
     columns = nest.inner.inner
     if not isinstance(columns, TrellisPerCoordinate):
         return code

@@ -82,9 +82,7 @@ def test_a_range_holds_all_within_a_radius(metric, options):
     assert some_bounds[-1] == len(few)
 
 
-@pytest.mark.parametrize(
-    ("metric", "options"), some([(m, o) for m in ("ip", "l2", "cosine") for o in ({}, LISTS)], [])
-)
+@pytest.mark.parametrize(("metric", "options"), some([(m, o) for m in ("ip", "l2", "cosine") for o in ({}, LISTS)], []))
 def test_vectors_come_back(metric, options, tmp_path):
     """Ids may have any order; vectors come from the codes and from a store, far from the origin, from a mapped file."""
     x, ids = vectors() + 3, np.random.default_rng(1).permutation(5000)[:600]
@@ -103,9 +101,7 @@ def test_vectors_come_back(metric, options, tmp_path):
         np.testing.assert_array_equal(Index.load(tmp_path / "i.safetensors", mapped=True).reconstruct(few), found)
 
 
-@pytest.mark.parametrize(
-    ("metric", "options"), some([(m, o) for m in ("ip", "l2", "cosine") for o in ({}, LISTS)], [])
-)
+@pytest.mark.parametrize(("metric", "options"), some([(m, o) for m in ("ip", "l2", "cosine") for o in ({}, LISTS)], []))
 def test_a_prepared_search_finds_the_same(metric, options):
     """One query after another, many at once, bytes, reranked, and with vectors added since, as if it were not so."""
     index = Index.build(rqjax.eden(KEY, DIM, 2), vectors() + 1, metric=metric, store=rqjax.Exact(DIM), **options)
