@@ -1,6 +1,7 @@
 """Refreshes what is generated in the documents: `python -m experiments.readme`.
 
-The index of the API, <!-- api --> ... <!-- end -->, and all of configs/README.md come from docstrings.
+The index of the API (<!-- api --> ... <!-- end --> in rqjax/docs/api.md) and all of configs/README.md come from
+docstrings.
 """
 
 import ast
@@ -8,8 +9,10 @@ import csv
 import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 
 import rqjax
+import rqjax.nn
 from experiments import run
 
 ROOT = Path(__file__).parent.parent
@@ -17,9 +20,18 @@ API = re.compile(r"(<!-- api -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [
     ROOT / "README.md",
     *(ROOT / folder / "README.md" for folder in ("rqjax", "results", "experiments", "pallas_kernels")),
+    *sorted((ROOT / "rqjax" / "docs").glob("*.md")),
     *sorted((ROOT / "results" / "papers").glob("*.md")),
 ]
 CONFIGS = ROOT / "configs" / "README.md"
+ABOUT = {
+    "METHODS": "Recipes `recipe(key, dim, bits)` that need no data, by name: `eden` and those after it.",
+    "FITTED": "Recipes `recipe(key, x, bits)` that learn from samples, by name: `klt_trellis` and those after it.",
+    "BUDGETED": "Methods of `fit_under_budget`, by name.",
+    "STRATEGIES": "Strategies with a name of their own, by name: number formats, KIVI, KVarN, TurboQuant MLX's.",
+    "Codes": "Type of codes: a pytree of arrays, each with the leading axes of the vectors.",
+}
+"""Sentences for public names that cannot have a docstring of their own."""
 ABOVE = """# Configs
 
 Each config is a grid, run by `python -m experiments.run NAME`. Its file lies in the room of its experiment. This page
@@ -37,9 +49,41 @@ def refresh(text: str) -> str:
 
 
 def api() -> str:
-    """Returns a line for each public name: the first paragraph of its docstring."""
-    names = dict.fromkeys(rqjax.__all__)
-    first = {name: (inspect.getdoc(getattr(rqjax, name)) or "").partition("\n\n")[0].split() for name in names}
+    """Returns a line for each public name, the first paragraph of its docstring, below the headings of rqjax's map."""
+    parts = {heading: _entries(rqjax, names) for heading, names in groups().items()}
+    parts["rqjax.nn (extra `flax`)"] = _entries(rqjax.nn, _names_of_nn())
+    links = "\n".join(f"- [{heading}](#{anchor(heading)})" for heading in parts)
+    return "\n\n".join([links, *(f"## {heading}\n\n{entries}" for heading, entries in parts.items())])
+
+
+def anchor(title: str) -> str:
+    """Returns the anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-")
+
+
+def groups() -> dict[str, list[str]]:
+    """Returns the public names below each heading of the map in rqjax's docstring."""
+    found: dict[str, list[str]] = {}
+    left, heading = dict.fromkeys(rqjax.__all__), ""
+    for line in (rqjax.__doc__ or "").split("\n\n")[2].splitlines():
+        if not line.startswith(" "):
+            heading = line
+        for name in re.findall(r"\w+", line if line.startswith(" ") else ""):
+            if name in left:
+                found.setdefault(heading, []).append(name)
+                del left[name]
+    return found
+
+
+def _names_of_nn() -> list[str]:
+    """Returns the public names of rqjax.nn, which has no map."""
+    own = (name for name, one in vars(rqjax.nn).items() if getattr(one, "__module__", "").startswith("rqjax.nn"))
+    return sorted(own, key=str.lower)
+
+
+def _entries(module: ModuleType, names: list[str]) -> str:
+    texts = {name: ABOUT.get(name) or inspect.getdoc(getattr(module, name)) or "" for name in names}
+    first = {name: text.partition("\n\n")[0].split() for name, text in texts.items()}
     return "\n".join(f"- `{name}`: {' '.join(words)}" for name, words in first.items())
 
 

@@ -3,7 +3,7 @@
     q = rqjax.eden(jax.random.key(0), dim=128, bits=3)    a quantizer: a pytree, random but for its dimension and bits
     codes = q.encode(x)                                   also decode(codes), dot(y, codes), bits_per_vector
 
-By what is known of the vectors
+Recipes, by what is known of the vectors
     METHODS, of nothing: eden eden_unbiased turboquant turboquant_mixed turboquant_prod turboquant_prod_orthogonal
         rotorquant rotorquant_prod rotorquant_paper rotorquant_paper_prod rotor_chain hadamard planarquant isoquant
         identity rtn affine affine_rotated affine_rotated_sign
@@ -26,14 +26,14 @@ Parts, which nest
     PerCell Scalar lloyd_max Affine MinMax Uniform Formats PerCoordinate Trellis trellis_coded TrellisPerCoordinate
     BestGain NestedE8 Product Exchange Exact Sign
     rotations codebooks packing
-New ones
+Parts of your own
     Quantizer Wrapper Codes pytree static
 What is measured, and bounds for it
     metrics theory
 Kernels, and errors
     kernels Unsupported UnknownName extras
 
-The guide is rqjax/README.md; help(rqjax.eden), say, tells more of each name.
+The guide is rqjax/README.md and rqjax/docs; help(rqjax.eden), say, tells more of each name.
 """
 
 from rqjax import backends as kernels, codebooks, learning, metrics, rotations, theory

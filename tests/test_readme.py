@@ -103,8 +103,8 @@ def test_links_and_commands_lead_somewhere(name):
         assert (folder / path).exists(), link
         if anchor:
             target = (folder / path).read_text() if path else text
-            titles = re.findall(r"^#+ (.*)$", target, re.MULTILINE)
-            assert anchor in [re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles], link
+            titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", target, flags=re.DOTALL), re.MULTILINE)
+            assert anchor in map(readme.anchor, titles), link
     commands = re.findall(r"--config=(\S+\.py)", text)
     assert [path for path in commands if "NAME" not in path and not (readme.ROOT / path).exists()] == []
 
@@ -128,9 +128,19 @@ def test_the_front_door_is_short():
     assert len(re.findall(r"\]\(", SHORT)) >= 10
 
 
-def test_every_method_and_public_name_is_listed():
+def test_pages_of_the_guide_are_short_and_linked():
     guide = TEXTS["rqjax/README.md"]
+    pages = [name for name in TEXTS if name.startswith("rqjax/docs/")]
+    assert len(pages) >= 6
+    for name in ("rqjax/README.md", *pages):
+        assert len(TEXTS[name].splitlines()) <= 250, name
+        assert name not in pages or f"]({name.removeprefix('rqjax/')})" in guide, name
+
+
+def test_every_method_and_public_name_is_listed():
+    guide, index = TEXTS["rqjax/README.md"], TEXTS["rqjax/docs/api.md"]
     assert [name for name in METHODS if f"`{name}`" not in guide] == []
+    assert [name for name in rqjax.__all__ if f"- `{name}`: " not in index] == []
     assert len(rqjax.__doc__.splitlines()) <= 48  # one screen
     assert all(len(line) <= 120 for line in rqjax.__doc__.splitlines())
 

@@ -26,7 +26,9 @@ def test_the_wheel_runs_the_quickstart(tmp_path):
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
         file.extractall(site)
-    assert {"rqjax/py.typed", "rqjax/codebooks/trellis_tables.npz", "rqjax/README.md"} <= set(names)
+    assert {"rqjax/py.typed", "rqjax/codebooks/trellis_tables.npz", "rqjax/README.md", "rqjax/docs/cache.md"} <= set(
+        names
+    )
     assert [name for name in names if name.endswith("NOTES.md")] == []
     assert {name.partition("/")[0] for name in names} == {
         "rqjax",

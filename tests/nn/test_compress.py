@@ -261,12 +261,12 @@ def test_a_conversation_with_gemma(gm):
 
 
 def test_the_examples_of_the_guide(gm):
-    text = (Path(rqjax.__file__).parent / "README.md").read_text()
+    text = (Path(rqjax.__file__).parent / "docs" / "models.md").read_text()
     of_tunix, of_gemma = re.findall(r"```python\n((?:(?!```).)*?from (?:tunix|gemma)\b.*?)```", text, re.DOTALL)
     model, params = gemma_model(gm, 3)
     for code, names in (
         (of_tunix, {"model": tunix_model("llama3"), "tokenizer": Bytes()}),
         (of_gemma, {"model": model, "params": params, "tokenizer": gm.testing.DummyTokenizer()}),
     ):
-        exec(compile(code, "rqjax/README.md", "exec"), names)
+        exec(compile(code, "rqjax/docs/models.md", "exec"), names)
         assert len(getattr(names["out"], "text", names["out"])) == 2
