@@ -13,7 +13,8 @@ from rqjax.arrays.planes import as_float32
 from rqjax.core import Key, Quantizer, check_int, is_traced, operation, random
 from rqjax.quantizers.exact import Exact
 from rqjax.search.centers import Cells, measured, sampled
-from rqjax.search.rows import FREE, Rows, taken
+from rqjax.search.ids import free
+from rqjax.search.rows import Rows, taken
 
 SAMPLE = 64
 """Vectors per list that centroids are learned from."""
@@ -60,7 +61,7 @@ def _kmeans(key: Key, x: Float[Array, "n d"], few: Array, *, cells: int) -> Floa
 def in_lists(rows: Rows, lists: int, count: int) -> tuple[Rows, Int32[Array, "bounds"]]:
     """Sorts rows that hold vectors, list after list, into `count` rows with inner codes; also returns where each list
     begins."""
-    cell = np.where(np.asarray(rows.ids) == FREE, lists, np.asarray(rows.codes[0]))
+    cell = np.where(np.asarray(free(rows.ids)), lists, np.asarray(rows.codes[0]))
     places = np.argsort(cell, kind="stable")
     sizes = np.bincount(cell, minlength=lists + 1)
     held = len(cell) - sizes[lists]

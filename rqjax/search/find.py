@@ -13,7 +13,7 @@ from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
 from rqjax.core import operation
 from rqjax.search import ranking, shards
-from rqjax.search.rows import FREE
+from rqjax.search.ids import FREE
 from rqjax.search.scan import largest
 
 IN_MEMORY = 2**20
@@ -32,7 +32,7 @@ def search_in_parts(
         rows = jax.tree.map(lambda a, low=low: jnp.asarray(a[low : low + size]), index.rows)
         rows = dataclasses.replace(rows, ids=rows.ids.at[: start - low].set(FREE))
         parts.append(search(dataclasses.replace(index, rows=rows), y, k=k, rerank=rerank, **options))
-    keys, ids = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=-1), *parts)
+    keys, ids = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=y.ndim - 1), *parts)
     return largest(keys, k, ids)
 
 
@@ -48,8 +48,9 @@ def search_with(
     index: Any, y: Shaped[Array, "*m d"], *, k: int, rerank: int | None, probes: int | None
 ) -> tuple[Array, Array]:
     """`Index.search` with checked arguments. It returns keys, from which `ranking.scores` makes scores, and ids."""
+    shape = (*y.shape[:-1], k)
     if y.size == 0:
-        return jnp.zeros((*y.shape[:-1], k)), jnp.full((*y.shape[:-1], k), FREE, jnp.int32)
+        return jnp.zeros(shape), jnp.full(shape + index.rows.ids.shape[1:], FREE, jnp.int32)
     queries = as_float32(y).reshape(-1, index.dim)
     queries = norms.direction(queries) if index.metric == "cosine" else queries
     queries = queries if index.center is None else queries - index.center
@@ -62,4 +63,4 @@ def search_with(
         keys, finals, ids = shards.gathered(find, index.sharding, *arguments)
         _, finals, ids = largest(keys, candidates, finals, ids)
     keys, ids = largest(finals, k, ids)
-    return keys.reshape(*y.shape[:-1], k), ids.reshape(*y.shape[:-1], k)
+    return keys.reshape(shape), ids.reshape(shape + ids.shape[2:])

@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Int, Int32
 
 from rqjax.core import Key, Quantizer, check_int, is_traced, nbytes, pytree, static, treefile
 from rqjax.core.mesh import along, copied, placed
-from rqjax.search import cells, filters, find, prepared, ranking, shards
+from rqjax.search import cells, filters, find, ids as names, prepared, ranking, shards
 from rqjax.search.centers import Around, centered
 from rqjax.search.ranges import within
-from rqjax.search.rows import Rows, check_list, check_matrix, encode, grow, places_of, put, without
+from rqjax.search.rows import Rows, alike, check_matrix, encode, grow, places_of, put, without
 
 PROBES = 16
 
@@ -108,7 +108,9 @@ class Index:
             `Scaled` of mode "unbiased" makes inner products unbiased.
           x: vectors (n, d) of floating-point numbers, int8 or uint8; n may be 0 without lists. They may be of jax,
             NumPy or PyTorch, or in Python's lists. A part of them is converted at a time, of a mapped file, too.
-          ids: n different whole numbers from 0 to 2^31 - 1; if not given, 0 to n - 1.
+          ids: n different whole numbers from 0 to 2^63 - 1; if not given, 0 to n - 1. If one is beyond 2^31 - 1, each
+            takes 8 bytes in the place of 4. Searches then return ids in NumPy's int64, or under jit their halves int32
+            (..., 2), which `np.asarray(ids).view(np.int64)[..., 0]` joins.
           metric: "ip" finds the largest inner products, "cosine" those of directions, "l2" the least squared distances
             |q|^2 - 2 <q, x~> + <x, x~>, for which 4 bytes more a vector are stored, or 0 where that is below. By
             whatever factor a quantizer shrinks inner products, both of these terms shrink alike, and the order stays.
@@ -162,20 +164,21 @@ class Index:
         if any(map(is_traced, jax.tree.leaves((self.rows.ids, x, ids)))):
             if self.starts is not None:
                 raise ValueError("expected an index without lists to add to under jit")
+            if ids is None and names.wide(self.rows.ids):
+                raise ValueError("expected ids= to add to ids beyond 32 bits under jit")
             first = jnp.max(self.rows.ids, initial=-1) + 1
             return dataclasses.replace(self, rows=put(self.rows, self._encoded(x, ids, first)))
-        old = np.asarray(self.rows.ids)
+        old = names.known(self.rows.ids)
         first = int(np.max(old, initial=-1)) + 1
         new = self._encoded(x, ids, first)
-        known = np.isin(new.ids, old)
-        if known.any():
-            raise ValueError(
-                f"{known.sum()} ids are in the index already, the first is {np.asarray(new.ids)[known][0]}"
-            )
+        added = names.known(new.ids)
+        twice = added[np.isin(added, old)]
+        if len(twice):
+            raise ValueError(f"{len(twice)} ids are in the index already, the first is {twice[0]}")
         missing = len(self) + len(new.ids) - len(old)
         count = len(old) + max(missing, len(old) // 8) * (missing > 0)
         if self.starts is not None:
-            both = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), self._coded(), new)
+            both = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *alike(self._coded(), new))
             rows, starts = cells.in_lists(both, self.lists, count)
             return dataclasses.replace(self, rows=rows, starts=starts)
         rows = grow(self.rows, count - len(old)) if missing > 0 else self.rows
@@ -199,7 +202,7 @@ class Index:
         where: Any = None,
         rerank: int | None = None,
         implementation: str | None = None,
-    ) -> tuple[Float[Array, "*m k"], Int32[Array, "*m k"]]:
+    ) -> tuple[Float[Array, "*m k"], Int[Array | np.ndarray, "..."]]:
         """Finds the k vectors nearest to each query, the nearest first.
 
         Args:
@@ -215,8 +218,9 @@ class Index:
             wherever they can be taken.
 
         Returns:
-          Scores (inner products, cosines or squared distances) and ids. Where fewer than k vectors are found, because
-          fewer pass, are in the lists or, under jit, are there, scores are infinite and ids `FREE`.
+          Scores (inner products, cosines or squared distances) and ids, int32 as long as all in the index are. Where
+          fewer than k vectors are found, because fewer pass, are in the lists or, under jit, are there, scores are
+          infinite and ids `FREE`.
 
         Raises:
           TypeError: the queries are of another dtype, or `where` is none of the three.
@@ -242,11 +246,11 @@ class Index:
                 index = dataclasses.replace(self, rows=dataclasses.replace(self.rows, ids=rows.ids))
         found = find.search_in_parts if self._mapped else find.search
         keys, ids = found(index, y, k=int(k), rerank=rerank, probes=probes, implementation=implementation)
-        return ranking.scores(self.metric, keys), ids
+        return ranking.scores(self.metric, keys), names.returned(ids, wide=names.wide(self.rows.ids))
 
     def searcher(
         self, k: int, *, probes: int | None = None, rerank: int | None = None, implementation: str | None = None
-    ) -> Callable[[Any], tuple[Float[Array, "*m k"], Int32[Array, "*m k"]]]:
+    ) -> Callable[[Any], tuple[Float[Array, "*m k"], Int[Array | np.ndarray, "..."]]]:
         """Prepares searches of this index, for answers to one query after another.
 
         Args:
@@ -280,7 +284,7 @@ class Index:
           **options: `probes`, `where` and `implementation` as in `search`.
 
         Returns:
-          Bounds int64 (m + 1,), scores float32 and ids int32: those of query i are from bounds[i] to bounds[i + 1], the
+          Bounds int64 (m + 1,), scores float32 and ids: those of query i are from bounds[i] to bounds[i + 1], the
           nearest first.
 
         Raises:
@@ -302,7 +306,7 @@ class Index:
           TypeError, ValueError: ids are no whole numbers, one is not in the index, or the index is sharded.
         """
         self._check_whole("reconstruct vectors of")
-        places = places_of(self.rows, np.asarray(check_list(ids)))
+        places = places_of(self.rows, np.asarray(names.check_list(ids)))
         rows = self._coded()
         quantizer, codes = (self.store, rows.stored) if self.store else (self.quantizer, rows.codes)
         x = quantizer.decode(jax.tree.map(lambda a: jnp.asarray(a[places]), codes))

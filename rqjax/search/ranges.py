@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from rqjax.core import is_traced
+from rqjax.search.ids import FREE, known
 from rqjax.search.ranking import check_queries
-from rqjax.search.rows import FREE
 
 FIRST, TIMES = 64, 8
 """Vectors that are found for a query at first, and how many times as many for those that have more."""
@@ -19,7 +19,8 @@ def within(index: Any, queries: Any, radius: Any, **options: Any) -> tuple[np.nd
         raise ValueError(f"expected queries (m, {index.dim}) outside jit, got shape {y.shape}")
     if not isinstance(radius, int | float | np.number) or np.isnan(radius):
         raise ValueError(f"expected radius to be a number, got {radius!r}")
-    found: list[Any] = [(np.zeros(0, np.float32), np.zeros(0, np.int32))] * (len(y) + 1)
+    none = np.zeros(0, known(index.rows.ids[:0]).dtype)
+    found: list[Any] = [(np.zeros(0, np.float32), none)] * (len(y) + 1)
     y, left, k = np.asarray(y), np.arange(len(y)), min(FIRST, most)
     while len(left):
         padded = np.resize(left, 2 ** (len(left) - 1).bit_length())  # searches are compiled for few numbers of queries

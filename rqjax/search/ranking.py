@@ -12,11 +12,12 @@ from jaxtyping import Array, Float, Int32
 from rqjax.arrays import blocks
 from rqjax.arrays.planes import pick
 from rqjax.core import Quantizer, as_array, check_floats, check_int, is_traced, platforms
+from rqjax.search.ids import kept
 from rqjax.search.probe import probe
-from rqjax.search.rows import FREE, SMALL, Rows
+from rqjax.search.rows import SMALL, Rows
 from rqjax.search.scan import scan
 
-Candidates: TypeAlias = tuple[Float[Array, "m count"], Float[Array, "m count"], Int32[Array, "m count"]]
+Candidates: TypeAlias = tuple[Float[Array, "m count"], Float[Array, "m count"], Int32[Array, "m count *halves"]]
 """Keys by which they were chosen, keys by which they are ordered, ids."""
 GPU_BYTES = 2**28
 """Bytes of found vectors in float32 that a GPU decodes at once; a CPU decodes those of one query."""
@@ -73,7 +74,7 @@ def rescored(
 ) -> Candidates:
     """Scores found rows again. Returns their keys, those by the store (the same ones if there is none), and ids. For
     the metric "l2" keys are less half of the queries' energy: minus half of squared distances."""
-    ids = jnp.where(keys > -jnp.inf, rows.ids[found], FREE)
+    ids = kept(keys > -jnp.inf, rows.ids[found])
     if metric == "l2":
         keys = keys - jnp.sum(y**2, axis=1, keepdims=True) / 2
     if store is None:
@@ -85,7 +86,7 @@ def rescored(
 
     together = max(1, GPU_BYTES // (4 * found.shape[1] * store.dim)) if platforms.on_gpu() else None
     finals = lax.map(again, (y, found), batch_size=together)
-    return keys, jnp.where(ids == FREE, -jnp.inf, finals), ids
+    return keys, jnp.where(keys > -jnp.inf, finals, -jnp.inf), ids
 
 
 def candidates(

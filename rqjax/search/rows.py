@@ -14,9 +14,8 @@ from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Quantizer, as_array, is_traced, operation, pytree
 from rqjax.search.centers import Cells
+from rqjax.search.ids import FREE, check_ids, free, halves, kept, known, wide
 
-FREE = -1
-"""The id of a row that holds no vector."""
 SMALL = ("int8", "uint8")
 """Dtypes of whole numbers that vectors and queries may have."""
 ENCODED = 2**22
@@ -28,8 +27,8 @@ class Rows:
     """Arrays (rows, ...), which may be in a file."""
 
     codes: Codes
-    ids: Int32[Array | np.ndarray, "rows"]
-    """Ids of the vectors; `FREE` where there is no vector."""
+    ids: Int32[Array | np.ndarray, "rows *halves"]
+    """Ids of the vectors, in halves if one of them is beyond 32 bits; `FREE` where there is no vector."""
     energies: Float[Array | np.ndarray, "rows"] | None
     """Energies for the metric "l2": <x, x~> of a vector x, less the index's center, and the vector x~ that its codes
     stand for. With lists, |c|^2 + 2 <c, x~ - c> + <x - c, x~ - c> with its centroid c, since distances to c are
@@ -40,13 +39,13 @@ class Rows:
     @property
     def bias(self) -> Float[Array, "rows"]:
         """Bias of inner products: -<x, x~> / 2 where that is stored, -inf where there is no vector."""
-        return jnp.where(self.ids == FREE, -jnp.inf, 0 if self.energies is None else -self.energies / 2)
+        return jnp.where(free(self.ids), -jnp.inf, 0 if self.energies is None else -self.energies / 2)
 
     @functools.cached_property
     def held(self) -> int:
         """Number of rows that hold a vector."""
         with jax.ensure_compile_time_eval():  # under jit too, of an index that is a constant there
-            return int(jnp.sum(self.ids != FREE))
+            return int(jnp.sum(~free(self.ids)))
 
 
 def encode(
@@ -60,7 +59,9 @@ def encode(
 ) -> Rows:
     """Rows of checked vectors, a part at a time; ids from `first` on if they are not given."""
     x = check_matrix(x, quantizer.dim)
-    ids = check_ids(first + np.arange(len(x)) if ids is None else ids, len(x))
+    if ids is None:
+        ids = first + np.arange(len(x), dtype=np.int32 if is_traced(first) else np.int64)
+    ids = check_ids(ids, len(x))
     size = _together(quantizer)
 
     def part(start: int) -> PyTree:
@@ -125,48 +126,30 @@ def check_matrix(x: Any, dim: int) -> Array | np.ndarray:
     return x
 
 
-def check_ids(ids: Any, count: int) -> Int32[Array | np.ndarray, "n"]:
-    """Returns `count` different ids, or raises a TypeError or ValueError; one may be a scalar. Traced ones are not
-    known."""
-    ids = check_list(ids)
-    if ids.shape != (count,):
-        raise ValueError(f"expected {count} ids, got shape {ids.shape}")
-    if is_traced(ids):
-        return ids.astype(jnp.int32)
-    if ids.size and not 0 <= ids.min() <= ids.max() < 2**31:
-        raise ValueError(f"expected ids from 0 to 2^31 - 1, got {ids.min()} to {ids.max()}")
-    values, counts = np.unique(ids, return_counts=True)
-    twice = values[counts > 1]
-    if len(twice):
-        raise ValueError(f"expected different ids, got {len(twice)} more than once, the first is {twice[0]}")
-    return ids.astype(np.int32)
-
-
-def check_list(ids: Any) -> Int[Array | np.ndarray, "..."]:
-    """Returns whole numbers, traced or of NumPy, of one axis at least."""
-    ids = as_array(ids)
-    ids = ids if is_traced(ids) else np.atleast_1d(np.asarray(ids))
-    if ids.size and ids.dtype.kind not in "iu":
-        raise TypeError(f"expected ids that are whole numbers, got {ids.dtype}")
-    return ids if ids.size else ids.astype(np.int32)
-
-
 def without(rows: Rows, ids: Any) -> Rows:
     """Frees the rows of some ids; raises a TypeError or ValueError if one is not there."""
     ids = np.asarray(as_array(ids))
-    places_of(rows, np.asarray(check_ids(ids, ids.size)))
-    return dataclasses.replace(rows, ids=jnp.where(np.isin(rows.ids, ids), FREE, rows.ids))
+    ids = known(check_ids(ids, ids.size))
+    places_of(rows, ids)
+    return dataclasses.replace(rows, ids=kept(~np.isin(known(rows.ids), ids), rows.ids))
 
 
-def places_of(rows: Rows, ids: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+def places_of(rows: Rows, ids: Shaped[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
     """Finds the rows of some ids; raises a ValueError if one is not there."""
-    old = np.asarray(rows.ids)
+    old = known(rows.ids)
     order = np.argsort(old)
     places = order[np.searchsorted(old, ids, sorter=order).clip(max=len(old) - 1)] if len(old) else ids * 0
     unknown = (ids < 0) | (old[places] != ids if len(old) else True)
     if unknown.any():
         raise ValueError(f"{unknown.sum()} ids are not in the index, the first is {ids[unknown][0]}")
     return places
+
+
+def alike(*some: Rows) -> list[Rows]:
+    """Returns rows with ids in halves if those of one are."""
+    if not any(wide(rows.ids) for rows in some):
+        return list(some)
+    return [dataclasses.replace(rows, ids=halves(rows.ids)) for rows in some]
 
 
 @operation
@@ -176,19 +159,20 @@ def grow(rows: Rows, count: int) -> Rows:
     def padded(array: Shaped[Array, "rows ..."]) -> Shaped[Array, "more ..."]:
         return jnp.pad(array, [(0, count)] + [(0, 0)] * (array.ndim - 1))
 
-    ids = jnp.pad(rows.ids, (0, count), constant_values=FREE)
+    ids = jnp.pad(rows.ids, [(0, count)] + [(0, 0)] * (rows.ids.ndim - 1), constant_values=FREE)
     return dataclasses.replace(jax.tree.map(padded, rows), ids=ids)
 
 
 @operation
 def put(rows: Rows, new: Rows) -> Rows:
     """Puts new rows in the first places of free ones, as far as there are such."""
-    places = jnp.flatnonzero(rows.ids == FREE, size=len(new.ids), fill_value=len(rows.ids))
+    rows, new = alike(rows, new)
+    places = jnp.flatnonzero(free(rows.ids), size=len(new.ids), fill_value=len(rows.ids))
     return jax.tree.map(lambda array, part: array.at[places].set(part, mode="drop"), rows, new)
 
 
 @operation
 def taken(rows: Rows, places: Int[Array | np.ndarray, "n"]) -> Rows:
     """Takes the rows in some places; places beyond the last one give free rows."""
-    ids = jnp.where(places < len(rows.ids), rows.ids[places], FREE)
+    ids = kept(places < len(rows.ids), rows.ids[places])
     return dataclasses.replace(jax.tree.map(lambda array: array[places], rows), ids=ids)

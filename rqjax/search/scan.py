@@ -120,7 +120,12 @@ def _groups(
     return lax.fori_loop(0, parts, some, none)
 
 
-def largest(scores: Float[Array, "*m n"], k: int, *others: Shaped[Array, "*m n"]) -> Any:
+def largest(scores: Float[Array, "*m n"], k: int, *others: Shaped[Array, "..."]) -> Any:
     """The k largest scores, and what other arrays have in their places."""
     best, place = lax.top_k(scores, k)
-    return best, *(jnp.take_along_axis(other, place, axis=-1) for other in others)
+    axis = scores.ndim - 1
+
+    def taken(other: Array) -> Array:
+        return jnp.take_along_axis(other, place if other.ndim == place.ndim else place[..., None], axis=axis)
+
+    return best, *map(taken, others)

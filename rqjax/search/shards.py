@@ -1,5 +1,6 @@
 """Rows of an index on a mesh of devices, of one process or several."""
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -9,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int32, PyTree
 
 from rqjax.core import mesh, treefile
+from rqjax.search.ids import halves, wide
 from rqjax.search.rows import Rows, grow, taken
 
 
@@ -40,7 +42,7 @@ def parted(
 ) -> tuple[Rows, Int32[np.ndarray, "bounds"] | None]:
     """Deals rows out, shard after shard, and finds where in its shard each list begins. Lists are dealt out, the
     longest first, each to the shard with the fewest rows."""
-    count = len(rows.ids)
+    rows, count = _as_elsewhere(rows), len(rows.ids)
     if starts is None:
         return grow(rows, even(count, sharding) - count), None
     sizes, shards = np.diff(starts), own(sharding)
@@ -48,12 +50,22 @@ def parted(
     for i in np.argsort(-sizes, kind="stable"):
         of[i] = loads.argmin()
         loads[of[i]] += sizes[i]
-    size, shard_of_row = even(loads.max() * shards, sharding) // shards, np.repeat(of, sizes)
+    size, shard_of_row = even(int(loads.max()) * shards, sharding) // shards, np.repeat(of, sizes)
     places = np.full((shards, size), count)
     for i in range(shards):
         places[i, : loads[i]] = np.flatnonzero(shard_of_row == i)
     firsts = np.pad(np.cumsum(sizes * (of == np.arange(shards)[:, None]), axis=1), ((0, 0), (1, 0)))
     return taken(rows, places.reshape(-1)), firsts.reshape(-1).astype(np.int32)
+
+
+def _as_elsewhere(rows: Rows) -> Rows:
+    """Rows with ids in halves if those of a process are."""
+    if jax.process_count() > 1:
+        from jax.experimental.multihost_utils import process_allgather
+
+        if process_allgather(np.int32(wide(rows.ids))).any():
+            return dataclasses.replace(rows, ids=halves(rows.ids))
+    return rows
 
 
 def gathered(

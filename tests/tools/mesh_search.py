@@ -60,6 +60,7 @@ for metric in METRICS:
         np.testing.assert_allclose(np.asarray(scores), np.asarray(expected), rtol=1e-6, atol=1e-6)
         found, nearest = ordered(found, scores), ordered(nearest, expected)
         np.testing.assert_array_equal(found, nearest)
+ids = ids * 2**33 + ids  # beyond 32 bits
 residuals = rqjax.turboquant_trellis(jax.random.key(2), 64, 3)
 for metric in METRICS:
     options = {"metric": metric, "store": rqjax.Exact(64, "float16"), "key": jax.random.key(3)}
@@ -69,7 +70,7 @@ for metric in METRICS:
     assert len(shards) == len(whole) == len(x)
     for k, probes, rerank, where in (
         *((10, 5, None, None), (300, 37, None, None), (1, 1, None, None), (10, 20, 40, None)),
-        *((10, 10, None, range(5, 4000, 3)), (10, 37, None, ids[2:5])),
+        *((10, 10, None, range(5, 2**45, 3)), (10, 37, None, ids[2:5])),
     ):
         options = {"probes": probes, "rerank": rerank, "where": where}
         for expected, found in zip(
