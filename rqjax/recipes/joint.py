@@ -2,23 +2,18 @@
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from rqjax.arrays import norms
-from rqjax.codebooks.trellis_tables import ERRORS
 from rqjax.core import Key, Quantizer, operation
 from rqjax.quantizers.across_heads import AcrossHeads, GivenKeys, beside
 from rqjax.quantizers.per_head import PerHead, stack_heads
 from rqjax.quantizers.trellis_per_coordinate import BestGain, TrellisPerCoordinate
-from rqjax.recipes.allocation import least_loss
 from rqjax.recipes.fitted import fitted
-from rqjax.recipes.klt import ALIKE, klt_trellis
+from rqjax.recipes.klt import klt_trellis
 
 WIDEST = 256
 """Most coordinates that are transformed together."""
@@ -35,7 +30,8 @@ def klt_joint(
     """`klt_trellis` of the vectors that neighboring heads have of a token, side by side: one transform, one scale.
 
     Keys of different heads depend on one another, and so do values, so that principal axes of all hold more of the
-    energy. As many heads are transformed together as divide their number and have at most 256 coordinates.
+    energy. As many heads are transformed together as divide their number and have at most 256 coordinates. Each vector is
+    encoded at its `BestGain`. Keys lose less in codes relative to their mean ("klt_joint_2+centered+pre_rope").
 
     `Decoder.calibrate` also gives samples of `keys` and their quantizer. If this is of as many heads together, values
     are coded as what the best linear function of decoded keys leaves of them (`GivenKeys`).
@@ -54,32 +50,20 @@ def klt_joint(
     ):
         decoded = beside(key_quantizer.decode(key_quantizer.encode(keys)), group)
         prediction, together = _predicted(decoded, together)
-    whole = klt_trellis(key, together[0] if group == heads else together, bits)
-    code = AcrossHeads(_with_halves(whole, int(bits * group * dim)), group=group)
+    code = _at_best_gain(klt_trellis(key, together[0] if group == heads else together, bits))
+    code = AcrossHeads(code, group=group)
     return code if prediction is None else GivenKeys(code, prediction=prediction)
 
 
-def _with_halves(code: Any, total: int) -> Quantizer:
-    """Returns a transform code with `total` bits given out by halves, and the `BestGain` of each vector; another code
-    as it is."""
-    per_group = isinstance(code, PerHead)
-    nest: Any = code.inner if per_group else code
+def _at_best_gain(code: Any) -> Quantizer:
+    """Returns a transform code with the `BestGain` of each vector, another code as it is."""
+    nest: Any = code.inner if isinstance(code, PerHead) else code
     columns = nest.inner.inner
     if not isinstance(columns, TrellisPerCoordinate):
         return code
-    made = functools.partial(BestGain.gaussian, bits=_allocated(np.asarray(columns.deviation) ** 2, total))
-    finer = (jax.vmap(made) if per_group else made)(columns.mean, columns.deviation)
-    nest = dataclasses.replace(nest, inner=dataclasses.replace(nest.inner, inner=finer))
-    return PerHead(nest) if per_group else nest
-
-
-def _allocated(variances: Float[np.ndarray, "*groups n"], total: int) -> tuple[float, ...]:
-    """Allocates halves of bits to `ALIKE` coordinates at a time, or to the most fewer that divide both numbers."""
-    size = math.gcd(ALIKE, variances.shape[-1], 2 * total)
-    alike = np.exp(np.log(variances).reshape(-1, variances.shape[-1] // size, size).mean(axis=(0, 2)))
-    bits = np.arange(len(ERRORS)) / 2
-    chosen = bits[least_loss(np.tile(size * bits, (len(alike), 1)), np.outer(alike, ERRORS), total)]
-    return tuple(np.repeat(-np.sort(-chosen), size).tolist())
+    best = BestGain(columns.mean, columns.deviation, columns.tables, bits=columns.bits)
+    nest = dataclasses.replace(nest, inner=dataclasses.replace(nest.inner, inner=best))
+    return PerHead(nest) if isinstance(code, PerHead) else nest
 
 
 @operation
