@@ -30,8 +30,8 @@ def klt_joint(
     """`klt_trellis` of the vectors that neighboring heads have of a token, side by side: one transform, one scale.
 
     Keys of different heads depend on one another, and so do values, so that principal axes of all hold more of the
-    energy. As many heads are transformed together as divide their number and have at most 256 coordinates. Each vector is
-    encoded at its `BestGain`. Keys lose less in codes relative to their mean ("klt_joint_2+centered+pre_rope").
+    energy. As many heads are transformed together as divide their number and have at most 256 coordinates. Each vector
+    is encoded at its `BestGain`. Keys lose less in codes relative to their mean ("klt_joint_2+centered+pre_rope").
 
     `Decoder.calibrate` also gives samples of `keys` and their quantizer. If this is of as many heads together, values
     are coded as what the best linear function of decoded keys leaves of them (`GivenKeys`).
