@@ -14,6 +14,7 @@ from rqjax.search.centers import Cells
 from rqjax.search.rough import counted, rough
 from rqjax.search.rows import Rows
 from rqjax.search.scan import QUERIES_TOGETHER, largest
+from rqjax.search.together import by_lists_together, queries_together
 
 LEAST_ROWS, MOST_ROWS = 64, 1024
 """Fewest and most rows of a list that are scored together."""
@@ -49,14 +50,15 @@ def probe(
       metric: metric as in `Index.build`.
     """
     closeness = -jnp.sum(cells.centroids**2, axis=1) / 2 if metric == "l2" else jnp.zeros(len(cells.centroids))
-    way = _by_query if counted(cells.inner, 1) else _by_list
+    together = queries_together(cells, len(rows.ids), len(y), k, probes)
+    way = by_lists_together if together else _by_query if counted(cells.inner, 1) else _by_list
 
     def some(y: Array) -> tuple[Array, Array]:
         near = blocks.inner(y, cells.centroids)
         chosen = lax.top_k(near + closeness, probes)[1]
         return way(cells, rows, starts, y, k, near if cells.residual else jnp.zeros_like(near), chosen)
 
-    return blocks.in_blocks(some, y, rows=QUERIES_TOGETHER)
+    return blocks.in_blocks(some, y, rows=min(together or QUERIES_TOGETHER, QUERIES_TOGETHER))
 
 
 def _by_query(
@@ -69,7 +71,7 @@ def _by_query(
     size = max(LEAST_ROWS, min(MOST_COUNTED, 2 ** (expected - 1).bit_length()))
     first = rough(cells.inner, 1)
     wanted = math.ceil(first.spare * k)
-    none = jnp.full(wanted, -jnp.inf), jnp.zeros(wanted, jnp.int32), jnp.zeros(wanted)
+    none = jnp.full(wanted, -jnp.inf), jnp.zeros(wanted, jnp.int32), jnp.full(wanted, -jnp.inf)
 
     def best(query: tuple[Any, Array, Array]) -> tuple[Array, Array, Array]:
         prepared, near, chosen = query

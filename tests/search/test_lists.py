@@ -10,7 +10,7 @@ import pytest
 import rqjax
 from experiments.data import samples
 from rqjax import Index
-from rqjax.search import probe
+from rqjax.search import probe, together
 from tests.search.test_index import brute_force
 from tests.tools.suites import some
 
@@ -119,6 +119,42 @@ def test_counted_lists_hold_what_is_best_of_them(residual, monkeypatch):
     best = np.argsort(-products, axis=1)[:, :10]
     assert rqjax.metrics.recall(ids, best) > 0.995
     np.testing.assert_allclose(scores, np.take_along_axis(products, np.asarray(ids), axis=1), atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    some(
+        [(n, m) for n in ("eden_unbiased", "turboquant_trellis") for m in ("l2", "ip", "cosine")],
+        [("eden_unbiased", "l2")],
+    ),
+)
+def test_lists_read_for_many_queries_together_hold_the_same(name, metric, monkeypatch):
+    """Long lists in rounds of parts, empty ones, removed and filtered rows, and fewer than are asked for."""
+    monkeypatch.setattr(together, "LEAST_ROWS", 16)
+    monkeypatch.setattr(together, "MOST_ROWS", 16)
+    x, y = vectors(), vectors(90, seed=1)
+    x[:200] = x[0] + x[:200] / 9
+    ivf = build(rqjax.METHODS[name](jax.random.key(100), DIM, 4), x, metric=metric, store=EXACT)
+    ivf = ivf.remove(ivf.search(x[5:6], 60, probes=2)[1][0, 9:])
+    assert np.diff(ivf.starts).max() > 2 * 2 * 16
+    cases = [
+        (10, 6, None, None),
+        (1, LISTS, None, None),
+        (40, 1, None, None),
+        (5, 6, 20, None),
+        (9, 6, None, np.arange(600) % 2 > 0),
+    ]
+    found = []
+    for least in (1, 10**9):
+        monkeypatch.setattr(together, "LEAST", least)
+        jax.clear_caches()
+        found.append([ivf.search(y, k, probes=p, rerank=r, where=w) for k, p, r, w in cases])
+    for (scores, ids), (expected, same) in zip(*found, strict=True):
+        close = np.isclose(scores, expected, rtol=1e-5, atol=2e-5)
+        assert np.mean(close & (np.asarray(ids) == np.asarray(same))) > 0.98  # counted scores miss a few
+        for some_ids in (*ids, *same):
+            assert len(np.unique(some_ids[some_ids >= 0])) == np.sum(some_ids >= 0)  # none twice where few are there
+    jax.clear_caches()
 
 
 @pytest.mark.full
