@@ -82,8 +82,8 @@ def run(config: Mapping[str, Any], workdir: Path, fresh: bool = False, shard: tu
     for point in _with_bar(todo[part::parts], config["experiment"]):
         row = rows.find(point)
         if row is None or (fresh and not sources.is_current(table.flat(row))):
-            start = time.perf_counter()
             programs.drop_if_many()
+            start = time.perf_counter()
             metrics = experiment.run(point)
             seconds = round(time.perf_counter() - start, 3)
             rows.append(point, metrics, {**environment(config["experiment"]), "seconds": seconds})

@@ -158,17 +158,18 @@ class BestGain(TrellisPerCoordinate):
     """
 
     def _encode(self, x: Float[Array, "n d"]) -> UInt8[Array, "n bytes"]:
-        losses = jnp.stack([self._expected(gain * x) / gain**2 for gain in GAINS])
-        return super()._encode(x * jnp.asarray(GAINS)[jnp.argmin(losses, axis=0)][:, None])
-
-    def _expected(self, x: Float[Array, "n d"]) -> Float[Array, "n"]:
-        """Estimates squared errors: those of Gaussian coordinates of as many bits, and what is out of reach."""
         reach, error = jnp.zeros(self.dim), jnp.ones(self.dim)
         for table, (bits, part) in zip(self.tables, self.classes, strict=True):
             largest = jnp.abs(trellis_tables.values(table, bits)).max()
             reach, error = reach.at[part].set(REACH * largest), error.at[part].set(trellis_tables.error(bits))
-        beyond = jnp.abs(x - self.mean) - self.deviation * reach
-        return jnp.sum(self.deviation**2 * error + jnp.maximum(beyond, 0) ** 2, axis=-1)
+
+        def expected(gain: float) -> Float[Array, "n"]:
+            """Estimates squared errors: those of Gaussian coordinates of as many bits, and what is out of reach."""
+            beyond = jnp.abs(gain * x - self.mean) - self.deviation * reach
+            return jnp.sum(self.deviation**2 * error + jnp.maximum(beyond, 0) ** 2, axis=-1) / gain**2
+
+        best = jnp.argmin(jnp.stack(list(map(expected, GAINS))), axis=0)
+        return super()._encode(x * jnp.asarray(GAINS)[best][:, None])
 
 
 def trellis_coded(
