@@ -2,7 +2,8 @@
 
 Claim: with the default window (128 newest and 4 first tokens exact) a transform code of keys before rotary positions
 has the least divergence at 2 and 3 bits. It is learned from text: `klt_trellis`, at 2 bits `klt_joint`, both with
-"+pre_rope". Of codes that learn nothing, trellis and nested lattice codes have the least.
+"+pre_rope", the latter relative to the mean key. Of codes that learn nothing, trellis and nested lattice codes have the
+least.
 
     python -m experiments.run --config=configs/language/leaderboard.py
     python -m experiments.run --config=configs/language/leaderboard.py --config.grid.model="('FOLDER_OF_A_CHECKPOINT',)"
@@ -29,7 +30,7 @@ WITHOUT_DATA = (
 LEARNED = (
     *("oscar_2", "klt_trellis_2"),
     *("klt_trellis_3+pre_rope", "klt_trellis_2+pre_rope", "klt_trellis_1/klt_trellis_2+pre_rope"),
-    "klt_joint_2.125+pre_rope",
+    "klt_joint_2.167+centered+pre_rope",
 )
 
 
