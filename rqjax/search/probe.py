@@ -14,7 +14,7 @@ from rqjax.search.centers import Cells
 from rqjax.search.rough import counted, rough
 from rqjax.search.rows import Rows
 from rqjax.search.scan import QUERIES_TOGETHER, largest
-from rqjax.search.together import by_lists_together, queries_together
+from rqjax.search.together import by_lists_together, dealt, queries_together
 
 LEAST_ROWS, MOST_ROWS = 64, 1024
 """Fewest and most rows of a list that are scored together."""
@@ -110,17 +110,12 @@ def _by_list(
     together = min(QUERIES_OF_A_LIST, 2 ** (chosen.size // lists).bit_length())
     size = min(count, max(LEAST_ROWS, min(MOST_ROWS, 2 ** (count // lists - 1).bit_length())))
     lengths = jnp.diff(starts)
-    chosen = jnp.where(lengths[chosen] > 0, chosen, lists).reshape(-1)  # no one looks into an empty list
-    order = jnp.argsort(chosen)
-    firsts = jnp.searchsorted(chosen[order], jnp.arange(lists + 1))  # of the pairs of a list
-    groups = jnp.cumsum(-(-jnp.diff(firsts) // together))
+    order, groups, members = dealt(chosen, lengths, together)
     each = jax.vmap(cells.inner.prepare)(y[:, None, None, None]) if together == 1 else None
 
     def group(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        of = jnp.searchsorted(groups, i, side="right")
-        place = firsts[of + 1] - together * (groups[of] - i)  # groups of a list are full but for the first
-        place = place + jnp.arange(together)
-        query = jnp.where(place >= firsts[of], order[jnp.maximum(place, 0)] // probes, len(y))
+        of, place, own = members(i)
+        query = jnp.where(own, order[jnp.maximum(place, 0)] // probes, len(y))
         # Only quantizers know the layout of several prepared queries: these are prepared anew for each list.
         prepared = cells.inner.prepare(y[query][None, None]) if each is None else _at(each, query[0])
         base = near[query, of][:, None]

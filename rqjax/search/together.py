@@ -1,12 +1,13 @@
 """Search of lists that many queries look into: each list's codes are read once for all of its queries."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from rqjax.arrays import blocks
 from rqjax.arrays.planes import materialized, part, pick
@@ -47,6 +48,29 @@ def queries_together(cells: Cells, count: int, m: int, k: int, probes: int) -> i
     return m if fits and m * probes >= LEAST * lists else 0
 
 
+def dealt(
+    chosen: Int[Array, "m probes"], lengths: Int[Array, "lists"], together: int
+) -> tuple[Int[Array, "pairs"], Int[Array, "lists"], Callable[[Array], tuple[Array, Array, Array]]]:
+    """Deals pairs of a query and a list that it looks into to groups of one list each.
+
+    Returns the pairs in the order of their lists, the number of groups up to each list's last, and a function of a
+    group. It returns its list, the places of `together` pairs in that order, and which of them are of this list.
+    """
+    lists = len(lengths)
+    asked = jnp.where(lengths[chosen] > 0, chosen, lists).reshape(-1)  # no one looks into an empty list
+    order = jnp.argsort(asked)
+    firsts = jnp.searchsorted(asked[order], jnp.arange(lists + 1))  # of the pairs of a list
+    groups = jnp.cumsum(-(-jnp.diff(firsts) // together))
+
+    def members(i: Array) -> tuple[Array, Array, Array]:
+        of = jnp.searchsorted(groups, i, side="right")
+        place = firsts[of + 1] - together * (groups[of] - i)  # groups of a list are full but for the first
+        place = place + jnp.arange(together)
+        return of, place, place >= firsts[of]
+
+    return order, groups, members
+
+
 def by_lists_together(
     cells: Cells, rows: Rows, starts: Array, y: Array, k: int, near: Array, chosen: Array
 ) -> tuple[Array, Array]:
@@ -58,11 +82,8 @@ def by_lists_together(
     together = min(MOST, 2 ** max(0, m * probes // lists - 1).bit_length())
     wanted = math.ceil(SPARE * k)
     lengths = jnp.diff(starts)
-    asked = jnp.where(lengths[chosen] > 0, chosen, lists).reshape(-1)  # no one looks into an empty list
-    order = jnp.argsort(asked)
+    order, groups, members = dealt(chosen, lengths, together)
     place_of = jnp.argsort(order).reshape(m, probes)
-    firsts = jnp.searchsorted(asked[order], jnp.arange(lists + 1))  # of the pairs of a list
-    groups = jnp.cumsum(-(-jnp.diff(firsts) // together))
 
     def prepare(y: Array) -> Any:
         with all_in_floats():
@@ -79,11 +100,8 @@ def by_lists_together(
 
     def group(turn: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         i, (round_, maxima) = groups[-1] - 1 - turn, state  # from the last, whose overlap is then overwritten
-        of = jnp.searchsorted(groups, i, side="right")
-        place = firsts[of + 1] - together * (groups[of] - i)  # groups of a list are full but for the first
-        places = place + jnp.arange(together)
-        query = order[jnp.maximum(places, 0)] // probes
-        own = (places >= firsts[of])[:, None]
+        of, place, own = members(i)
+        query = order[jnp.maximum(place, 0)] // probes
         prepared = jax.tree.map(lambda a: a[:, :, query], every) if by_row else prepare(y[query])
         base = near[query, of][:, None]
 
@@ -95,14 +113,14 @@ def by_lists_together(
             codes = jax.tree.map(lambda a: a[None, None], cells.own(here.codes))
             product = cells.gain * cells.inner.scores(prepared, codes)[0, 0] + cells.shared(base, here.codes)
             scores = materialized(product + jnp.where(inside, here.bias, -jnp.inf))
-            best = jnp.where(own, scores.reshape(together, slots, GROUP).max(axis=2), -jnp.inf)
-            return lax.dynamic_update_slice(maxima, best.astype(jnp.float32), (place + together, j * slots))
+            best = jnp.where(own[:, None], scores.reshape(together, slots, GROUP).max(axis=2), -jnp.inf)
+            return lax.dynamic_update_slice(maxima, best.astype(jnp.float32), (place[0] + together, j * slots))
 
         left = jnp.clip(-(-(lengths[of] - round_ * in_round) // size), 0, chunks)
         return round_, lax.fori_loop(0, left, scored, maxima)
 
     def some(round_: Array, found: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        maxima = jnp.full((m * probes + 2 * together, slots * chunks), -jnp.inf)
+        maxima = jnp.full((m * probes + 2 * together, slots * chunks), -jnp.inf, jnp.float32)
         _, maxima = lax.fori_loop(0, groups[-1], group, (round_, maxima))
         maxima = maxima[place_of + together].reshape(m, -1)
         best, at = lax.top_k(maxima, min(wanted, maxima.shape[1]))
@@ -125,6 +143,6 @@ def by_lists_together(
         added = (cells.shared(base, here.codes) + here.bias).reshape(row.shape)
         return largest(scores + jnp.where(inside, added, -jnp.inf), k, row)
 
-    none = jnp.full((m, wanted), -jnp.inf), jnp.zeros((m, wanted), jnp.int32), jnp.zeros((m, wanted), jnp.int32)
+    none = jnp.full((m, wanted), -jnp.inf, jnp.float32), *(jnp.zeros((m, wanted), jnp.int32) for _ in range(2))
     best = lax.fori_loop(0, -(-lengths.max() // in_round), some, none)
     return blocks.in_blocks(ranked, y, near, *best, rows=RANKED)
