@@ -155,7 +155,7 @@ def dot_product_attention(
       **options: as in `attend`.
 
     Returns:
-      The output of `attend`, and the cache with the new tokens.
+      The output of `attend`, 0 for a sequence of which no token is valid, and the cache with the new tokens.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax

@@ -1,5 +1,7 @@
 """FAISS's TurboQuant codecs and product quantizers are independent implementations of the same algorithms."""
 
+import functools
+
 import faiss
 import jax
 import jax.numpy as jnp
@@ -110,7 +112,8 @@ def test_a_mean_costs_no_recall_beside_faiss_rabitq(bits, below, metric):
             x, y = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, y))
         true = neighbors.nearest(x, y, metric, 10)[1]
         code = rqjax.eden_unbiased(jax.random.key(0), 64, bits)
-        built = Index.build(code, x, metric=metric), Index.build(code, x, metric=metric, lists=8, key=jax.random.key(1))
+        build = functools.partial(rqjax.Index.build, code, x, metric=metric)
+        built = build(), build(lists=8, key=jax.random.key(1))
         peer = faiss.IndexPreTransform(faiss.RandomRotationMatrix(64, 64), faiss.IndexRaBitQ(64, kind, bits))
         peer.train(x)
         peer.add(x)

@@ -134,12 +134,17 @@ class PlainCache:
         return self.keys[b], self.values[b]
 
     def attend(self, q, *, own=False, scale=None, mask=None, sliding_window=None, softcap=None, sink_logits=None):
-        """Attends; with `own` the tokens of the last `append` are seen in full precision, coded or not."""
+        """Attends; with `own` the tokens of the last `append` are seen in full precision, coded or not.
+
+        A sequence that had none then has no queries: its rows are 0.
+        """
         q = np.asarray(q, np.float64)
         out = np.zeros((*q.shape[:3], self.value_dim))
         scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
         for b in range(q.shape[0]):
             keys, values = (x.astype(np.float64) for x in self.decoded(b))
+            if own and not len(self.newest[b][0]):
+                continue
             if own:
                 for tokens, new in zip((keys, values), self.newest[b], strict=True):
                     tokens[len(tokens) - len(new) :] = new
