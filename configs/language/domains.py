@@ -16,10 +16,12 @@ from ml_collections import ConfigDict
 
 from configs.language import leaderboard
 
+STRATEGIES = ("klt_trellis_2+pre_rope", "klt_joint_2.167+centered+pre_rope")
+
 
 def get_config() -> ConfigDict:
     config = leaderboard.get_config()
     del config.fitted_on
-    grid = {"keep": ("128+4",), "strategy": ("klt_trellis_2+pre_rope",), "fitted_on": ("prose", "code", "dialogue", "")}
-    config.grid = ConfigDict({"model": ("smollm2-135m",), **grid})
+    grid = {"strategy": STRATEGIES, "fitted_on": ("prose", "code", "dialogue", "")}
+    config.grid = ConfigDict({"model": ("smollm2-135m",), "keep": ("128+4",), **grid})
     return config

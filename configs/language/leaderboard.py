@@ -30,7 +30,8 @@ WITHOUT_DATA = (
 LEARNED = (
     *("oscar_2", "klt_trellis_2"),
     *("klt_trellis_3+pre_rope", "klt_trellis_2+pre_rope", "klt_trellis_1/klt_trellis_2+pre_rope"),
-    "klt_joint_2.167+centered+pre_rope",
+    *("klt_trellis_4+pre_rope", "klt_trellis_3+centered+pre_rope", "klt_trellis_2+centered+pre_rope"),
+    *("klt_joint_4.167+centered+pre_rope", "klt_joint_3.167+centered+pre_rope", "klt_joint_2.167+centered+pre_rope"),
 )
 
 

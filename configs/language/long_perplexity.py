@@ -13,7 +13,8 @@ from configs.language import leaderboard
 
 def get_config() -> ConfigDict:
     config = leaderboard.get_config()
-    strategies = ("eden_4", "eden_2", "turboquant_trellis_2", "kivi_2", "q4_0", "klt_trellis_2+pre_rope")
+    learned = ("klt_trellis_2+pre_rope", "klt_joint_2.167+centered+pre_rope")
+    strategies = ("eden_4", "eden_2", "turboquant_trellis_2", "kivi_2", "q4_0", *learned)
     grid = {"keep": ("128+4",), "strategy": strategies}
     config.update({"context": 4096, "windows": 4, "seeds": 1, "grid": grid})
     return config

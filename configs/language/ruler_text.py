@@ -20,7 +20,8 @@ from configs.language import ruler
 def get_config() -> ConfigDict:
     config = ruler.get_config()
     grid = {"model": ("smollm2-135m",), "keep": ("128+4",), "tokens": (1024,)}
-    grid["strategy"] = ("float32", "eden_4", "eden_2", "turboquant_trellis_2", "kivi_2")
+    learned = ("klt_trellis_2+pre_rope", "klt_joint_2.167+centered+pre_rope")
+    grid["strategy"] = ("float32", "eden_4", "eden_2", "eden_unbiased_2", "turboquant_trellis_2", "kivi_2", *learned)
     config.update({"tasks": ("niah_single", "niah_multikey", "niah_multiquery"), "corpus": "mixed"})
     config.update({"examples": 3, "seeds": 4, "chunk": 128, "grid": grid})
     return config

@@ -60,8 +60,7 @@ class Trellis(RingCodes):
         packing.check_width(codes, packing.words_per_vector(self.dim, self.bits))
         if self.bits > 4:
             lead, times = codes.shape[:-1], 8 * self._lanes
-            planes = packing.unpack(codes, self.bits, times).reshape(*lead, 8, self._lanes)
-            in_time = jnp.swapaxes(planes, -2, -1).reshape(*lead, times)
+            in_time = self._in_lanes(codes).reshape(*lead, times)
             states = viterbi.windows(in_time, (self.bits,) * times, self.table.state_bits)
             return jnp.swapaxes(states.reshape(*lead, self._lanes, 8), -2, -1).reshape(*lead, times)[..., : self.dim]
         lanes, size = packing.unpack_lanes(codes, self.bits, self._lanes), self.table.state_bits
@@ -88,9 +87,16 @@ class Trellis(RingCodes):
 
     def stream(self, codes: UInt32[Array, "b h t words"]) -> UInt8[Array, "b h rows t"]:
         """Lays lanes of `packing` out as a stream: each has the codes of eight coordinates that follow each other."""
-        lanes = packing.unpack_lanes(codes, self.bits, self._lanes)
-        octets = lax.bitcast_convert_type(lanes, jnp.uint8)[..., : self.bits]
-        return jnp.swapaxes(octets.reshape(*lanes.shape[:-1], self._lanes * self.bits), 2, 3)
+        if self.bits > 4:
+            words = packing.pack_stream(self._in_lanes(codes), self.bits)
+        else:
+            words = packing.unpack_lanes(codes, self.bits, self._lanes)[..., None]
+        octets = lax.bitcast_convert_type(words, jnp.uint8).reshape(*words.shape[:-1], -1)[..., : self.bits]
+        return jnp.swapaxes(octets.reshape(*codes.shape[:-1], self._lanes * self.bits), 2, 3)
+
+    def _in_lanes(self, codes: UInt32[Array, "*n words"]) -> UInt32[Array, "*n lanes 8"]:
+        planes = packing.unpack(codes, self.bits, 8 * self._lanes)
+        return jnp.swapaxes(planes.reshape(*codes.shape[:-1], 8, self._lanes), -2, -1)
 
     def _values(self, states: Integer[Array, "*n d"]) -> Float[Array, "*n d"]:
         return self.table(states) * self.table.step

@@ -37,10 +37,10 @@ def test_look_up_is_indexing(bits, symmetric):
 
 CASES = [("turboquant", 4, 64), ("turboquant_mixed", 2.5, 80), ("turboquant_prod", 3, 32), ("affine", 3, 128)]
 CASES += [("affine_rotated_sign", 3, 64), ("rtn", 8, 96), ("rotorquant", 4, 20), ("eden", 8, 32)]
-CASES += [("turboquant_trellis", 2.5, 48)]
+CASES += [("turboquant_trellis", 2.5, 48), ("turboquant_trellis", 6, 20)]
 
 
-@pytest.mark.parametrize(("name", "bits", "dim"), some(CASES, [CASES[2], CASES[3]]))
+@pytest.mark.parametrize(("name", "bits", "dim"), some(CASES, [CASES[2], CASES[3], CASES[-1]]))
 def test_products_with_codes_are_those_with_decoded_vectors(name, bits, dim):
     """Scores and weighted sums, with a mean taken off; to 1e-4, and to 1e-5 where nothing is split into limbs."""
     in_limbs = name != "eden"
