@@ -76,9 +76,11 @@ models: env ## tables on language models, an hour
 # A worker takes whole files, so that what their tests share is made once. One that dies ends the run: a new one would
 # begin its file again, eight times.
 PYTEST := -m pytest -n 2 --dist=loadfile --max-worker-restart=0
+# Shapes and types in signatures are checked in the core alone: that takes a third of the time of what is not compiled.
+TYPES := --jaxtyping-packages=rqjax,beartype.beartype
 
 test: $(VENV)/.test ## an environment and the core of the test suite
-	$(RUN) $(PYTEST) -m "not full" tests
+	$(RUN) $(PYTEST) $(TYPES) -m "not full" tests
 
 # With CORE, a file where `make test` kept the core's seconds (see .ci/run), the core does not run again.
 test-full: env gpu-compile-env tpu-compile-env ## all tests, those of kernels compiled for GPUs and TPUs among them
@@ -96,7 +98,7 @@ test-newest: ## the kernels lower on the newest jax
 	@if [ -z "$(NEWEST)" ]; then echo "no Python 3.12 or newer for the newest jax"; else \
 		$(NEWEST) -m venv $(VENV)-newest && \
 		$(VENV)-newest/bin/python $(INSTALL) --upgrade jax jaxtyping scipy optax absl-py pytest && \
-		$(VENV)-newest/bin/python -m pytest -q -o addopts= tests/backends/test_lowering.py; \
+		$(VENV)-newest/bin/python -m pytest -q tests/backends/test_lowering.py; \
 	fi
 
 # On jax 0.5, the last that jax-metal runs with, and what goes with it: the core of caches, quantizers and rotations, of a
@@ -113,7 +115,7 @@ test-engines: ## compressed caches under google-tunix and gemma
 	@if [ -z "$(NEWEST)" ]; then echo "no Python 3.12 or newer for gemma"; else \
 		$(NEWEST) -m venv $(VENV)-engines && \
 		$(VENV)-engines/bin/python $(INSTALL) 'jax<0.13' 'flax<0.13' optax scipy jaxtyping safetensors \
-			beartype pytest pytest-xdist absl-py ml_collections einops sentencepiece huggingface_hub pillow requests \
+			pytest pytest-xdist absl-py ml_collections einops sentencepiece huggingface_hub pillow requests \
 			tensorboardX tqdm && \
 		$(VENV)-engines/bin/python $(INSTALL) --no-deps $(ENGINES) && \
 		$(VENV)-engines/bin/python -m pytest -n 2 -W ignore::DeprecationWarning tests/nn/test_compress.py; \

@@ -31,7 +31,7 @@ THEIRS = (
 )
 OURS = (
     *("eden_3", "eden_2", "eden_3+turned", "nested_e8_3", "turboquant_trellis_3"),
-    *("klt_trellis_2", "klt_trellis_2+pre_rope"),
+    *("klt_trellis_2", "klt_trellis_2+pre_rope", "klt_joint_2+centered+pre_rope"),
 )
 
 

@@ -5,7 +5,7 @@ reads the text once; weights are random.
 
     python -m experiments.run --config=configs/language/calibration.py
 
-Each row runs twice, so that the second time nothing is compiled. Six minutes.
+Each row runs twice, so that the second time nothing is compiled. Ten minutes.
 """
 
 from ml_collections import ConfigDict
@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
             "context": 2048,
             "grid": {
                 "model": ("Llama 3.2 3B",),
-                "strategy": ("eden_2+turned", "klt_trellis_2+pre_rope"),
+                "strategy": ("eden_2+turned", "klt_trellis_2+pre_rope", "klt_joint_2+centered+pre_rope"),
                 "layers": (2, 4),
             },
         }

@@ -125,8 +125,11 @@ def _strategy(name: str, heads: int, dim: int) -> rqjax.Strategy:
     recipe, bits = with_bits(part)
     before = isinstance(form, rqjax.BeforeRope)
     x = _keys_before_they_turn(heads, dim) if before else samples.sample("kv", 1, FITTED_TO, dim)[0]
-    quantizer = rqjax.FITTED[recipe](jax.random.key(1), x, bits)
-    return rqjax.Strategy(quantizer, quantizer, form, name)
+    fit = functools.partial(rqjax.FITTED[recipe], jax.random.key(1))
+    keys = values = fit(x, bits)
+    if isinstance(keys, rqjax.AcrossHeads):  # whose values are coded given their keys
+        values = fit(x[::-1], bits, keys=x, key_quantizer=keys)
+    return rqjax.Strategy(keys, values, form, name)
 
 
 def _keys_before_they_turn(heads: int, dim: int) -> jax.Array:
