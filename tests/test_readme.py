@@ -126,6 +126,7 @@ def test_the_front_door_is_short():
     assert any("pip install" in line for line in lines[:30])
     assert len(re.findall(r"!\[", SHORT)) >= 3
     assert len(re.findall(r"\]\(", SHORT)) >= 10
+    assert len(TEXTS["results/README.md"].splitlines()) <= 400
 
 
 def test_pages_of_the_guide_are_short_and_linked():
