@@ -68,9 +68,7 @@ def cache_of(keys, values, window=16):
     some(
         [
             ("klt_trellis", "rotorquant_allocated", 150),
-            ("a trellis without a scale", "scales of eight bits", 290),
             ("levels without a scale", "levels", 310),
-            ("a trellis of each head", "a trellis of fractional bits", 200),
         ],
         [],
     ),

@@ -73,13 +73,10 @@ def assert_same_codes(quantizer, x, got, want, ulp=ULP):
 CASES = [
     ("rotorquant", 128, 4, "float32", 130),
     ("rotorquant", 80, 1, "float32", 129),
-    ("rotorquant", 192, 8, "float16", 33),
     ("rotorquant", 512, 2, "bfloat16", 5),
     ("hadamard", 96, 5, "float32", 31),
-    ("hadamard", 256, 2, "bfloat16", 40),
     ("rotor_chain", 128, 3, "float32", 1),
     ("rotor_chain", 64, 7, "bfloat16", 33),
-    ("turboquant", 128, 4, "float32", 150),
     ("turboquant", 256, 3, "bfloat16", 130),
 ]
 

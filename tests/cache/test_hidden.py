@@ -10,9 +10,8 @@ import pytest
 import rqjax
 from rqjax.cache.kv import over
 from rqjax.scoring.tiles import UNIT
-from tests.cache.test_cache import BIAS, KINDS, TEXTS, attend, attend_anew, of_kind, tolerance, truncate
+from tests.cache.test_cache import BIAS, TEXTS, attend, attend_anew, of_kind, tolerance, truncate
 from tests.tools.plain import PlainCache, error
-from tests.tools.suites import some
 
 TIME, BAD, SPOILED = 450, (60, 90), (np.inf, np.nan)
 """Length of the texts, two tokens of the first sequence that lie in codes, and their numbers, which are not finite."""
@@ -44,7 +43,8 @@ def with_junk(cache):
     return dataclasses.replace(cache, keys=codes[0], values=codes[1], exact_keys=keys, exact_values=values)
 
 
-@pytest.mark.parametrize("kind", some(KINDS, []))
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["affine", "trellis", "transform", "balanced", "latent", "pre_rope"])
 def test_tokens_that_are_not_finite(kind):
     """They come after a query, are masked, lie before a window, or are dropped; and so does what was never written."""
     cache, q, k, v = spoiled_text(kind)

@@ -51,7 +51,7 @@ def test_stored_changes_nothing_and_stays(x):
     np.testing.assert_array_equal(compiled(x), x)
 
 
-@pytest.mark.parametrize("method", some(["eden", "turboquant_trellis", "nested_e8"], ["eden"]))
+@pytest.mark.parametrize("method", some(["eden", "turboquant_trellis"], ["eden"]))
 def test_a_vector_of_nan_leaves_the_products_of_others(method):
     """Rows of 40,000 codes are read in blocks, the last of which reaches back; all equal those of decoded vectors."""
     quantizer = rqjax.METHODS[method](jax.random.key(1), 64, 3)

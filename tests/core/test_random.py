@@ -38,7 +38,7 @@ def test_data_of_a_recipes_key_has_the_error_of_other_data(name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", some(rqjax.FITTED, ["pq"]))
+@pytest.mark.parametrize("name", some(["klt_joint", "rotorquant_allocated_trellis", "pq", "qet"], ["pq"]))
 def test_data_of_a_fits_key_has_the_error_of_other_data(name):
     key, x = jax.random.key(0), jax.random.normal(jax.random.key(1), (2 * N, 16))
     quantizer = rqjax.FITTED[name](key, x, 2)

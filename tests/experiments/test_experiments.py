@@ -235,7 +235,7 @@ def test_points_are_checked_before_anything_runs(module, point, message):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("strategy", ["eden_3", "eden_3+centered", "eden_3+turned", "klt_trellis_2+pre_rope"])
+@pytest.mark.parametrize("strategy", ["eden_3+turned", "klt_trellis_2+pre_rope"])
 def test_a_bias_that_turns(strategy):
     """A mean that turns takes it off; one that stays does not. Scores of the keys and of the bias deviate by 2 each."""
     point = {"strategy": strategy, "norm": 100, "tokens": 512, "queries": 16, "heads": 1, "dim": 32, "theta": 1e4}

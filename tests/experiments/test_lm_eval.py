@@ -154,9 +154,7 @@ def test_a_command_runs_tasks_of_one_s_own_offline(model, tasks):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tasks=own_choice"], "unknown task 'own_choice'"),
         (["--tasks=own_choices", "--strategy=edn_3"], "unknown strategy 'edn_3'"),
-        (["--tasks=own_choices", "--model=nowhere/at_all"], "nowhere/at_all"),
         (["--tasks=own_choices", "--strategy=klt_trellis_2"], "experiments.calibrate"),
     ],
 )

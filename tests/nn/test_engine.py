@@ -71,7 +71,7 @@ def requests(shared):
     ]
 
 
-@pytest.mark.parametrize("strategy", some(("float32", "turboquant_trellis_3", "eden_2+pre_rope"), []))
+@pytest.mark.parametrize("strategy", some(("turboquant_trellis_3", "eden_2+pre_rope"), []))
 def test_tokens_are_those_of_each_alone(decoder, strategy):
     """Requests exceed the slots, share prefixes, and have pages for less than all, so that some are begun again."""
     engine = Engine(decoder, strategy, KEY, pages=6, slots=3, chunk=128, **OPTIONS)

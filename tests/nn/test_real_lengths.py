@@ -44,7 +44,7 @@ def test_without_caches(checkpoint):
     np.testing.assert_allclose(FORWARD(model, tokens)[:, EVERY - 1 :: EVERY], expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("size", some([128, 129, 256, 300, 700, 3000], []))
+@pytest.mark.parametrize("size", some([129, 300, 3000], []))
 def test_pieces(checkpoint, size):
     model, tokens, expected = checkpoint
     logits = logits_in_pieces(model, tokens, size)

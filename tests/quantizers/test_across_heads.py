@@ -126,8 +126,7 @@ def test_laws_of_values_given_keys(name, groups):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("pages", [None, 16])
-@pytest.mark.parametrize("pre_rope", [False, True])
+@pytest.mark.parametrize(("pre_rope", "pages"), [(False, None), (True, 16)])
 def test_caches_of_values_given_keys_attend_as_a_plain_one(pre_rope, pages):
     """Attends at the default window and sinks to 700 tokens in one call and in pieces, cuts, and is coded anew."""
     form = rqjax.BeforeRope(rope=rqjax.Rope(1e4)) if pre_rope else rqjax.AsGiven()
