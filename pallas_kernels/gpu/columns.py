@@ -51,7 +51,7 @@ class Columns(NamedTuple):
     """True, with the scale as the bias: one more column has the level 1."""
     unit = 1.0
     """Number that factors hold multiples of."""
-    passes, terms = 1, 1
+    passes, terms, parts = 1, 1, 0
     loaded = 4
     """Words of 16 bytes of codes for four words of the right side."""
 

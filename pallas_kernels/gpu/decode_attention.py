@@ -36,6 +36,7 @@ def decode_attention(
     turning: Turning | None = None,
     tables: jax.Array | None = None,
     dim: int | None = None,
+    latent: bool = False,
     softcap: float | None = None,
     splits: int | None = None,
     interpret: Any = False,
@@ -43,7 +44,7 @@ def decode_attention(
     """The softmax sums of queries over the tokens start[b] <= t < stop[b, r] of each sequence.
 
     Args:
-      y: queries float32 (batch, heads, rows, d), scaled as the scores shall be; d is 64, 128 or 256, rows <= 16. For
+      y: queries float32 (batch, heads, rows, d), scaled as the scores shall be; d is 64, 128 or 256. For
         keys by `Lookup` (batch, heads, rows, columns + 1): the last column's level is always 1.
       keys, values: codes, each of 1 to 4 bits; groups are of a multiple of 64 dimensions. With `tables`, pages
         are in the place of sequences and T is 128.
@@ -53,6 +54,8 @@ def decode_attention(
         queries of the keys that have turned, (batch, heads, rows, d).
       tables: int32 (batch, T / 128), the pages in which tokens lie.
       dim: of the values, unless they are by `Lookup`; d, if not given.
+      latent: True if a key is one of `keys` and, behind it, the value. The codes of both are of levels and lie as
+        values. Queries y are (batch, heads, rows, d + dim).
       softcap: scores s become softcap tanh(s / softcap).
       splits: blocks of threads that share the tokens of a head; enough to fill a GPU, if not given.
       interpret: False, or what `mosaic.interpreter` returns.
@@ -63,43 +66,56 @@ def decode_attention(
     """
     batch, heads, rows, _ = y.shape
     dim = y.shape[3] - (turning is None and isinstance(keys.levels, Lookup)) if dim is None else dim
-    most = warp_attention.most_rows(keys, values, dim, turned=turning is not None)
     options = {"tables": tables, "dim": dim, "softcap": softcap, "splits": splits, "interpret": interpret}
-    if rows > most:
-        some = [slice(k, k + most) for k in range(0, rows, most)]
-        shifts = [None if shift is None else shift[:, :, part] for part in some]
-        stops = [stop if stop.shape[1] == 1 else stop[:, part] for part in some]
-        options |= {"turning": turning}
-        groups = zip(some, stops, shifts, strict=True)
-        parts = [decode_attention(y[:, :, part], keys, values, start, *bounds, **options) for part, *bounds in groups]
-        return Sums(*(jnp.concatenate(part, axis=2) for part in zip(*parts, strict=True)))
-    plan = planned(keys, values, rows, turned=0 if turning is None else y.shape[3], **options)
+    plan = planned(
+        keys,
+        values,
+        rows,
+        turned=0 if turning is None else y.shape[3],
+        before=y.shape[3] - dim if latent else 0,
+        **options,
+    )
+
+    def in_parts(x):
+        """Queries (batch, heads, rows, ...) as those of heads of the kernel."""
+        x = jnp.pad(x, [(0, 0), (0, 0), (0, plan.parts * plan.rows - rows), *[(0, 0)] * (x.ndim - 3)])
+        x = jnp.swapaxes(x.reshape(batch, -1, plan.parts, plan.rows, *x.shape[3:]), 1, 2)
+        return jnp.broadcast_to(x, (batch, plan.parts, heads, *x.shape[3:])).reshape(-1, *x.shape[3:])
+
     shift = jnp.zeros((batch, heads, rows, 1)) if shift is None else shift
-    y, shift = (jnp.pad(x * LOG2E, [(0, 0), (0, 0), (0, plan.rows - rows), (0, 0)]) for x in (y, shift))
-    y, shift = (x.reshape(-1, plan.rows, x.shape[3]) for x in (y, shift))
+    y, shift = (in_parts(x * LOG2E) for x in (y, shift))
     by_token, shift = (shift, jnp.zeros_like(shift)) if shift.shape[2] > 1 else (None, shift)
     last = stop.max(1)
     hidden = jnp.minimum(last[:, None] - stop, (last - start)[:, None])
-    hidden = jnp.pad(hidden, [(0, 0), (0, plan.rows - rows)]) if stop.shape[1] > 1 else hidden[:, :0]
-    start, last, hidden = (jnp.repeat(bound.astype(jnp.int32), heads, axis=0) for bound in (start, last, hidden))
+    hidden = in_parts(hidden[:, None]).astype(jnp.float32)[:, None] if stop.shape[1] > 1 else None
+    start, last = (jnp.repeat(bound.astype(jnp.int32), heads * plan.parts) for bound in (start, last))
     columned = isinstance(plan.keys, Columns)
+    of_turned, groups = None, []
     if turning is not None:
         of_turned, unit = turned(turning, y, columned)
-        whole, groups = of_turned.matrix, y[..., :0]
+        whole, units = of_turned.matrix, [unit]
+    elif latent:
+        parts = zip(plan.scored, jnp.split(y, [plan.keys.dim], axis=2)[::-1], strict=True)
+        each, units = zip(*(limbs(side.ordered(part)) for side, part in parts), strict=True)
+        whole = jnp.concatenate(each, axis=2)
     else:
         y, groups = (
             (y[..., :-1], y[..., -1:]) if columned else (y, y.reshape(*y.shape[:2], plan.keys.groups, -1).sum(-1))
         )
-        of_turned, (whole, unit) = None, limbs(y)
-    columns = [unit * plan.keys.unit, shift[..., 0], *jnp.moveaxis(groups, -1, 0)]
-    columns += [hidden.astype(jnp.float32)] if hidden.size else []
-    queries = Queries(whole, jnp.stack(columns, axis=1), start, last)
+        (whole, unit), groups = limbs(y), list(jnp.moveaxis(groups, -1, 0))
+        units = [unit]
+    units = [unit * side.unit for unit, side in zip(units, plan.scored, strict=True)]
+    columns = jnp.stack([*units, shift[..., 0], *groups], axis=1)
+    columns = columns if hidden is None else jnp.concatenate([columns, hidden], axis=1)
+    queries = Queries(whole, columns, start, last)
     sums, largest, total = call(plan, queries, keys, values, plan.tables(keys, values), tables, by_token, of_turned)
 
     weight = jnp.exp2(largest - largest.max(1, keepdims=True))
     total, sums = (total * weight).sum(1), (sums * weight[:, :, None]).sum(1)
-    parts = largest.max(1) / LOG2E, total, jnp.swapaxes(sums, 1, 2)
-    return Sums(*(part.reshape(batch, heads, *part.shape[1:])[:, :, :rows] for part in parts))
+    found = [x.reshape(batch, plan.parts, heads, *x.shape[1:]) for x in (largest.max(1) / LOG2E, total, sums)]
+    found[2] = jnp.swapaxes(found[2], 3, 4)
+    found = (jnp.swapaxes(x, 1, 2) for x in found)
+    return Sums(*(x.reshape(batch, heads, -1, *x.shape[4:])[:, :, :rows] for x in found))
 
 
 class Queries(NamedTuple):
@@ -129,18 +145,28 @@ def planned(
     splits: int | None = None,
     interpret: Any = False,
     turned: int = 0,
+    before: int = 0,
 ) -> Plan:
-    """Returns what is static of a call with so many queries a head; arguments are those of `decode_attention`."""
+    """Returns what is static of a call with so many queries a head; arguments are those of `decode_attention`.
+
+    `turned` is the dimension of keys that turn, `before` that of keys before their latent.
+    """
     rooms, heads, _, tokens = keys.scales.shape
     batch, tokens = (rooms, tokens) if tables is None else (len(tables), tokens * tables.shape[1])
-    padded = -(-rows // warp_attention.TILE) * warp_attention.TILE
-    sides = (
-        warp_attention.key_side(keys, turned or dim, turned or padded),
-        warp_attention.value_side(values, dim, padded),
-    )
+    most = warp_attention.most_rows(keys, values, dim, turned=turned > 0, latent=before > 0)
+    parts = -(-rows // most)
+    padded = -(-rows // parts // warp_attention.TILE) * warp_attention.TILE
+    if before:
+        sides = warp_attention.latent_side(keys, before), warp_attention.latent_side(values, dim)
+    else:
+        sides = (
+            warp_attention.key_side(keys, turned or dim, turned or padded),
+            warp_attention.value_side(values, dim, padded),
+        )
     dim = sides[1].dim if isinstance(sides[1], Columns) else dim
-    plan = Plan(dim, padded, 1, None if softcap is None else softcap * LOG2E, *sides, interpret, turned)
-    splits = warp_attention.splits_of(plan, batch * heads, tokens) if splits is None else splits
+    softcap = None if softcap is None else softcap * LOG2E
+    plan = Plan(dim, padded, 1, softcap, *sides, interpret, turned, before > 0, heads, parts)
+    splits = warp_attention.splits_of(plan, batch * heads * parts, tokens) if splits is None else splits
     return plan._replace(splits=splits)
 
 

@@ -102,6 +102,8 @@ class Levels(NamedTuple):
 
     passes = 2
     """Calls of `key_factors`, which share the eight tokens of a thread."""
+    parts = 0
+    """Parts of keys that a loop takes one by one."""
     memory = 0
     """Rows of 128 bytes of a table in shared memory."""
 
@@ -192,7 +194,7 @@ class Levels(NamedTuple):
 
     def query_words(self, limbs: Any, row: Any, part: int, place: Place) -> list[Word]:
         """Four words of a row of limbs: 16 of 64 dimensions."""
-        offset = row * self.dim + SLICE * part + 16 * place.q
+        offset = row * limbs.shape[1] + SLICE * part + 16 * place.q
         return warps.load(limbs, offset, 4, interpret=place.interpret)
 
     def token(self, pair: int, half: int, i: int) -> int:

@@ -22,6 +22,17 @@ class Plan(NamedTuple):
     interpret: Any
     turned: int = 0
     """Dimension of keys whose codes are of vectors before they turn; else 0."""
+    latent: bool = False
+    """True if a key has its value as its last coordinates, with the codes of the values."""
+    heads: int = 1
+    """Heads of keys."""
+    parts: int = 1
+    """Parts in which the queries of a head are; each has a head of the kernel."""
+
+    @property
+    def scored(self) -> tuple[Any, ...]:
+        """Codes whose products with queries make scores, those with most products first: before there are scores."""
+        return (self.values, self.keys) if self.latent else (self.keys,)
 
     def tables(self, keys: Packed, values: Packed) -> tuple[jax.Array, jax.Array]:
         """Returns the levels of keys and of values as the kernel reads them."""

@@ -45,7 +45,7 @@ class Ring(NamedTuple):
     biased = False
     unit = 1.0
     """Number that factors hold multiples of."""
-    passes, terms = 2, 1
+    passes, terms, parts = 2, 1, 0
     loaded = 4
     """Words of 16 bytes of codes for four words of the right side."""
     memory = STATES

@@ -154,7 +154,7 @@ def turned_scores(
     zero = registers.full(jnp.float32(0), (registers.THREADS,), registers.words_layout(), interpret=interpret)
     sums = lax.fori_loop(0, steps, step, [[zero] * 4] * (len(rows) * plan.rows // TILE))
     scale, scores = grid(side, arrays, 0, place)[0], begun(plan, queries, shift, place)
-    for t, unit in enumerate(queries.unit):
+    for t, unit in enumerate(queries.units[0]):
         for k, (row, i) in enumerate((row, i) for row in rows for i in range(2)):
             token = side.token(*row, i)
             scores[t][token] = scores[t][token] + sums[len(rows) * t + k // 2][3 * i] * (scale[token] * unit)

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gpu import registers, warps
+from pallas_kernels.gpu import latents, registers, warps
 from pallas_kernels.gpu.columns import Columns, Lookup
 from pallas_kernels.gpu.levels import BLOCK, PAGE, SLICE, Levels, Place
 from pallas_kernels.gpu.operands import Operands, Plan, share
@@ -36,17 +36,19 @@ from pallas_kernels.packed import NEVER, Packed
 MAX_SUMS = 2048
 """Most queries times dimensions: each thread has a sixteenth of them in registers."""
 STAGES = 2
-"""Blocks of tokens that are being copied or used."""
+"""Blocks of tokens that are being copied or used; of latents one, beside that of another block of threads."""
 PROCESSORS = 132
 SHARED, OWN = 228 * 1024, 1024 + 32
 """Bytes of shared memory of a processor, and those that each block of threads has besides its own arrays."""
 WARPS = registers.THREADS // 32
 
 
-def most_rows(keys: Packed, values: Packed, dim: int, *, turned: bool = False) -> int:
+def most_rows(keys: Packed, values: Packed, dim: int, *, turned: bool = False, latent: bool = False) -> int:
     """Returns the queries of a head that registers suffice for at once."""
     if turned:
         return 2 * TILE
+    if latent:
+        return min(4 * TILE, WARPS * MAX_SUMS // dim)
     lookups = [codes.levels for codes in (keys, values) if isinstance(codes.levels, Lookup | StateLevels)]
     columns = [len(lookup.starts) for lookup in lookups if isinstance(lookup, Lookup)]
     return min(2 * TILE if lookups else 4 * TILE, MAX_SUMS // max([dim, *columns]))
@@ -68,6 +70,10 @@ def splits_of(plan: Plan, heads: int, tokens: int) -> int:
 def resident(plan: Plan) -> int:
     """Returns the blocks of threads that a processor has room for: a test holds it to what the compiler reports."""
     sides = plan.keys, plan.values
+    if plan.latent:
+        codes = BLOCK * sum(side.bits * side.dim // 8 + 2 for side in sides)
+        own = codes + 2 * plan.rows * sum(side.dim for side in sides) + 512 * latents.Exchange.rows(plan.rows // TILE)
+        return min(SHARED // (own + OWN), 2)
     of_token = sum(int(side.bits * plan.dim) // 8 + 2 * side.groups * (1 + side.biased) for side in sides)
     queries = plan.rows // TILE * plan.dim // 16 // plan.keys.loaded * 512
     if plan.turned:
@@ -87,6 +93,11 @@ def resident(plan: Plan) -> int:
         few = plan.dim == 64 or (untabled and plan.keys.groups == plan.values.groups == 1)
         by_registers = 3 if few and plan.rows == 2 * TILE else 2
     return max(1, min(by_memory, by_registers))
+
+
+def latent_side(codes: Packed, dim: int) -> latents.Latents:
+    """Codes of keys, or of values, that lie as values."""
+    return latents.Latents(*value_side(codes, dim, dim)._replace(interleaved=False))
 
 
 def key_side(codes: Packed, dim: int, columns: int) -> Side:
@@ -125,8 +136,9 @@ def call(
     Args:
       plan: static facts; `rows` is a multiple of 4.
       limbs: int8 (n, 2 rows, d), see `packed.limbs`; of keys that turn, those of their matrix.
-      columns: float32 (n, 2 + groups, rows): unit of the limbs times that of levels, what is added to all scores, sums
-        of the groups of dimensions of queries; if these see different tokens, how many of the last each does not see.
+      columns: float32 (n, 2 + groups, rows): unit of the limbs times that of levels (for each of `Plan.scored`), what
+        is added to all scores, sums of the groups of dimensions of queries; if these see different tokens, how many of
+        the last each does not see.
       start, stop: int32 (n,).
       pages: int32 (sequences, T / 128).
       key_table, value_table: as `Levels.table` returns them.
@@ -138,13 +150,13 @@ def call(
     leaves, tree = jax.tree.flatten(operands)
     tables = [] if pages is None else [pages]
     turns = [] if turned is None else [turned.shared, turned.queries]
-    tokens = operands.keys.scales.shape[2] if pages is None else PAGE * pages.shape[1]
+    tokens = operands.values.scales.shape[2] if pages is None else PAGE * pages.shape[1]
     columned = any(isinstance(side, Columns) for side in (plan.keys, plan.values))  # whose rows are of 128 tokens
     halves = 1 if pages is None and tokens % BLOCK == 0 and not columned else 2
     vectors = lines // (2 * TILE) * (dim // 16 // plan.keys.loaded)
 
     def kernel(limbs_ref, columns_ref, start_ref, stop_ref, key_table, value_table, minus_one, *refs):
-        *blocks, sums_ref, largest_ref, total_ref, memory, looked_up, turn_memory, barrier = refs
+        *blocks, sums_ref, largest_ref, total_ref, memory, looked_up, turn_memory, exchanged, barrier = refs
         turn_refs, blocks = blocks[: len(turns)], blocks[len(turns) :]
         pages_ref, blocks = blocks[: len(tables)], blocks[len(tables) :]
         n, split = lax.axis_index("n"), lax.axis_index("split")
@@ -155,6 +167,7 @@ def call(
         pairs = zip((key_table, value_table), looked_up, strict=False)
         levels = [_table(n, *pair, minus_one, barrier) for pair in pairs]
         levels = levels if len(levels) == 2 else 2 * levels
+        exchange = [latents.Exchange(ref, place) for ref in exchanged]
         begin, end = start_ref[n], stop_ref[n]
         first, count = share(begin, end, split, plan.splits, BLOCK)
 
@@ -165,29 +178,34 @@ def call(
             keys, values, shift, begins = tree.unflatten(pieces)
             token = (first + indices[0]) * BLOCK
             if turned is None:
-                scores = scores_of(plan, keys, levels[0], queries, shift, place)
+                codes = [(values, levels[1])] * plan.latent + [(keys, levels[0])]
+                scores = scores_of(plan, codes, queries, shift, place)
             else:
                 turning = Memory(*turn_memory, begins)
                 scores = turned_scores(plan, keys, levels[0], queries, turning, shift, place)
             mask = seen(place, begin - token, end - token)
             masks = [seen(place, begin - token, end - token - hidden) for hidden in queries.hidden] or [mask] * tiles
+            if exchange:
+                return latents.accumulated(plan, values, levels[1], scores, mask, masks, carry, *exchange)
             return accumulated(plan, values, levels[1], scores, mask, masks, carry, place)
 
-        def index(i, half, *, token, paged, shared=False):
-            """The block of an array whose tokens are on an axis."""
+        def index(i, half, *, token, paged, row):
+            """The block of an array whose tokens are on an axis, in pages or in a row of the array."""
             block = halves * (first + i) + half
             if halves == 2:  # the first and the last block may have one page that is seen, and there need be no other
                 block = jnp.clip(block, lax.div(begin, PAGE), lax.div(end - 1, PAGE))
             if paged:
-                each = heads // len(pages)
-                return pages_ref[0][lax.div(n, each), block] * each + lax.rem(n, each), 0, 0
-            return n * (not shared), *(block * (axis == token) for axis in (1, 2))
+                page = pages_ref[0][lax.div(n, heads // len(pages)), block]
+                return page * plan.heads + lax.rem(n, plan.heads), 0, 0
+            return row, *(block * (axis == token) for axis in (1, 2))
 
         def specs(x, token, *, coded=False, paged=bool(tables)):
             shape = [1, *x.shape[1:]]
             shape[token] = shape[token] * BLOCK // halves // (PAGE if paged else tokens)
             transforms = registers.tiling(shape[2]) if coded and shape[1] % 8 == 0 else ()
-            of = functools.partial(index, token=token, paged=paged, shared=not paged and len(x) < heads)
+            of_keys = lax.div(n, plan.parts * plan.heads) * plan.heads + lax.rem(n, plan.heads)
+            row = n if len(x) == heads else 0 if len(x) == 1 else of_keys
+            of = functools.partial(index, token=token, paged=paged, row=row)
             return [
                 plgpu.BlockSpec(tuple(shape), functools.partial(of, half=half), transforms=transforms)
                 for half in range(halves)
@@ -204,20 +222,23 @@ def call(
             (full(NEVER / 2),) * tiles,
             (full(0),) * tiles,
             ((full(0),) * (plan.values.groups * plan.values.biased),) * tiles,
-            ((full(0),) * (plan.dim // 8),) * tiles,
+            ((full(0),) * (plan.dim // 8 // (WARPS if plan.latent else 1)),) * tiles,
         )
-        keys = of_side(operands.keys, 1 if isinstance(plan.keys, Levels) else 2)
+        keys = of_side(operands.keys, 1 if type(plan.keys) is Levels else 2)
         shift = [] if operands.shift is None else specs(operands.shift, 2, paged=False)
         begins = [] if operands.begins is None else specs(operands.begins, 1, paged=False)
         pipeline = plgpu.emit_pipeline(
             step,
             grid=(count,),
             in_specs=[*keys, *of_side(operands.values, 2), *shift, *begins],
-            max_concurrent_steps=STAGES,
+            max_concurrent_steps=1 if plan.latent else STAGES,
             init_carry=carry,
         )
         carry = pipeline(*(ref for ref in blocks for _ in range(halves)))
         out = [ref.at[n, split] for ref in (sums_ref, largest_ref, total_ref)]
+        if exchange:
+            latents.write(plan, carry, out, *exchange)
+            return
         scratch = plgpu.SMEM((2 * tiles + plan.dim // 8 + 1, registers.THREADS), jnp.float32)
         pl.run_scoped(lambda scratch: _merge(plan, carry, out, scratch, place), scratch)
 
@@ -231,6 +252,7 @@ def call(
             plgpu.SMEM((vectors, 128), jnp.uint32),
             [[plgpu.SMEM((side.memory, 128), jnp.int8)] * (side.memory > 0) for side in _tabled(plan)],
             [plgpu.SMEM(x.shape[1:], x.dtype) for x in turns],
+            [plgpu.SMEM((latents.Exchange.rows(tiles), 128), jnp.uint32)] * plan.latent,
             plgpu.Barrier(),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True),
@@ -277,10 +299,11 @@ def _queries(plan: Plan, limbs: Any, columns: Any, memory: Any, place: Place) ->
         (word,) = warps.load(columns, 4 * (k * plan.rows + TILE * t + place.q), 1, interpret=interpret)
         return lax.bitcast_convert_type(word, jnp.float32)
 
-    count = 0 if plan.turned else plan.keys.groups
-    groups = [[column(2 + g, t) for t in tiles] for g in range(count * plan.keys.biased)]
-    hidden = [column(2 + count, t).astype(jnp.int32) for t in tiles] if columns.shape[0] > 2 + count else []
-    return Queries(memory, *([column(k, t) for t in tiles] for k in range(2)), groups, hidden)
+    *units, shift = ([column(k, t) for t in tiles] for k in range(len(plan.scored) + 1))
+    first, count = len(units) + 1, 0 if plan.turned or plan.latent else plan.keys.groups
+    groups = [[column(first + g, t) for t in tiles] for g in range(count * plan.keys.biased)]
+    hidden = [column(first + count, t).astype(jnp.int32) for t in tiles] if columns.shape[0] > first + count else []
+    return Queries(memory, units, shift, groups, hidden)
 
 
 def _merge(plan: Plan, carry: Carry, out: list[Any], scratch: Any, place: Place) -> None:

@@ -1,6 +1,7 @@
 """One block of tokens in the decode attention kernel of warps: its scores, and the softmax sums with it added."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -33,12 +34,25 @@ class Queries(NamedTuple):
 
     ref: Any
     """Right sides of products in shared memory, as `Levels.right` returns them: 16 bytes for each lane."""
-    unit: list[jax.Array]
+    units: list[list[jax.Array]]
+    """Units of the limbs, by codes of `Plan.scored` and tiles."""
     shift: list[jax.Array]
     groups: list[list[jax.Array]]
     """Sums of the dimensions of each group, by groups and tiles."""
     hidden: list[jax.Array]
     """Last tokens of the range that a query does not see; none if all queries see the same tokens."""
+
+
+class Weights(NamedTuple):
+    """Weights of a block of tokens, and what is kept of the sums before it."""
+
+    largest: tuple[jax.Array, ...]
+    total: tuple[jax.Array, ...]
+    biases: tuple[tuple[jax.Array, ...], ...]
+    kept: list[jax.Array]
+    """Factors of the sums before, by tiles."""
+    rights: list[list[list[list[jax.Array]]]]
+    """Right sides of products with values, by tiles and groups."""
 
 
 class Carry(NamedTuple):
@@ -56,21 +70,32 @@ class Carry(NamedTuple):
 
 
 def scores_of(
-    plan: Plan, arrays: Arrays, table: Any, queries: Queries, shift: Any, place: Place
+    plan: Plan, codes: list[tuple[Arrays, Any]], queries: Queries, shift: Any, place: Place
 ) -> list[list[jax.Array]]:
-    """Scores of the thread's tokens by tiles of queries, in base 2; `shift` has numbers to be added to them."""
-    side, tiles = plan.keys, range(plan.rows // TILE)
+    """Scores of the thread's tokens by tiles of queries, in base 2.
+
+    Args:
+      plan: static facts.
+      codes: arrays and levels for each of `Plan.scored`.
+      queries: of the head.
+      shift: numbers to be added to the scores, or None.
+      place: of each thread.
+    """
+    tiles, first = range(plan.rows // TILE), 0
     scores = begun(plan, queries, shift, place)
-    for group in range(side.groups):
-        scale, bias = grid(side, arrays, group, place)
-        for t in tiles if side.biased else ():
-            scores[t] = [x + queries.groups[group][t] * b for x, b in zip(scores[t], bias, strict=True)]
-        for outer in range(side.passes):
-            for t, sums in enumerate(_key_products(plan, arrays, table, queries, group, outer, place)):
-                for inner in range(4 // side.passes):
-                    for i, number in enumerate(_merged(side, sums, inner, 128)):
-                        k = side.token(outer, inner, i)
-                        scores[t][k] = scores[t][k] + number * (scale[k] * queries.unit[t])
+    for side, units, (arrays, table) in zip(plan.scored, queries.units, codes, strict=True):
+        for group in range(side.groups):
+            scale, bias = grid(side, arrays, group, place)
+            for t in tiles if side.biased else ():
+                scores[t] = [x + queries.groups[group][t] * b for x, b in zip(scores[t], bias, strict=True)]
+            for outer in range(side.passes):
+                products = _key_products(plan, side, arrays, table, queries, group, outer, first, place)
+                for t, sums in enumerate(products):
+                    for inner in range(4 // side.passes):
+                        for i, number in enumerate(_merged(side, sums, inner, 128)):
+                            k = side.token(outer, inner, i)
+                            scores[t][k] = scores[t][k] + number * (scale[k] * units[t])
+        first += side.dim // 16 // side.loaded
     return capped(plan, scores)
 
 
@@ -87,22 +112,27 @@ def capped(plan: Plan, scores: list[list[jax.Array]]) -> list[list[jax.Array]]:
     return [[plan.softcap * jnp.tanh(x * (1 / plan.softcap)) for x in some] for some in scores]
 
 
-def _key_products(plan, arrays, table, queries, group, outer, place):
-    """Sums of the products of the tokens of a pass with queries, by tiles."""
-    side, tiles = plan.keys, range(plan.rows // TILE)
+def _key_products(plan, side, arrays, table, queries, group, outer, first, place):
+    """Sums of the products of the tokens of a pass with queries, by tiles; `first` is the first right side."""
+    tiles = range(plan.rows // TILE)
     count, of_tile = 4 // side.passes * side.terms, queries.ref.shape[0] // len(tiles)
-    sums = _zeros(count * len(tiles), plan.interpret)
-    for number, factors in side.key_factors(arrays.sections, table, group, outer, place):
-        products = []
-        for t in tiles:
-            offset = (place.lane << 4) + 512 * (of_tile * t + number)
-            right = warps.load(queries.ref, offset, 4, interpret=plan.interpret)
-            products += [(t * count + f.total, f.words, right[f.first : f.first + 2]) for f in factors]
-        sums = warps.multiply_add(sums, products, interpret=plan.interpret)
+
+    def added(group, sums):
+        for number, factors in side.key_factors(arrays.sections, table, group, outer, place):
+            products = []
+            for t in tiles:
+                offset = (place.lane << 4) + 512 * (of_tile * t + first + number)
+                right = warps.load(queries.ref, offset, 4, interpret=plan.interpret)
+                products += [(t * count + f.total, f.words, right[f.first : f.first + 2]) for f in factors]
+            sums = warps.multiply_add(sums, products, interpret=plan.interpret)
+        return sums
+
+    sums = zeros(count * len(tiles), plan.interpret)
+    sums = lax.fori_loop(0, side.parts, added, sums) if side.parts else added(group, sums)
     return [sums[t * count : (t + 1) * count] for t in tiles]
 
 
-def _zeros(count: int, interpret: Any) -> list[list[jax.Array]]:
+def zeros(count: int, interpret: Any) -> list[list[jax.Array]]:
     zero = registers.full(jnp.int32(0), (registers.THREADS,), registers.words_layout(), interpret=interpret)
     return [[zero] * 4] * count
 
@@ -152,6 +182,40 @@ def masked(mask: list[jax.Array], some: list[jax.Array], other: float) -> list[j
     return [jnp.where(see, x, other) for see, x in zip(mask, some, strict=True)]
 
 
+def weighed(
+    plan: Plan,
+    arrays: Arrays,
+    scores: list[list[jax.Array]],
+    mask: list[jax.Array],
+    masks: list[list[jax.Array]],
+    carry: Carry,
+    place: Place,
+    reduced: Callable[[list[jax.Array]], list[jax.Array]] = lambda tops: tops,
+) -> Weights:
+    """The weights of a block of tokens; `masks` has what the queries of each tile see of it. Scales and biases of
+    tokens that are not seen may be not-a-number. `reduced` makes maxima of a warp, by tiles, those of all that share
+    sums."""
+    side, interpret = plan.values, plan.interpret
+    grids = [grid(side, arrays, group, place) for group in range(side.groups)]
+    grids = [tuple(masked(mask, some, 0.0) if some else some for some in parts) for parts in grids]
+    sizes = [functools.reduce(jnp.maximum, map(jnp.abs, some)) for some in zip(*(s for s, _ in grids), strict=True)]
+    sizes = [warps.log2(x + TINY, interpret=interpret) for x in sizes]
+    scales = [[x * jnp.float32(LARGEST) for x in scale] for scale, _ in grids]
+    scores = [masked(*some, NEVER) for some in zip(masks, scores, strict=True)]
+    tops = [tree(jnp.maximum, [x + size for x, size in zip(score, sizes, strict=True)]) for score in scores]
+    tops = reduced([over_tokens(jnp.maximum, top, interpret) for top in tops])
+    largest, total, biases, kept, rights = [], [], [], [], []
+    for t, (score, top) in enumerate(zip(scores, tops, strict=True)):
+        largest.append(jnp.maximum(carry.largest[t], top))
+        kept.append(jnp.exp2(carry.largest[t] - largest[t]))
+        weights = [jnp.exp2(x - largest[t]) for x in score]
+        total.append(carry.total[t] * kept[t] + tree(jnp.add, weights))
+        shares = [tree(jnp.add, [w * b for w, b in zip(weights, bias, strict=True)]) for _, bias in grids if bias]
+        biases.append(tuple(b * kept[t] + share for b, share in zip(carry.biases[t], shares, strict=True)))
+        rights.append([_right(side, weights, scale, place) for scale in scales])
+    return Weights(tuple(largest), tuple(total), tuple(biases), kept, rights)
+
+
 def accumulated(
     plan: Plan,
     arrays: Arrays,
@@ -162,41 +226,28 @@ def accumulated(
     carry: Carry,
     place: Place,
 ) -> Carry:
-    """The carry with a block of tokens added; `masks` has what the queries of each tile see of it. Scales and biases of
-    tokens that are not seen may be not-a-number."""
+    """The carry with a block of tokens added; arguments are those of `weighed`."""
     side, interpret = plan.values, plan.interpret
-    grids = [grid(side, arrays, group, place) for group in range(side.groups)]
-    grids = [tuple(masked(mask, some, 0.0) if some else some for some in parts) for parts in grids]
-    sizes = [functools.reduce(jnp.maximum, map(jnp.abs, some)) for some in zip(*(s for s, _ in grids), strict=True)]
-    sizes = [warps.log2(x + TINY, interpret=interpret) for x in sizes]
-    scales = [[x * jnp.float32(LARGEST) for x in scale] for scale, _ in grids]
-    largest, total, biases, kept, rights = [], [], [], [], []
-    for t, score in enumerate(scores):
-        score = masked(masks[t], score, NEVER)
-        top = over_tokens(
-            jnp.maximum, tree(jnp.maximum, [x + size for x, size in zip(score, sizes, strict=True)]), interpret
-        )
-        largest.append(jnp.maximum(carry.largest[t], top))
-        kept.append(jnp.exp2(carry.largest[t] - largest[t]))
-        weights = [jnp.exp2(x - largest[t]) for x in score]
-        total.append(carry.total[t] * kept[t] + tree(jnp.add, weights))
-        shares = [tree(jnp.add, [w * b for w, b in zip(weights, bias, strict=True)]) for _, bias in grids if bias]
-        biases.append(tuple(b * kept[t] + share for b, share in zip(carry.biases[t], shares, strict=True)))
-        rights.append([_right(side, weights, scale, place) for scale in scales])
+    weights = weighed(plan, arrays, scores, mask, masks, carry, place)
     sums = [list(some) for some in carry.sums]
     for numbers, lefts in side.value_factors(arrays.sections, table, place):
         groups = [side.dimension(number) * side.groups // side.dim for number in numbers]
-        for t, right in enumerate(rights):
+        for t, right in enumerate(weights.rights):
             products = [
                 (f.total, f.words, right[groups[f.total // side.terms]][k][f.first : f.first + 2])
                 for k, factors in enumerate(lefts)
                 for f in factors
             ]
-            found = warps.multiply_add(_zeros(len(numbers) * side.terms, interpret), products, interpret=interpret)
-            for inner, number in enumerate(numbers):
-                for r, product in enumerate(_merged(side, found, inner, 256)):
-                    sums[t][number + r] = sums[t][number + r] * kept[t] + product
-    return Carry(tuple(largest), tuple(total), tuple(biases), tuple(map(tuple, sums)))
+            found = warps.multiply_add(zeros(len(numbers) * side.terms, interpret), products, interpret=interpret)
+            add(side, sums[t], weights.kept[t], numbers, found)
+    return Carry(weights.largest, weights.total, weights.biases, tuple(map(tuple, sums)))
+
+
+def add(side: Side, sums: list[jax.Array], kept: jax.Array, numbers: list[int], found: list[list[jax.Array]]) -> None:
+    """Adds products with values to the sums with these first numbers."""
+    for inner, number in enumerate(numbers):
+        for r, product in enumerate(_merged(side, found, inner, 256)):
+            sums[number + r] = sums[number + r] * kept + product
 
 
 def _right(side: Side, weights: list[jax.Array], scale: list[jax.Array], place: Place) -> list[list[jax.Array]]:

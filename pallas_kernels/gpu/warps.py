@@ -209,6 +209,20 @@ def kept_apart(*, interpret: Any) -> None:
     sync()
 
 
+def settled(numbers: list[jax.Array], *, interpret: Any) -> list[jax.Array]:
+    """Returns float32 numbers, computed here: the compiler would keep what they are made of until they are used."""
+    if interpret:
+        return numbers
+
+    @plgpu.inline_mgpu(arg_types=(words_layout(),) * len(numbers), return_type=(_word(jnp.float32),) * len(numbers))
+    def move(context, *numbers):
+        text = "mov.b32 $0, $1;"
+        found = (llvm.inline_asm(int32(), [_register(x)], text, "=r,r", has_side_effects=True) for x in numbers)
+        return tuple(map(_float32, found))
+
+    return list(move(*numbers))
+
+
 def complement(word: Word, minus_one: jax.Array, *, interpret: Any) -> Word:
     """Flips all bits, as word * -1 - 1: the pipe for logic has half the rate and more to do.
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from rqjax.backends import nests
 from rqjax.backends.finders import Entry
 from rqjax.cache import attention
+from rqjax.cache.coded import with_mean
 from rqjax.cache.kv import KVCache
 from rqjax.cache.queries import Queries
 from rqjax.cache.sums import Sums
@@ -43,6 +44,8 @@ class CodedAttention(NamedTuple):
     turning: Callable[[KVCache, Array], tuple[Array, Any]] | None = None
     """Called with a cache of keys before they turn, and queries: returns queries for the kernel, and how it turns keys.
     None if it does not."""
+    latents: bool = False
+    """True if values may be parts of keys; queries are then those of both, and the kernel has an option `latent`."""
 
     def entry(self, implementation: str) -> Entry:
         """Entry of the kernel in the table of a device."""
@@ -63,12 +66,10 @@ class CodedAttention(NamedTuple):
         **others: Any,
     ) -> str | None:
         _, time, q_heads, _ = q.shape
-        reason = nests.reason_of_queries(
-            cache, time, q_heads, mask, sliding_window, softcap, turns=self.turning is not None
-        )
+        abilities = {"turns": self.turning is not None, "latents": self.latents}
+        reason = nests.reason_of_queries(cache, time, q_heads, mask, sliding_window, softcap, **abilities)
         rows = q_heads // cache.exact_keys.shape[1] * time
-        sides = ("keys", cache.key_quantizer, cache.keys), ("values", cache.value_quantizer, cache.values)
-        for side, quantizer, codes in sides:
+        for side, (quantizer, codes) in zip(("keys", "values"), nests.sides(cache), strict=False):
             if reason is None and (found := self.limits(cache, quantizer, codes, rows)):
                 reason = f"{side}: {found}"
         return reason and f"no {name} kernel for this attention: {reason}"
@@ -76,22 +77,27 @@ class CodedAttention(NamedTuple):
     def past(self, cache: KVCache, queries: Queries) -> Sums:
         """The sums over the tokens in codes, by the kernel."""
         form, options = cache.key_form, {}
+        (keys, of_keys), (values, of_values) = nests.sides(cache)
         if form.turns_late and self.turning:
             y, options["turning"] = self.turning(cache, queries.y)
+        elif cache.values_in_keys:
+            options["latent"], parts = True, jnp.split(queries.y, [keys.dim], axis=-1)
+            of_sides = zip((keys, values), parts, strict=True)
+            y = jnp.concatenate([self.as_multiplied(*of_side) for of_side in of_sides], axis=-1)
         else:
             y = nests.by_head(self.as_multiplied, cache.key_quantizer, queries.y)
         largest, total, sums = self.kernel(
             y,
-            self.packed(cache.key_quantizer, cache.keys),
-            self.packed(cache.value_quantizer, cache.values),
+            self.packed(keys, of_keys),
+            self.packed(values, of_values),
             *nests.bounds(cache, queries),
             form.bias(queries.y, jnp.int32(cache.sinks), cache.capacity),
             tables=cache.tables,
-            dim=queries.y.shape[-1],
+            dim=values.dim,
             softcap=queries.softcap,
             **options,
         )
-        return Sums(largest, total, nests.by_head(self.as_restored, cache.value_quantizer, sums))
+        return with_mean(cache, Sums(largest, total, nests.by_head(self.as_restored, values, sums)))
 
     def as_multiplied(self, quantizer: Quantizer, y: Float[Array, "b h r d"]) -> Float[Array, "b h r n"]:
         found = nests.RotatedScalar.of(quantizer)

@@ -1,6 +1,7 @@
 """Attention to the codes of a cache on NVIDIA GPUs: the limits of its kernel, and codes as it takes them."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -33,6 +34,8 @@ def _limits(cache: KVCache, quantizer: Quantizer, codes: Codes, rows: int) -> st
     found = nests.part(quantizer, codes)
     leaf = found.leaf
     form, of_keys = cache.key_form, quantizer is cache.key_quantizer
+    if cache.values_in_keys:
+        return _limits_of_latent(cache, quantizer, found)
     turned = of_keys and isinstance(form, TurnedMean) and form.mean is not None
     if turned and not isinstance(leaf, Scalar | Affine):
         return "a mean that turns, around other than a Scalar or an Affine"
@@ -57,6 +60,18 @@ def _limits(cache: KVCache, quantizer: Quantizer, codes: Codes, rows: int) -> st
         return f"groups of {leaf.group_size} dimensions, not a multiple of {GROUP_MULTIPLE}"
     groups = leaf.dim // leaf.group_size
     return f"{groups} groups with {rows} queries, more than {MAX_SUMS} products" if groups * rows > MAX_SUMS else None
+
+
+def _limits_of_latent(cache: KVCache, quantizer: Quantizer, found: nests.RotatedScalar) -> str | None:
+    """Returns why the kernel does not take one of the two parts of keys that end with their values, or None."""
+    dims, latents = tuple(part.dim for part, _ in nests.sides(cache)), kernel("latents")
+    if dims not in {*itertools.product(latents.DIMS, latents.VALUE_DIMS)}:
+        return f"parts of {dims} dimensions, not one of {latents.DIMS} and behind it one of {latents.VALUE_DIMS}"
+    if cache.key_form.turns_late:
+        return "parts of keys before they turn with their positions"
+    if not isinstance(found.leaf, Scalar):
+        return f"{type(found.leaf).__name__} around which values are parts of keys, not Scalar"
+    return nests.reason_of_leaf(found, isinstance(quantizer, PerHead))
 
 
 def _limits_of_transform(leaf: TransformCode, per_head: bool, most: int) -> str | None:
@@ -128,7 +143,7 @@ def _attend(*operands: Any, **options: Any) -> Any:
     return kernel("decode_attention").decode_attention(*operands, interpret=INTERPRET.get(), **options)
 
 
-ATTENTION = coded_attention.CodedAttention(_limits, _attend, _packed, _multiplied, _restored, _turning)
+ATTENTION = coded_attention.CodedAttention(_limits, _attend, _packed, _multiplied, _restored, _turning, latents=True)
 
 
 def attend(cache: KVCache, q: Array, mask: None, new: Any, **options: Any) -> Array:
@@ -139,8 +154,8 @@ def attend(cache: KVCache, q: Array, mask: None, new: Any, **options: Any) -> Ar
 
 
 def _has_prologue(cache: KVCache, q: Any) -> bool:
-    dtypes, dim = (q.dtype, cache.exact_keys.dtype), q.shape[3]
-    if cache.key_form.turns_late or any(dtype.name not in kernel("launch").DTYPES for dtype in dtypes):
+    dtypes, dim = {q.dtype.name, cache.exact_keys.dtype.name}, q.shape[3]
+    if cache.key_form.turns_late or cache.values_in_keys or not dtypes <= {*kernel("launch").DTYPES}:
         return False
     most = kernel("warp_attention").most_rows(*_sides(cache), dim)
     return q.shape[2] // cache.exact_keys.shape[1] <= most
@@ -208,7 +223,8 @@ def constants(cache: KVCache) -> Any:
 
 
 def _sides(cache: KVCache) -> tuple[Packed, Packed]:
-    return _packed(cache.key_quantizer, cache.keys), _packed(cache.value_quantizer, cache.values)
+    keys, values = (_packed(*side) for side in nests.sides(cache))
+    return keys, values
 
 
 def limits_of_constants(name: str, cache: KVCache) -> str | None:

@@ -20,6 +20,8 @@ from rqjax.quantizers.scalar import Scalar
 
 DIMS, MAX_ROWS, MAX_BITS = (64, 128, 256), 16, 4
 """Head dimensions, most queries of a key-value head, and most bits that attention kernels take."""
+MAX_LATENT_ROWS = 128
+"""Most queries of a head whose values are parts of its keys."""
 
 
 class RotatedScalar(NamedTuple):
@@ -61,19 +63,31 @@ class RotatedScalar(NamedTuple):
 
 
 def reason_of_queries(
-    cache: KVCache, time: int, q_heads: int, mask: Any, sliding_window: Any, softcap: Any, *, turns: bool
+    cache: KVCache,
+    time: int,
+    q_heads: int,
+    mask: Any,
+    sliding_window: Any,
+    softcap: Any,
+    *,
+    turns: bool,
+    latents: bool = False,
 ) -> str | None:
-    """Returns why no kernel attends to a cache for such queries, or None; if it `turns`, keys may not have turned."""
+    """Returns why no kernel attends to a cache for such queries, or None.
+
+    If it `turns`, keys may not have turned. If it takes `latents`, values may be parts of keys.
+    """
     _, kv_heads, _, dim = cache.exact_keys.shape
-    rows = q_heads // kv_heads * time
-    if cache.weighs_keys:
+    rows, latent = q_heads // kv_heads * time, latents and cache.values_in_keys
+    most = MAX_LATENT_ROWS if latent else MAX_ROWS
+    if cache.weighs_keys and not latent:
         return "values depend on the codes of the keys"
     if cache.capacity == 0:
         return "the cache has room for no codes (capacity 0)"
-    if dim not in DIMS:
+    if dim not in DIMS and not latent:
         return f"head_dim is {dim}, not one of {DIMS}"
-    if rows > MAX_ROWS:
-        return f"{rows} queries share a head of keys and values, more than {MAX_ROWS}"
+    if rows > most:
+        return f"{rows} queries share a head of keys and values, more than {most}"
     if mask is not None:
         return "there is a mask"
     if isinstance(softcap, jax.Array):
@@ -98,6 +112,14 @@ def reason_of_leaf(found: RotatedScalar, per_head: bool, normed_leaves: str = "S
     if not (leaf.in_integers and leaf.symmetric):
         return "the levels of the Scalar are not in int8, or not marked as symmetric"
     return "a Scalar of each head" if per_head else None
+
+
+def sides(cache: KVCache) -> list[tuple[Quantizer, Codes]]:
+    """Returns quantizers and codes of keys and values; if a value is a part of its key, of what is before it and of
+    it."""
+    if cache.values_in_keys:
+        return list(zip(cache.key_quantizer.parts, cache.keys, strict=True))  # pyright: ignore[reportAttributeAccessIssue]
+    return [(cache.key_quantizer, cache.keys), (cache.value_quantizer, cache.values)]
 
 
 def part(quantizer: Quantizer, codes: Codes = None) -> RotatedScalar:

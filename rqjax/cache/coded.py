@@ -59,10 +59,15 @@ def coded_sums(cache: KVCache, queries: Queries) -> Sums:
         add = lambda i, sums, at=at, size=size: merged(sums, block(at + i * size, size, sums.total))  # noqa: E731
         sums = lax.fori_loop(0, blocks, add, sums)
         at = at + blocks * size
-    restored = values.restore(sums.values)
-    if cache.values_in_keys and form.mean is not None:  # codes are of keys minus this mean
-        restored += sums.total[..., None] * form.mean[:, :, None, -restored.shape[-1] :]
-    return sums._replace(values=restored)
+    return with_mean(cache, sums._replace(values=values.restore(sums.values)))
+
+
+def with_mean(cache: KVCache, sums: Sums) -> Sums:
+    """Adds to sums of values that are parts of keys the mean that codes of keys lack."""
+    mean, dim = cache.key_form.mean, sums.values.shape[-1]
+    if mean is None or not cache.values_in_keys:
+        return sums
+    return sums._replace(values=sums.values + sums.total[..., None] * mean[:, :, None, -dim:])
 
 
 def float_sums(cache: KVCache, queries: Queries) -> Sums:

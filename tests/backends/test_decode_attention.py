@@ -120,12 +120,25 @@ def turning_of(rng, k, dim):
 
 
 def run(
-    dim, query_heads, keys, values, stop, splits, *, start=None, softcap=None, vary=None, paged=False, turned=False
+    dim,
+    query_heads,
+    keys,
+    values,
+    stop,
+    splits,
+    *,
+    start=None,
+    softcap=None,
+    vary=None,
+    paged=False,
+    turned=False,
+    latent=False,
 ):
     """The kernel's output beside the float64 one: of both the output and the log of the total."""
     rng, batch, tokens = np.random.default_rng(0), len(stop), -(-max(stop) // 128) * 128
-    keys, k = of_kind(rng, keys, batch, tokens, dim, transposed=False)
+    keys, k = of_kind(rng, keys, batch, tokens, 64 if latent else dim, transposed=latent)
     values, v = of_kind(rng, values, batch, tokens, dim, transposed=True)
+    k = np.concatenate([k, v], axis=3) if latent else k
     turning = None
     if turned:
         turning, k = turning_of(rng, k, dim)
@@ -137,10 +150,11 @@ def run(
     keys, values = hidden(keys, seen), hidden(values, seen)
     shift, tables = None, None
     if paged:
-        tables, keys, values = in_pages(rng, keys, values)
+        tables, keys, values = in_pages(rng, keys, values, 3 if latent else None)
         tables = np.where(seen.reshape(*tables.shape, 128).any(2), tables, -1)  # others need not be there
         shift = rng.normal(size=(batch, 1, query_heads, tokens if by_token(keys) else 1)).astype(np.float32)
     options = {"splits": splits, "softcap": softcap, "interpret": mosaic.interpret()}
+    options |= {"latent": True, "dim": dim} if latent else {}
     call = lambda *a: decode_attention(*a[:6], tables=a[6], turning=a[7], **options)  # noqa: E731
     arguments = y, keys, values, start, np.asarray(stop, np.int32)[:, None], shift, tables, turning
     sums = jax.jit(call).lower(*arguments).compile(compiler_options=FAST)(*arguments)
@@ -247,9 +261,9 @@ def test_columns_find_their_rows_where_the_hardware_has_them():
 
 
 @functools.cache
-def empty(name="identity_4", *, batch=2, dim=64, window=16, pages=None):
-    rope = rqjax.Rope(1e4) if "turned" in name or "pre_rope" in name else None
-    strategy = rqjax.strategy(name, jax.random.key(0), dim)
+def empty(name="identity_4", *, batch=2, dim=64, window=16, pages=None, latent=None):
+    rope = rqjax.Rope(1e4, share=64 / dim) if "turned" in name or "pre_rope" in name else None
+    strategy = rqjax.strategy(name, jax.random.key(0), dim, latent=latent)
     cache = strategy.cache(batch, 1, 320, window=window, sinks=2, rope=rope, pages=pages)
     if pages is None:
         return cache
@@ -361,6 +375,10 @@ def test_says_why_there_is_no_kernel():
     assert reason(window=320) == "the cache has room for no codes (capacity 0)"
     assert reason("v2_lean", dim=256, q_heads=16) == "keys: 4 groups with 16 queries, more than 32 products"
     assert reason("identity_4/rtn_5") == "values: 5 bits, more than 4"
+    assert reason("eden_4", dim=160, latent=96) == (
+        "keys: parts of (64, 96) dimensions, not one of (64, 128) and behind it one of (128, 256, 512)"
+    )
+    assert reason("eden_4/kivi_4", dim=192, latent=128).startswith("values: ")
     assert reason("rotorquant_prod_3").startswith("keys: the nest is not rotations and a norm")
     assert reason("rotorquant_paper_3").startswith("keys: the nest is not rotations and a norm")
 

@@ -62,6 +62,8 @@ TESTED = (
     "decode_attention columns, 2 bits, turned",
     "decode_attention trellis, 3 bits, turned",
     "decode_attention 4 bits, turned",
+    "decode_attention latents",
+    "decode_attention latents, 3 and 2 bits, pages",
     "attention_prologue heads of 128",
     "attention_prologue heads of 256, 16 queries, float32",
     "append_token heads of 128",

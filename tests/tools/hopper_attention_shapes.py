@@ -38,13 +38,15 @@ class Shape(NamedTuple):
     """True if queries are of several tokens, which see different ones."""
     turned: bool = False
     """True if codes are of keys before they turn."""
+    latent: int = 0
+    """Dimensions of a key before its value, if the value is a part of it."""
 
     def arguments(self) -> tuple[jax.ShapeDtypeStruct | Packed | Turning | None, ...]:
         """Shapes and dtypes of queries, keys, values, start, stop, shift, tables and turning."""
         stops = self.batch, self.rows if self.apart else 1
         bounds = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((self.batch,), stops)]
         columns = self.dim if self.keys.looked_up is None else self.dim + 1
-        turning, dim = None, columns
+        turning, dim = None, columns + self.latent
         if self.turned:
             shapes = (self.heads, self.dim, columns), (self.dim // 2,), (2, self.tokens // SPAN, self.dim // 2)
             turning, dim = Turning(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)), self.dim
@@ -52,7 +54,8 @@ class Shape(NamedTuple):
         rows = self.batch, self.heads, self.rows
         shift = jax.ShapeDtypeStruct((*rows, self.tokens), jnp.float32) if self.shifted else None
         tables = jax.ShapeDtypeStruct((self.batch, self.tokens // PAGE), jnp.int32) if self.paged else None
-        codes = self._packed(self.keys, transposed=False), self._packed(self.values, transposed=True)
+        of_keys = self._replace(dim=self.latent or self.dim)._packed(self.keys, transposed=self.latent > 0)
+        codes = of_keys, self._packed(self.values, transposed=True)
         return queries, *codes, *bounds, shift, tables, turning
 
     def _packed(self, codes: Codes, *, transposed: bool) -> Packed:
@@ -118,6 +121,9 @@ SHAPES = {
     "columns, 2 bits, turned": Shape(128, 8, Codes(2, looked_up=1280), Codes(2, looked_up=1280), turned=True),
     "trellis, 3 bits, turned": Shape(128, 8, Codes(3, trellis=True), Codes(3, trellis=True), turned=True),
     "4 bits, turned": Shape(128, 8, Codes(4), Codes(4), turned=True),
+    "latents": Shape(512, 16, Codes(4), Codes(4), heads=1, latent=64),
+    "latents, 3 and 2 bits, pages": Shape(512, 16, Codes(3), Codes(2), heads=1, paged=True, latent=64),
+    "latents, 128 query heads": Shape(512, 128, Codes(4), Codes(4), heads=1, latent=64),
     "columns, plain values": Shape(256, 8, Codes(4, looked_up=1792), Codes(4), heads=4),
 }
 

@@ -77,9 +77,11 @@ def _trellis(dim: int, bits: int, dtype: str, n: int = N) -> Configuration:
 
 def attention(name: str, **sizes: int) -> Configuration:
     def run(*arguments):
-        return decode_attention(*arguments[:-2], tables=arguments[-2], turning=arguments[-1])
+        latent = {"latent": True, "dim": shape.dim} if shape.latent else {}
+        return decode_attention(*arguments[:-2], tables=arguments[-2], turning=arguments[-1], **latent)
 
-    return run, SHAPES[name]._replace(**sizes).arguments()
+    shape = SHAPES[name]._replace(**sizes)
+    return run, shape.arguments()
 
 
 def before_codes(name: str) -> Configuration:

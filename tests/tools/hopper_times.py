@@ -12,12 +12,14 @@ import collections
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
-from pallas_kernels.gpu.levels import BLOCK
+from pallas_kernels.gpu.levels import BLOCK, SLICE
+from pallas_kernels.gpu.warp_attention import WARPS, most_rows
 from tests.tools import hopper
 from tests.tools.hopper_attention_shapes import SHAPES, Shape
 
@@ -42,6 +44,8 @@ MEASURED = {
 """Microseconds of prototypes on an H200 (2026-11-26) by shape, sequences and tokens."""
 BFLOAT16_US = 121.0
 """cuDNN's time for as many tokens of 128 dimensions in bfloat16, there."""
+BFLOAT16_FLOPS = 660e12
+"""Operations a second of attention to latents in bfloat16 (FlashMLA, H800), two thirds of what tensor cores can."""
 
 
 class Loop(NamedTuple):
@@ -55,8 +59,8 @@ class Loop(NamedTuple):
     """Loads from shared memory."""
 
 
-def loop_of(sass: str, trips: int = 1) -> Loop:
-    """Counts the shortest loop with products in a kernel's assembly, in which those within it run `trips` times."""
+def loop_of(sass: str, trips: Sequence[int] = ()) -> Loop:
+    """Counts the shortest loop with products in a kernel's assembly; `trips` are those of loops within it, if any."""
     lines, labels, loops = [], {}, []
     for line in sass.splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
@@ -67,11 +71,12 @@ def loop_of(sass: str, trips: int = 1) -> Loop:
             if target and target[1] in labels:
                 loops.append(range(labels[target[1]], len(lines)))
     loops = [loop for loop in loops if any("MMA" in lines[k] for k in loop)]
-    inner = [loop for loop in loops if trips > 1 and not any(_within(other, loop) for other in loops)]
+    inner = [loop for loop in loops if trips and not any(_within(other, loop) for other in loops)]
+    times = {k: count for loop, count in zip(inner, trips, strict=True) for k in loop}
     body = min((loop for loop in loops if not inner or any(_within(some, loop) for some in inner)), key=len)
     names = collections.Counter()
     for k in body:
-        names[lines[k].split()[0].split(".")[0]] += trips if any(k in loop for loop in inner) else 1
+        names[lines[k].split()[0].split(".")[0]] += times.get(k, 1)
     products = names["IMMA"] + names["HMMA"] / 2  # m16n8k8 in float16: a quarter as much, at half the rate
     return Loop(names.total(), sum(names[name] for name in LOGIC), products, names["LDS"])
 
@@ -94,13 +99,32 @@ def assembled(names: list[str]) -> dict[str, tuple[dict[str, int], str]]:
     return found
 
 
+def trips_of(shape: Shape) -> list[int]:
+    """Returns how often loops within that over blocks of tokens run."""
+    if shape.latent:
+        return [shape.dim // SLICE] * 2 + [WARPS] * (shape.dim // 32 // WARPS)
+    return [shape.dim // 8] if shape.turned else []
+
+
 def predicted_us(shape: Shape, loop: Loop) -> float:
     """Predicts the microseconds of a call."""
     sizes = (x.size * x.dtype.itemsize for x in jax.tree.leaves(shape.arguments()[1:3]))
-    steps = shape.batch * shape.heads * shape.tokens / BLOCK * 4  # of a warp; a block of threads has four
+    _, keys, values, *_ = shape.arguments()
+    most = most_rows(keys, values, shape.dim, turned=shape.turned, latent=shape.latent > 0)
+    steps = -(-shape.rows // most) * shape.batch * shape.heads * shape.tokens / BLOCK * WARPS
     each = steps / (PROCESSORS * SCHEDULERS * CLOCK)
     counts = loop.instructions, 2 * loop.logic, PRODUCT_CYCLES * loop.products, SCHEDULERS * loop.loads
     return BEGIN_US + BEHIND * 1e6 * max(sum(sizes) / BANDWIDTH, each * max(counts))
+
+
+def bfloat16_us(shape: Shape) -> float:
+    """Returns what attention in bfloat16 takes: measured, or predicted of latents."""
+    tokens = shape.batch * shape.heads * shape.tokens
+    if not shape.latent:
+        return BFLOAT16_US * tokens * shape.dim / (8 * 8 * TOKENS * 128)
+    numbers = shape.latent + shape.dim
+    seconds = 2 * numbers / BANDWIDTH, 2 * shape.rows * (numbers + shape.dim) / BFLOAT16_FLOPS
+    return BEGIN_US + BEHIND * 1e6 * tokens * max(seconds)
 
 
 def table(names: list[str]) -> list[str]:
@@ -111,12 +135,11 @@ def table(names: list[str]) -> list[str]:
     found = assembled([f"decode_attention {name}" for name in names])
     for name, (_, sass) in zip(names, found.values(), strict=True):
         shape = SHAPES[name]._replace(tokens=TOKENS)
-        loop = loop_of(sass, shape.dim // 8 if shape.turned else 1)
-        us, elements = predicted_us(shape, loop), BLOCK * shape.dim * 2 / 128
-        whole = shape.batch * shape.heads * shape.dim / (8 * 8 * 128)
+        loop = loop_of(sass, trips_of(shape))
+        us, elements = predicted_us(shape, loop), BLOCK * (shape.dim * 2 + shape.latent) / 128
         counts = (
             f"{loop.instructions / elements:12.2f} {loop.logic / elements:6.2f} {loop.products:9.0f} {loop.loads:6}"
         )
         measured = MEASURED.get((name, shape.batch, TOKENS), "")
-        lines.append(f"{name:36} {counts} {us:4.0f} {measured:>9} {BFLOAT16_US * whole / us:14.2f}")
+        lines.append(f"{name:36} {counts} {us:4.0f} {measured:>9} {bfloat16_us(shape) / us:14.2f}")
     return lines

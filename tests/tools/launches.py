@@ -121,6 +121,12 @@ def attended(
     return run, (cache(name, batch, 16_384, pages), bfloat16(batch, time, 32, 128))
 
 
+def attended_latents(name: str, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Makes attention of 16 queries to latents of 512, with 64 coordinates that turn."""
+    make = lambda key: rqjax.strategy(name, key, 576, latent=512).cache(batch, 1, 8192)  # noqa: E731
+    return rqjax.attend, (jax.eval_shape(make, jax.random.key(0)), bfloat16(batch, 1, 16, 576))
+
+
 def step(name: str, batch: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     def run(cache: Any, q: Any, k: Any, v: Any) -> Any:
         return rqjax.dot_product_attention(q, k, v, cache)[::-1]
@@ -166,6 +172,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = 
     "attend to 8 sequences, eden_4+turned": lambda: attended("eden_4+turned", 8),
     "attend to 8 sequences, 4 tokens each, eden_4": lambda: attended("eden_4", 8, time=4),
     "attend to 8 sequences, eden_4+pre_rope": lambda: attended("eden_4+pre_rope", 8),
+    "attend to 8 sequences of latents, eden_4": lambda: attended_latents("eden_4", 8),
     "append and attend, 8 sequences, eden_4": lambda: step("eden_4", 8),
     "step of a decoder of one layer, 8 sequences, eden_4": lambda: decoded("eden_4", 8),
     "attend to 8 sequences in plain XLA, nested_e8_3": lambda: attended("nested_e8_3", 8),

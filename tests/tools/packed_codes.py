@@ -36,8 +36,9 @@ def pack(indices, bits, transposed):
     return tiles.tile(indices, bits, transposed=transposed)
 
 
-def in_pages(rng, keys, values):
-    """Tables of pages in random order, and codes of sequences in them; pages of no sequence are full of 255 or NaN."""
+def in_pages(rng, keys, values, axis=None):
+    """Tables of pages in random order, and codes of sequences in them; pages of no sequence are full of 255 or NaN. The
+    tokens of keys are on an axis, or on that of their kind."""
     batch, tokens = keys.scales.shape[0], keys.scales.shape[3]
     count = batch * tokens // 128
     tables = rng.permutation(count + 3)[:count].reshape(batch, -1).astype(np.int32)
@@ -53,7 +54,7 @@ def in_pages(rng, keys, values):
         sections = tuple(paged(section, axis) for section in codes.sections)
         return codes._replace(sections=sections, scales=paged(codes.scales), biases=biases)
 
-    return tables, whole(keys, 2 if by_token(keys) else 3), whole(values, 3)
+    return tables, whole(keys, axis or (2 if by_token(keys) else 3)), whole(values, 3)
 
 
 def hidden(codes, seen):
