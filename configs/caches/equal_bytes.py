@@ -5,8 +5,8 @@ bits; from some ten thousand on, the matrices are a small part.
 
     python -m experiments.run --config=configs/caches/equal_bytes.py
 
-What each strategy loses is in `configs/language/leaderboard.py`. A cache has a slot more than `context`. All sequences of
-a batch share the quantizers.
+What each strategy loses is in `configs/language/leaderboard.py`. A cache has a slot more than `context`. All sequences
+of a batch share the quantizers.
 """
 
 from ml_collections import ConfigDict

@@ -61,7 +61,9 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     result = {"published_mb": mb, "published_compression": times}
     if point["strategy"] == "float16":
         return {"mb": float16 / 1e6, "compression": 1.0, **result}
-    cache = jax.eval_shape(lambda: _strategy(point["strategy"], heads, dim).cache(1, heads, tokens, rope=rqjax.Rope(1e4)))
+    cache = jax.eval_shape(
+        lambda: _strategy(point["strategy"], heads, dim).cache(1, heads, tokens, rope=rqjax.Rope(1e4))
+    )
     arrays = jax.tree.leaves((cache.keys, cache.values), is_leaf=TokenArray.is_one)
     parts = {
         "codes": [leaf for leaf in arrays if leaf.dtype == "uint8"],

@@ -34,24 +34,19 @@ CASES = {
     "3 bits, 2 bits, an empty sequence, idle splits": (128, 3, "3", "2", (300, 0), 3),
     "4 bits, 3 bits, heads of 256, 16 query heads": (256, 16, "4", "3", (120, 17), 1),
     "affine groups of 64": (128, 8, "4 affine 64", "4 affine 64", (384, 129), 3),
-    "affine groups of 64, heads of 256": (256, 8, "4 affine 64", "4 affine 64", (128, 77), 1),
     "affine, one group, more blocks than stages": (128, 5, "4 affine 128", "4 affine 128", (600, 1), 1),
     "affine keys, heads of 64": (64, 9, "4 affine 64", "1", (250, 16), 2),
-    "affine keys of 3 bits": (128, 8, "3 affine 64", "4", (128, 99), 1),
     "affine values of 2 bits": (64, 8, "3", "2 affine 64", (128, 60), 1),
     "trellis of 3 bits, 2 bits": (128, 3, "3 trellis", "2 trellis", (300, 77), 2),
     "trellis of 1 bit, 3 bits, heads of 64": (64, 5, "1 trellis", "3 trellis", (200, 128), 1),
     "trellis of 4 bits, 1 bit, heads of 256": (256, 2, "4 trellis", "1 trellis", (128, 40), 1),
-    "trellis keys, plain values": (128, 8, "2 trellis", "4", (256, 130), 1),
     "affine keys, trellis values": (128, 2, "4 affine 64", "4 trellis", (256, 9), 1),
     "columns": (64, 3, "16 columns", "13 columns", (256, 200), 2),
     "columns, heads of 256": (256, 2, "50 columns", "128 columns", (128, 40), 1),
-    "columns, plain values": (128, 8, "48 columns", "4", (128, 100), 1),
 }
 """Dimension, query heads a key-value head, kinds of keys and values, lengths, splits. Kinds begin with bits, those for
 columns with the bytes of a ring."""
 TURNED = {
-    "levels, more blocks than one": ((64, 3, "2", "4", (300, 1), 2), False),
     "trellis in pages": ((64, 5, "3 trellis", "2 trellis", (128, 77), 1), True),
     "columns, heads of 128": ((128, 4, "32 columns", "2", (200, 130), 1), False),
     "columns of odd rows in pages, two calls": ((64, 9, "13 columns", "13 columns", (128, 100), 1), True),
@@ -62,10 +57,8 @@ IN_FLOAT16 = 5
 Measured: 3.2 at most."""
 PAGED = (
     "3 bits, 2 bits, an empty sequence, idle splits",
-    "affine groups of 64, heads of 256",
     "trellis of 4 bits, 1 bit, heads of 256",
     "columns, heads of 256",
-    "columns, plain values",
 )
 """Cases with pages: each kind once, the others side by side."""
 
@@ -307,10 +300,13 @@ def both(cache, q, **options):
     some(
         [
             ("rotorquant_4/v3_2", (150, 20), 2, {}),
-            ("eden_3/v2_lean+centered", (290, 0), 1, {"softcap": 2.0, "sink_logits": np.array([0.5, -np.inf, 3])}),
-            ("v2_lean/hadamard_3", (310, 150), 1, {"sliding_window": 140, "scale": 0.3}),
+            (
+                "eden_3/v2_lean+centered",
+                (290, 0),
+                1,
+                {"softcap": 2.0, "sink_logits": np.array([0.5, -np.inf, 3]), "scale": 0.3},
+            ),
             ("turboquant_trellis_3/rotorquant_trellis_2", (310, 150), 1, {"sliding_window": 140}),
-            ("eden_4+turned", (310, 150), 1, {"pages": 9}),
             ("eden_3+centered+pre_rope", (310, 1), 1, {"pages": 9}),
             ("turboquant_2/turboquant_trellis_2+centered", (310, 0), 1, {"pages": 9}),
         ],
