@@ -14,9 +14,9 @@ __all__ = ["interpreted"]
 pytestmark = pytest.mark.full
 
 LATENT = {
-    "4 bits before 3 bits, two parts of queries": ((128, 6, "4", "3", (300, 7), 2), False),
-    "3 bits before 4 bits, in pages": ((128, 5, "3", "4", (130, 9, 0), 1), True),
-    "2 bits before 1 bit, latents of 256": ((256, 1, "2", "1", (256,), 1), False),
+    "3 bits before 2 bits, two parts of queries": ((128, 6, "3", "2", (300,), 2), False),
+    "2 bits before 4 bits, in pages": ((128, 3, "2", "4", (130, 9, 7, 1), 1), True),
+    "4 bits before 1 bit, latents of 256": ((256, 5, "4", "1", (256,), 1), False),
 }
 """Cases of keys that are 64 dimensions and, behind them, their values, and whether they are in pages."""
 
@@ -34,7 +34,7 @@ def test_latents_less_a_mean_that_turns():
     rng = np.random.default_rng(3)
     k, q = (rng.normal(size=(1, *shape, 192)).astype(np.float32) for shape in ((150, 1), (1, 4)))
     append = jax.jit(only_xla(rqjax.append), compiler_options=FAST)
-    cache = append(empty("eden_4/eden_3+turned", batch=1, dim=192, latent=128), k + 3, None)
+    cache = append(empty("eden_2/eden_3+turned", batch=1, dim=192, latent=128), k + 3, None)
     assert np.abs(cache.key_form.mean).min() > 1
     found, expected = both(cache, q)
     assert error(found, expected) < TOLERANCE
