@@ -1,9 +1,8 @@
 """All methods beside each other at equal stored bits: what a pretrained decoder loses through a compressed cache.
 
-Claim: with the default window (128 newest and 4 first tokens exact) a transform code of keys before rotary positions
-has the least divergence at 2 and 3 bits. It is learned from text: `klt_trellis`, at 2 bits `klt_joint`, both with
-"+pre_rope", the latter relative to the mean key. Of codes that learn nothing, trellis and nested lattice codes have the
-least.
+Claim: with the default window (128 newest and 4 first tokens exact) a transform code of all heads together, of keys
+before rotary positions relative to their mean, has the least divergence at 2, 3 and 4 bits (`klt_joint`, learned from
+text). Of codes that learn nothing, trellis and nested lattice codes have the least.
 
     python -m experiments.run --config=configs/language/leaderboard.py
     python -m experiments.run --config=configs/language/leaderboard.py --config.grid.model="('FOLDER_OF_A_CHECKPOINT',)"
@@ -13,7 +12,7 @@ code, dialogue and Python's library (`experiments/corpus`). What learns is fitte
 Keep `0+4` has the first four tokens exact and is for comparison alone: nobody runs a model so. A chunk of 16 tokens
 sees itself in full precision. Each seed's rotations serve half of the windows. Stored bits are of real arrays, scales
 and means included; KIVI's 32 and KVarN's 128 tokens that share scales are exact until they are complete, which is not
-in their bits. Three hours of two cores. Codes of `configs/language/toys.py` are the same on models without rank.
+in their bits. Four hours of two cores. Codes of `configs/language/toys.py` are the same on models without rank.
 """
 
 from ml_collections import ConfigDict
