@@ -1,7 +1,9 @@
 """Experiments: a config is a grid, a point is a row, a table and plots are derived. `python -m experiments.run`."""
 
 import logging
+import runpy
 import sys
+from pathlib import Path
 from types import TracebackType
 
 from absl import flags
@@ -24,9 +26,21 @@ sys.excepthook = _one_line_for_missing_extras
 logging.getLogger("jax").setLevel(logging.WARNING)  # no line for each kind of device that is missing
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # no line about its cache, the first time
 
+flags.DEFINE_string("recipes", None, "Python file that is run first, which enters recipes of its own in rqjax.METHODS.")
+
 
 def flags_parser(argv: list[str]) -> list[str]:
-    """Parses absl flags; a wrong flag, config key or value is one line instead of a traceback."""
+    """Parses absl flags; a wrong flag, config key or value is one line instead of a traceback.
+
+    The file of --recipes runs before other flags are read, since a config may list all methods.
+    """
+    for arg, following in zip(argv, [*argv[1:], ""], strict=True):
+        name, equals, path = arg.partition("=")
+        if name in ("--recipes", "-recipes"):
+            path = path if equals else following
+            if not Path(path).is_file():
+                sys.exit(f"error: there is no file {path} (--recipes)")
+            runpy.run_path(path)
     try:
         return flags.FLAGS(argv)
     except (flags.Error, ValueError, TypeError, LookupError, AttributeError, OSError) as error:

@@ -4,6 +4,7 @@
     python -m experiments.run distortion              # the whole grid of the same config, by its name
     python -m experiments.run distortion --help       # what it is about, its grid and other values
     python -m experiments.run distortion --shard=0/4  # a fourth of its rows; other machines make the others
+    python -m experiments.run distortion --recipes=mine.py  # with the methods that this file enters in rqjax.METHODS
 
 Rows are appended to `rows.jsonl` as they finish. A run that was stopped, however rudely, goes on where it was. A row
 knows the code that made it; --fresh repeats the rows that today's code did not make.
@@ -156,7 +157,28 @@ def with_config(argv: list[str]) -> list[str]:
     if any(arg in ("--help", "-h", "--helpshort") for arg in args):
         print(about(Path(*list(files.values())[-1:])) if files else _help(configs().values()))
         sys.exit()
+    if not any(arg.partition("=")[0] == "--config" for arg in args):
+        sys.exit("error: expected the name of a config, as in `experiments.run fractional`; --help lists them")
+    for file in files.values():
+        _check_keys(file, args)
     return [argv[0], *(f"--config={files[i]}" if i in files else arg for i, arg in enumerate(args))]
+
+
+def _check_keys(file: str, args: list[str]) -> None:
+    """Ends with one line if a flag names no key of the grid, or a key without `--config.grid.` before it."""
+    names = [arg.partition("=")[0] for arg in args]
+    wrong = [name for name in names if name.startswith("--config.grid.") or name.removeprefix("--") not in flags.FLAGS]
+    if not wrong or not Path(file).is_file():
+        return
+    config = runpy.run_path(file)["get_config"]()
+    for name in wrong:
+        key = name.removeprefix("--config.grid.")
+        if key != name and key not in config.grid:
+            sys.exit(f"error: {experiments.one_line(unknown_name('key of the grid', key, config.grid))}")
+        key = name.removeprefix("--")
+        if key in config.grid or key in config:
+            place = "config.grid" if key in config.grid else "config"
+            sys.exit(f"error: unknown flag --{key}; did you mean --{place}.{key}?")
 
 
 def about(path: Path) -> str:
@@ -170,7 +192,7 @@ def about(path: Path) -> str:
 
 def _help(paths: Iterable[Path]) -> str:
     first = {path.stem: (ast.get_docstring(ast.parse(path.read_bytes())) or "").partition("\n")[0] for path in paths}
-    own = [flags.FLAGS[name] for name in ("workdir", "shard", "fresh", "traceback")]
+    own = [flags.FLAGS[name] for name in ("workdir", "shard", "fresh", "recipes", "traceback")]
     lines = [f"  --{flag.name}: {flag.help}" for flag in own]
     return "\n".join([__doc__ or "", *lines, "", "Configs:", *(f"  {name}: {line}" for name, line in first.items())])
 

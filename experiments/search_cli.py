@@ -32,7 +32,7 @@ from rqjax.search.centers import Cells
 
 flags.DEFINE_string("vectors", None, "build: file of the vectors, PATH or PATH#ARRAY.")
 flags.DEFINE_string("index", None, "File of the index.")
-flags.DEFINE_string("method", "turboquant_trellis", "build: name of rqjax.METHODS or rqjax.FITTED.")
+flags.DEFINE_string("method", "turboquant_trellis", "build: name of rqjax.METHODS or rqjax.FITTED, or exact.")
 flags.DEFINE_float("bits", 4, "build: bits per coordinate.")
 flags.DEFINE_enum("metric", "ip", ["ip", "l2", "cosine"], "build: what nearest means; ip is the inner product.")
 flags.DEFINE_enum("store", "none", ["none", "float16", "int8"], "build: what --rerank scores candidates with.")
@@ -93,6 +93,8 @@ def query(
     loaded = _timed("load", lambda: Index.load(index, mapped=mapped))
     if probes and not loaded.lists:
         raise ValueError(f"{index} has no lists to probe; build it with --lists")
+    if rerank and not loaded.store:
+        raise ValueError(f"{index} has no store to rerank with; build it with --store=float16 or --store=int8")
     options: dict[str, Any] = {"where": passing, "rerank": rerank} | ({"probes": probes} if probes else {})
     size = min(len(y), TOGETHER)
 
@@ -193,7 +195,9 @@ def _output(name: str) -> Path:
 
 def _quantizer(method: str, key: jax.Array, x: np.ndarray, bits: float, metric: str) -> Quantizer:
     rate = int(bits) if bits.is_integer() else bits  # most methods take an int alone
-    recipe = Registry("method", {**METHODS, **FITTED})[method]
+    recipe = Registry("method", {**METHODS, **FITTED, "exact": Exact})[method]
+    if method == "exact":
+        return recipe(x.shape[1], "float32")
     if method in METHODS:
         return recipe(key, x.shape[1], rate)
     sample = jnp.asarray(x[np.linspace(0, len(x) - 1, min(len(x), LEARNED)).astype(int)], jnp.float32)
@@ -223,7 +227,8 @@ def _arguments(name: str) -> dict[str, Any]:
 
 def main(argv: list[str]) -> None:
     if len(argv) != 2:
-        raise app.UsageError(f"expected one command of {', '.join(COMMANDS)}, got {argv[1:]}; flags begin with --")
+        known = ", ".join(COMMANDS)
+        raise app.UsageError(f"expected one command of {known}, got {argv[1:]}; flags begin with --, quote spaces")
     try:
         COMMANDS[argv[1]](**_arguments(argv[1]))
     except (ValueError, TypeError, LookupError, OSError) as error:

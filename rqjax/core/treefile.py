@@ -69,7 +69,7 @@ def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = Fa
     for name in [*expected, *fields]:
         wanted, got = expected.get(name), fields.get(name)
         if wanted != got:
-            raise ValueError(f"{path} does not match: expected {name} {wanted}, got {got}")
+            raise ValueError(f"{path} does not match: expected {f'{name} {wanted}'.strip()}, got {got}")
 
     def read(place: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(place)
@@ -84,6 +84,8 @@ def load(path: str | os.PathLike[str], like: PyTree = None, *, mapped: bool = Fa
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a name to write a file under. It takes the place of `path` once the file is whole, and not if the body
     raises."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent}")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     temporary.touch(exist_ok=False)  # it has the permissions of any file of the user
     try:

@@ -17,6 +17,7 @@ import pytest
 from absl.testing import flagsaver
 
 import experiments
+import rqjax
 from experiments import run, stale, tables
 from experiments.data import samples
 from experiments.harness import sources, table
@@ -84,7 +85,14 @@ def test_smoke_by_flags(tmp_path, command, capsys):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--config.grid.bitz=(2,)", 'Did you mean "bits" instead of "bitz"?'),
+        (
+            "--config.grid.bitz=(2,)",
+            "unknown key of the grid 'bitz'; did you mean 'bits'? known: bits, data, dim, method",
+        ),
+        ("--config.grid.split=1", "unknown key of the grid 'split'; known: bits, data, dim, method"),
+        ("--bits=3", "unknown flag --bits; did you mean --config.grid.bits?"),
+        ("--seeds=3", "unknown flag --seeds; did you mean --config.seeds?"),
+        ("--recipes=nope.py", "there is no file nope.py (--recipes)"),
         ("--config.sedes=3", 'Did you mean "seeds" instead of "sedes"?'),
         ("--wrkdir=x", "Unknown command line flag 'wrkdir'. Did you mean: workdir ?"),
         ("--config.seeds=two", "invalid literal for int() with base 10: 'two'"),
@@ -106,6 +114,22 @@ def test_wrong_flags_are_one_line(flag, message, tmp_path, command):
     assert stopped.value.code.startswith("error: ")
     assert message in stopped.value.code
     assert "\n" not in stopped.value.code
+
+
+def test_a_run_needs_a_config(command):
+    with pytest.raises(SystemExit, match="expected the name of a config, as in"):
+        command("--fresh")
+
+
+def test_recipes_of_a_file_are_methods_of_the_grid(tmp_path, monkeypatch, command, counted):
+    monkeypatch.setitem(rqjax.METHODS, "mine", None)
+    (tmp_path / "mine.py").write_text("import rqjax\nrqjax.METHODS['mine'] = rqjax.rtn\n")
+    grid = ("--config.grid.dim=(16,)", "--config.grid.bits=(2,)", "--config.grid.data=('sphere',)")
+    for flags in ((f"--recipes={tmp_path}/mine.py",), ("--recipes", f"{tmp_path}/mine.py")):
+        counted.clear()
+        command("distortion", *grid, f"--workdir={tmp_path / str(len(flags))}", *flags)
+        assert [point["method"] for point in counted] == list(rqjax.METHODS)
+        assert rqjax.METHODS["mine"] is rqjax.rtn
 
 
 @pytest.mark.full
