@@ -1,8 +1,8 @@
 """All methods beside each other at equal stored bits: what a pretrained decoder loses through a compressed cache.
 
-Claim: with the default window (128 newest and 4 first tokens exact) a transform code of all heads together, of keys
-before rotary positions relative to their mean, has the least divergence at 2, 3 and 4 bits (`klt_joint`, learned from
-text). Of codes that learn nothing, trellis and nested lattice codes have the least.
+Claim: with the default window (128 newest and 4 first tokens exact) `klt_joint` has the least divergence at 2, 3 and 4
+bits. It is learned from text: a transform code of all heads together, of keys before rotary positions, relative to
+their mean. Of codes that learn nothing, trellis and nested lattice codes have the least.
 
     python -m experiments.run --config=configs/language/leaderboard.py
     python -m experiments.run --config=configs/language/leaderboard.py --config.grid.model="('FOLDER_OF_A_CHECKPOINT',)"

@@ -90,7 +90,7 @@ def test_smoke_by_flags(tmp_path, command, capsys):
             "unknown key of the grid 'bitz'; did you mean 'bits'? known: bits, data, dim, method",
         ),
         ("--config.grid.split=1", "unknown key of the grid 'split'; known: bits, data, dim, method"),
-        ("--bits=3", "unknown flag --bits; did you mean --config.grid.bits?"),
+        ("--dim=3", "unknown flag --dim; did you mean --config.grid.dim?"),
         ("--seeds=3", "unknown flag --seeds; did you mean --config.seeds?"),
         ("--recipes=nope.py", "there is no file nope.py (--recipes)"),
         ("--config.sedes=3", 'Did you mean "seeds" instead of "sedes"?'),
