@@ -6,8 +6,8 @@ learn nothing. Text of several kinds to fit to is worth most of the difference.
     python -m experiments.run --config=configs/language/domains.py
 
 To see: the first part holds. Fitted to another kind, text loses 1.0 to 1.8 times what it loses fitted to its own, with
-`klt_joint` 0.8 to 2.8 times; code loses the most with what was fitted to dialogue. Of `klt_trellis` text of four kinds
-is no better than the best of one, of `klt_joint` it is.
+`klt_joint` 1.0 to 2.8 times. Code loses the most with what was fitted to dialogue. For `klt_trellis` text of four kinds
+is no better than the best of one, for `klt_joint` it is.
 
 The setting is that of `configs/language/leaderboard.py`, which has the rows fitted to all four kinds.
 """
