@@ -53,7 +53,7 @@ if not hopper.has_kernels():
     collect_ignore += ["backends/test_tpu.py", "backends/test_tpu_compile.py", "experiments/test_tpu_suite.py"]
     collect_ignore += [
         f"backends/test_{name}.py"
-        for name in ("lowering", "kernels", "decode_attention", "hopper_columns", "latent_attention", "mps")
+        for name in ("lowering", "kernels", "decode_attention", "hopper_columns", "latent_kernel", "mps")
     ]
 if importlib.util.find_spec("mlx") is None:  # with faiss, gguf and lm_eval in the environment of the full suite only
     collect_ignore += ["quantizers/test_affine.py", "backends/test_mps.py"]
