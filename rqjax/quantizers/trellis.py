@@ -91,7 +91,8 @@ class Trellis(RingCodes):
             words = packing.pack_stream(self._in_lanes(codes), self.bits)
         else:
             words = packing.unpack_lanes(codes, self.bits, self._lanes)[..., None]
-        octets = lax.bitcast_convert_type(words, jnp.uint8).reshape(*words.shape[:-1], -1)[..., : self.bits]
+        octets = lax.bitcast_convert_type(words, jnp.uint8).reshape(*words.shape[:-1], 4 * words.shape[-1])
+        octets = octets[..., : self.bits]
         return jnp.swapaxes(octets.reshape(*codes.shape[:-1], self._lanes * self.bits), 2, 3)
 
     def _in_lanes(self, codes: UInt32[Array, "*n words"]) -> UInt32[Array, "*n lanes 8"]:
