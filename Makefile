@@ -97,7 +97,7 @@ test-x64: env ## a part of the core in 64 bits
 test-newest: ## the kernels lower on the newest jax
 	@if [ -z "$(NEWEST)" ]; then echo "no Python 3.12 or newer for the newest jax"; else \
 		$(NEWEST) -m venv $(VENV)-newest && \
-		$(VENV)-newest/bin/python $(INSTALL) --upgrade jax jaxtyping scipy optax absl-py pytest && \
+		$(VENV)-newest/bin/python $(INSTALL) --upgrade jax jaxtyping scipy optax safetensors absl-py pytest && \
 		$(VENV)-newest/bin/python -m pytest -q tests/backends/test_lowering.py; \
 	fi
 

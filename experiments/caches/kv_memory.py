@@ -1,5 +1,6 @@
 """Bytes of the caches of whole models: TurboQuant MLX's "KV-Cache Compression at T=8192"."""
 
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,6 @@ from experiments.harness.table import Table
 from experiments.models import fitted
 from rqjax.cache.kv import GROWTH
 from rqjax.core import TokenArray, check_int, unknown_name
-from rqjax.recipes.strategies import parsed, with_bits
 
 MODELS = {
     "Llama 3.2 3B": (28, 8, 128),
@@ -61,9 +61,10 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     result = {"published_mb": mb, "published_compression": times}
     if point["strategy"] == "float16":
         return {"mb": float16 / 1e6, "compression": 1.0, **result}
-    cache = jax.eval_shape(
-        lambda: _strategy(point["strategy"], heads, dim).cache(1, heads, tokens, rope=rqjax.Rope(1e4))
-    )
+    # The shapes of a quantizer's arrays are those that any samples lead to.
+    noise = functools.partial(jax.random.normal, jax.random.key(0), (heads, SAMPLES, dim))
+    strategy = fitted.strategy(point["strategy"], dim, noise)
+    cache = jax.eval_shape(lambda: strategy.cache(1, heads, tokens, rope=rqjax.Rope(1e4)))
     arrays = jax.tree.leaves((cache.keys, cache.values), is_leaf=TokenArray.is_one)
     parts = {
         "codes": [leaf for leaf in arrays if leaf.dtype == "uint8"],
@@ -73,17 +74,3 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     }
     sizes = {f"{name}_mb": layers * rqjax.nbytes(part) / 1e6 for name, part in parts.items()}
     return {"mb": layers * cache.nbytes / 1e6, "compression": float16 / (layers * cache.nbytes), **sizes, **result}
-
-
-def _strategy(name: str, heads: int, dim: int) -> rqjax.Strategy:
-    """Fits what learns to noise: the shapes of its arrays are those that any samples lead to."""
-    if not fitted.learns(name):
-        return rqjax.strategy(name, jax.random.key(0), dim)
-    (part,), form = parsed(name)
-    recipe, bits = with_bits(part)
-    with jax.ensure_compile_time_eval():
-        x, y = jax.random.normal(jax.random.key(0), (2, heads, SAMPLES, dim))
-        keys = rqjax.FITTED[recipe](jax.random.key(1), x, bits)
-        given = {"keys": x, "key_quantizer": keys} if isinstance(keys, rqjax.AcrossHeads) else {}
-        values = rqjax.FITTED[recipe](jax.random.key(1), y, bits, **given)
-        return rqjax.Strategy(keys, values, form, name)

@@ -24,7 +24,6 @@ from experiments.harness.timing import turns
 from experiments.models import fitted
 from rqjax.cache.kv import GROWTH
 from rqjax.core import check_int, extras
-from rqjax.recipes.strategies import parsed, with_bits
 
 MADE_BY = ("rqjax/recipes/strategies.py", "rqjax/cache/*.py", "rqjax/scoring/*.py")
 TABLES = (
@@ -119,17 +118,12 @@ def write(cache: tuple[jax.Array, jax.Array, jax.Array], k: jax.Array, v: jax.Ar
 
 @functools.cache
 def _strategy(name: str, heads: int, dim: int) -> rqjax.Strategy:
-    if not fitted.learns(name):
-        return rqjax.strategy(name, jax.random.key(1), dim)
-    (part,), form = parsed(name)
-    recipe, bits = with_bits(part)
-    before = isinstance(form, rqjax.BeforeRope)
-    x = _keys_before_they_turn(heads, dim) if before else samples.sample("kv", 1, FITTED_TO, dim)[0]
-    fit = functools.partial(rqjax.FITTED[recipe], jax.random.key(1))
-    keys = values = fit(x, bits)
-    if isinstance(keys, rqjax.AcrossHeads):  # whose values are coded given their keys
-        values = fit(x[::-1], bits, keys=x, key_quantizer=keys)
-    return rqjax.Strategy(keys, values, form, name)
+    def keys() -> jax.Array:
+        if "+pre_rope" in name:
+            return _keys_before_they_turn(heads, dim)
+        return samples.sample("kv", 1, FITTED_TO, dim)[0]
+
+    return fitted.strategy(name, dim, keys)
 
 
 def _keys_before_they_turn(heads: int, dim: int) -> jax.Array:

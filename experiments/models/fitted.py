@@ -1,5 +1,6 @@
 """Strategies of caches by name, also with quantizers that learn from data, as "klt_trellis_3"."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,3 +29,16 @@ def strategies(decoder: Any, name: str, key: jax.Array, tokens: Callable[[], jax
     """
     name, calibrated, _ = name.partition(CALIBRATED)
     return decoder.calibrate(tokens(), name, key) if calibrated or learns(name) else name
+
+
+def strategy(name: str, dim: int, samples: Callable[[], jax.Array]) -> rqjax.Strategy:
+    """Returns the strategy of a name; what learns is fitted to samples (*heads, n, d) as keys, in reverse as values."""
+    if not learns(name):
+        return rqjax.strategy(name, jax.random.key(0), dim)
+    (part,), form = parsed(name)
+    recipe, bits = with_bits(part)
+    fit = functools.partial(rqjax.FITTED[recipe], jax.random.key(1))
+    x = samples()
+    keys = fit(x, bits)
+    given = {"keys": x, "key_quantizer": keys} if isinstance(keys, rqjax.AcrossHeads) else {}
+    return rqjax.Strategy(keys, fit(x[::-1], bits, **given), form, name)
