@@ -21,7 +21,7 @@ def read(name: str, array: str = "") -> np.ndarray:
 
 
 def mapped(name: str, array: str = "") -> np.ndarray:
-    """The vectors (n, d) of a .npy, .npz, .safetensors, .fvecs, .bvecs or .hdf5 file: its first array ("train" of a
+    """The vectors (n, d) of a .npy, .npz, .safetensors, .fvecs, .bvecs or .hdf5 file: its only array ("train" of a
     .hdf5 file), or the one of that name. They are floating-point numbers, int8 or uint8. Files .npy, .fvecs and .bvecs
     are mapped into memory, so that only what is used is read."""
     vectors = _array(name, array)
@@ -99,7 +99,7 @@ def _array(name: str, array: str) -> np.ndarray:
     except extras.MissingExtra:
         raise
     except Exception as error:
-        raise ValueError(f"{path} is not a readable {path.suffix} file: {error}") from None
+        raise ValueError(f"cannot read {path}: {error}") from None
 
 
 def _choose(names: list[str], array: str) -> str:
@@ -107,6 +107,8 @@ def _choose(names: list[str], array: str) -> str:
         raise ValueError("it holds no array")
     if array and array not in names:
         raise ValueError(str(unknown_name("array", array, names)))
+    if not array and len(names) > 1:
+        raise ValueError(f"expected one of its arrays, as PATH#{names[0]}: {', '.join(names)}")
     return array or names[0]
 
 

@@ -108,7 +108,7 @@ def test_a_file_is_mapped(tmp_path):
             files.read,
             "x.hdf5",
             "tset",
-            "is not a readable .hdf5 file: unknown array 'tset'; did you mean 'test'",
+            r"cannot read .*x\.hdf5: unknown array 'tset'; did you mean 'test'",
         ),
         (files.read, "x.hdf5", "more", "unknown array 'more'"),
         (
@@ -136,11 +136,11 @@ def test_wrong_arrays(folder, read, name, array, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.hdf5", b"torn", "is not a readable .hdf5 file"),
-        ("x.ivecs", b"", "is not a readable .ivecs file"),
-        ("x.ivecs", b"\x01\x00\x00\x00\x07\x00\x00\x00\x01", "is not a readable .ivecs file"),
+        ("x.hdf5", b"torn", r"cannot read .*x\.hdf5: "),
+        ("x.ivecs", b"", r"cannot read .*x\.ivecs: "),
+        ("x.ivecs", b"\x01\x00\x00\x00\x07\x00\x00\x00\x01", r"cannot read .*x\.ivecs: "),
         ("x.ivecs", b"\x02\x00\x00\x00\x07\x00\x00\x00", "its vectors do not have one dimension"),
-        ("x.npy", b"PK\x03\x04torn", "is not a readable .npy file"),
+        ("x.npy", b"PK\x03\x04torn", r"cannot read .*x\.npy: "),
     ],
 )
 def test_damaged_files(name, content, message, tmp_path):
