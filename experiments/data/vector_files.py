@@ -120,9 +120,12 @@ def _read_npz(path: Path, array: str) -> np.ndarray:
 def _read_safetensors(path: Path, array: str) -> np.ndarray:
     from safetensors import safe_open
 
-    with safe_open(path, framework="flax") as tensors:  # flax: the numpy reader has no bfloat16
-        tensor = tensors.get_tensor(_choose(list(tensors.keys()), array))
-    return np.asarray(tensor.astype(jnp.float32) if jnp.issubdtype(tensor.dtype, jnp.floating) else tensor)
+    with safe_open(path, framework="numpy") as tensors:
+        name = _choose(list(tensors.keys()), array)
+        if tensors.get_slice(name).get_dtype() != "BF16":  # which NumPy lacks; jax may lack 64 bits
+            return tensors.get_tensor(name)
+    with safe_open(path, framework="flax") as tensors:
+        return np.asarray(tensors.get_tensor(name).astype(jnp.float32))
 
 
 def _read_vecs(path: Path) -> np.ndarray:

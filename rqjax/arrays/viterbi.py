@@ -46,7 +46,8 @@ def tail_biting(segments: Sequence[Segment]) -> UInt8[Array, "T n"]:
     """
     bits = np.concatenate([np.resize(segment.bits, len(segment.y)) for segment in segments])
     state_bits, total = _state_bits(segments), len(bits)
-    window = min(total // 2, math.ceil(8 * state_bits * max(len(s.bits) / sum(s.bits) for s in segments)))
+    window = math.ceil(8 * state_bits * max(len(s.bits) / sum(s.bits) for s in segments))
+    window = max(1, min(total // 2, window))
     before = _cut(segments, total - window, total)
     families = path([*before, *_cut(segments, 0, window)])[window - 1] >> segments[0].bits[0]
     rings = path(segments, families)

@@ -71,7 +71,7 @@ def append(
     if k.shape != v.shape:
         raise ValueError(f"expected k and v of one shape, got {k.shape} and {v.shape}")
     time = k.shape[1]
-    if time == 0:
+    if time == 0 or batch == 0:
         return cache
     if valid is None and time > cache.max_len:
         raise ValueError(f"expected at most max_len = {cache.max_len} tokens, got k of {time}")
@@ -100,6 +100,8 @@ def checked_slots(cache: KVCache, slots: Shaped[Array | np.ndarray, "..."] | Non
 def grow(cache: KVCache, max_len: int) -> KVCache:
     """Returns the cache with room for at least `max_len` tokens, rounded up to a multiple of 256; not under jit.
 
+    Sequences that `overflow` marks are as they were before the tokens that they had no room for: no mark is left.
+
     Raises:
       ValueError: `max_len` is less than the cache's, or its codes lie in pages.
 
@@ -115,7 +117,7 @@ def grow(cache: KVCache, max_len: int) -> KVCache:
     grown = dataclasses.replace(cache, max_len=max_len)
     more = grown.capacity - cache.capacity
     keys, values = (over(lambda leaf: leaf.extend(more), codes) for codes in (cache.keys, cache.values))
-    return dataclasses.replace(grown, keys=keys, values=values)
+    return dataclasses.replace(grown, keys=keys, values=values, overflow=jnp.zeros_like(cache.overflow))
 
 
 @operation

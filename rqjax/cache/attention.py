@@ -113,6 +113,10 @@ def attend(
         if new is None and time > UNIT:
             wanted = f"at most {UNIT} queries at once, or dot_product_attention"
             raise ValueError(f"expected {wanted}, where the cache keeps {kept} tokens of each, got {time}")
+        if new is None and not is_traced(cache.lengths) and not cache.remembers(cache.lengths + 1 - time).all():
+            raise ValueError(
+                f"expected fewer than {time} queries: what the first would see was forgotten before `truncate`"
+            )
     if time == 0:
         return q[..., : cache.value_quantizer.dim]
     if mask is not None:

@@ -241,6 +241,13 @@ class KVCache:
         """Tokens of sequences of these lengths that the window has passed."""
         return jnp.maximum(lengths - self.sinks - self.window, 0) // self.unit * self.unit
 
+    def remembers(self, lengths: Int[Array, "batch"]) -> Bool[Array, "batch"]:
+        """Tells whether the cache holds all that the tokens before these lengths may see."""
+        if not self.sliding_window:
+            return jnp.ones(lengths.shape, bool)
+        passed = lengths - self.sinks
+        return (passed <= 0) | (self.coded <= jnp.maximum(passed - self.sliding_window, 0))
+
     @property
     def ring(self) -> int:
         """Slots of the newest tokens in full precision."""

@@ -1,6 +1,7 @@
 """Re-encoding of a cache by other quantizers, as with fewer bits where memory runs short."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,8 @@ def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) 
     if cache.values_in_keys != isinstance(strategy.values, LastPart):
         got, wanted = ("values", "LastPart()") if cache.values_in_keys else ("LastPart()", "values")
         raise ValueError(f"expected a strategy with {wanted} as this cache, got {got}")
+    if cache.values_in_keys and (last := strategy.keys.parts[-1].dim) != cache.value_quantizer.dim:  # pyright: ignore
+        raise ValueError(f"expected values of {cache.value_quantizer.dim} dimensions, got {last}")
     rooms = jax.tree.leaves(cache.keys)[0].shape[0]
     if pages is not None and (cache.tables is None or pages < rooms):
         raise ValueError(f"expected pages of a cache with at most as many, got {pages} for {rooms}")
@@ -54,8 +57,18 @@ def requantize(cache: KVCache, strategy: Strategy, *, pages: int | None = None) 
     pair = (strategy.keys, None if strategy.values is strategy.keys else strategy.values)
     keys, values = jax.tree.map(jnp.array, pair)
     new = dataclasses.replace(cache, key_quantizer=keys, own_value_quantizer=values)
-    of_keys, of_values = _recoded(cache, new)
+    of_keys, of_values = _recoded(cache, new) if cache.capacity else _nothing(new, rooms)
     return with_derived(dataclasses.replace(new, keys=_padded(of_keys, more), values=_padded(of_values, more)))
+
+
+def _nothing(cache: KVCache, rooms: int) -> tuple[Codes, Codes]:
+    """Returns the codes of a cache that has no room for any."""
+    _, heads, _, dim = cache.exact_keys.shape
+    some = [
+        jax.ShapeDtypeStruct((rooms, heads, cache.unit, d), jnp.float32) for d in (dim, cache.exact_values.shape[3])
+    ]
+    codes = jax.eval_shape(functools.partial(codes_of, cache), *some)
+    return over(lambda leaf: leaf.empty(0), codes)
 
 
 def _padded(codes: Codes, rooms: int) -> Codes:

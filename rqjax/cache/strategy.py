@@ -52,7 +52,8 @@ class Strategy:
         Args:
           rope: rope of the layer; left out if the form needs none.
           sliding_window: tokens up to itself that a query sees at most. Where the cache would take fewer bytes, it has
-            these in full precision, keys as given, and forgets older ones: `KVCache.init(sliding_window=)`.
+            these in full precision, keys as given, and forgets older ones: `KVCache.init(sliding_window=)`. A cache
+            whose values are parts of the keys has codes.
 
         Raises:
           ValueError: the key form needs a rope, and there is none.
@@ -62,7 +63,7 @@ class Strategy:
         dtype = max(full, key=lambda dtype: jnp.dtype(dtype).itemsize) if len(full) == 2 else jnp.bfloat16
         options = {"dtype": dtype, "key_form": self.key_form.at(rope), **options}
         whole = functools.partial(KVCache.init, batch, kv_heads, max_len, self.keys, self.values, **options)
-        if sliding_window is None:
+        if sliding_window is None or isinstance(self.values, LastPart):
             return whole()
         options |= {"key_form": AS_GIVEN, "sliding_window": sliding_window}
         exact = Exact(self.keys.dim, jnp.dtype(options["dtype"]).name)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from rqjax.arrays.planes import put
 from rqjax.cache.append import checked_slots
@@ -49,7 +49,7 @@ def truncate(
     some = cache.lengths if slots is None else cache.lengths[slots]
     lengths = check_ints("lengths", lengths, some, some.shape)
     if cache.sliding_window and not is_traced(lengths) and not is_traced(cache.lengths):
-        whole = _remembers(cache.of(slots), jnp.asarray(lengths))
+        whole = cache.of(slots).remembers(jnp.asarray(lengths))
         if not whole.all():
             held = f"the {cache.sliding_window} tokens before each end"
             raise ValueError(f"expected lengths for which {held} are not forgotten, got {np.asarray(lengths).tolist()}")
@@ -59,7 +59,7 @@ def truncate(
 @operation
 def _truncate(cache: KVCache, lengths: Int[Array, "some"], slots: Int[Array, "some"] | None) -> KVCache:
     whole, cache = cache, cache.of(slots)
-    whole_window = _remembers(cache, lengths)
+    whole_window = cache.remembers(lengths)
     lengths = jnp.where(whole_window, jnp.clip(lengths, 0, cache.lengths), cache.lengths)
     held = jnp.minimum(cache.coded, jnp.maximum(lengths - cache.sinks, 0) // cache.unit * cache.unit)
     keys, values = cache.exact_keys, cache.exact_values
@@ -76,14 +76,6 @@ def _truncate(cache: KVCache, lengths: Int[Array, "some"], slots: Int[Array, "so
     overflow = cache.overflow | ~whole_window
     cut = {"lengths": lengths, "held": held, "exact_keys": keys, "exact_values": values, "overflow": overflow}
     return whole.with_sequences(slots, dataclasses.replace(cache, **cut))
-
-
-def _remembers(cache: KVCache, lengths: Int[Array, "batch"]) -> Bool[Array, "batch"]:
-    """Tells whether the cache holds all that tokens before these lengths may see."""
-    if not cache.sliding_window:
-        return jnp.ones(lengths.shape, bool)
-    passed = lengths - cache.sinks
-    return (passed <= 0) | (cache.coded <= jnp.maximum(passed - cache.sliding_window, 0))
 
 
 def _units(cache: KVCache, start: Int[Array, "batch"]) -> tuple[Float[Array, "batch h unit _"], ...]:

@@ -41,13 +41,16 @@ def full_precision(*operands: Shaped[Array, "..."]) -> lax.Precision:
 
 
 def rounded_to(x: Float[Array, "*n"], dtype: DTypeLike) -> Float[Array, "*n"]:
-    """Converts numbers to a dtype that they are stored in, so that all that reads them reads the rounded numbers.
+    """Converts numbers to a dtype that they are stored in, so that all that reads them reads the rounded numbers. Those
+    beyond the range of a dtype of 8 bits become its largest, since float8_e4m3fn has only NaN there.
 
     XLA may remove a conversion to fewer bits and back (`xla_allow_excess_precision`), and does on GPUs. It leaves
     `reduce_precision`, which would however make subnormal numbers 0. On CPUs it leaves both conversions, which are
     faster there, and Apple's devices are not known to have `reduce_precision`.
     """
     kept = jnp.finfo(dtype)
+    if kept.bits == 8:
+        x = jnp.clip(x, -float(kept.max), float(kept.max))
     if kept.bits >= 32 or platforms.on_cpu() or platforms.on_apple():
         return x.astype(dtype)
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))  # x itself may stand for numbers that were not rounded

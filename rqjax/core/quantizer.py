@@ -173,9 +173,10 @@ class Quantizer:
         A cache stores as many if each part of a vector has a multiple of 32 coordinates. Otherwise its tokens share
         words, and it pads less or more: `eden` of 80 coordinates takes 272 bits at 3 bits each, in a cache 256.
         """
-        shape = (self.dim,) if self.tile == 1 else (self.tile, self.dim)
+        heads, count = self.heads or 1, (self.heads or 1) * self.tile
+        shape = (self.dim,) if count == 1 else (heads, self.tile, self.dim)
         total = 8 * nbytes(jax.eval_shape(lambda q: q.encode(jnp.zeros(shape)), self))
-        return total / self.tile if total % self.tile else total // self.tile
+        return total / count if total % count else total // count
 
 
 class Wrapper(Quantizer):

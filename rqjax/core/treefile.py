@@ -227,7 +227,9 @@ def _build(
 
 
 def _walk(tree: PyTree, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every field of a nest of dataclasses, tuples, lists and dictionaries, named as jax names leaves."""
+    """Yields every field of a nest of dataclasses, tuples, lists and dictionaries, named as jax names leaves. NumPy's
+    numbers become Python's."""
+    tree = tree.item() if isinstance(tree, np.generic) else tree
     yield name, tree
     if dataclasses.is_dataclass(tree):
         for field in dataclasses.fields(tree):

@@ -92,10 +92,11 @@ def fit(
       optimizer: optimizer of optax; if not given, Adam with a cosine schedule. It starts from `TURNING_RATE` radians
         for arrays of rotations, for others from `RATE` of the root mean square that a column has at first. A new one
         compiles anew.
-      steps: batches to train on.
+      steps: batches to train on, rounded up to whole rounds of as many as lie between two evaluations.
       batch_size: vectors in a batch, drawn with repetition.
       validation: held-out data like `x`; if not given, the last eighth of `x` is held out.
-      evaluations: how often the loss on `validation` is taken, beside once before the first step.
+      evaluations: how often the loss on `validation` is taken at most, beside once before the first step: after each
+        ceil(steps / evaluations) batches, which are a round.
       patience: evaluations without a new least loss after which training stops.
       checkpoint: file that the training is written to at each evaluation, and taken up from if it exists; not under jit
         or vmap.
@@ -103,7 +104,7 @@ def fit(
 
     Returns:
       The trained quantizer, and the history: "step", "loss" (mean since the last evaluation) and "validation", arrays
-      (evaluations + 1,). After training has stopped the rows stay the same but for the step.
+      (rounds + 1,). After training has stopped the rows stay the same but for the step.
 
     Raises:
       ValueError: `where` picks no floating-point array, there are too few vectors to hold some out, or (outside jit and
@@ -186,7 +187,7 @@ def _train(
     def train(state: State) -> State:
         steps = state.round * plan.every + jnp.arange(plan.every)
         (params, moments), errors = lax.scan(step, (state.params, state.moments), steps)
-        return state._replace(params=params, moments=moments, error=errors.mean())
+        return state._replace(params=params, moments=moments, error=errors.mean().astype(state.error.dtype))
 
     def evaluate(state: State, _: None) -> tuple[State, None]:
         held = value(state.params, validation, 1.0)

@@ -233,7 +233,9 @@ class PagedCache:
         self._layers.copy(s.pages[first:last], copies)
         self._pool.give(s.pages[first:last] + s.pages[count:])
         self._stale = True
-        s.pages, s.chain = s.pages[:first] + copies + s.pages[last:count], s.chain[: self._prefixes.grid.whole(length)]
+        # Codes that stay may be relative to a mean of tokens that do not: no other text finds them.
+        kept = 0 if length < self._layers.learned and held.any() else self._prefixes.grid.whole(length)
+        s.pages, s.chain = s.pages[:first] + copies + s.pages[last:count], s.chain[:kept]
         s.length, s.appended, s.held = length, np.minimum(s.appended, length), held
 
     def release(self, slot: int) -> None:

@@ -115,6 +115,8 @@ class Layers:
             raise ValueError(f"expected layers alike in pages, window, sinks and max_len, got {got}")
         (self.width, self.pages, self.window), (self.slots, self.sinks, self.max_len) = sizes[0], shapes[0]
         self.units, self.windows = (np.array([getattr(x, name) for x in self.all]) for name in ("unit", "window"))
+        self.learned = max((x.sinks + x.window + x.unit for x in self.paged if x.key_form.learned), default=0)
+        """Tokens that decide the mean of all keys of a text in codes."""
 
     @property
     def paged(self) -> list[KVCache]:

@@ -41,10 +41,6 @@ class AcrossHeads(Wrapper):
     def heads(self) -> int:
         return (self.inner.heads or 1) * self.group
 
-    @property
-    def bits_per_vector(self) -> float | int:
-        return self.inner.bits_per_vector / self.group
-
     def encode(self, x: Vectors) -> Codes:
         if x.ndim < 3 or x.shape[-3] != self.heads:
             raise ValueError(f"expected vectors (..., {self.heads} heads, tokens, {self.dim}), got shape {x.shape}")

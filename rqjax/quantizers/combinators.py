@@ -94,7 +94,7 @@ class Scaled(Multiplied):
         x = check_vectors(x, self.dim)
         norm = norms.norm(x)
         measured = functools.partial(self.inner.in_own_axes, _measured)
-        inner, product, square = in_blocks(measured, x, norm)
+        inner, product, square = _in_blocks(self.inner, measured, x, norm)
         scale = product / square if self.mode == "mse" else 1 / jnp.maximum(product, jnp.sqrt(square) / LONGEST)
         scale = norm[..., 0] * jnp.where(product <= 0, 0, scale)  # of zero vectors too
         return norms.stored(jnp.minimum(scale, norms.largest(self.dtype)), self.dtype), inner
@@ -136,7 +136,7 @@ class Rotated(Wrapper):
         def rotated(x: Array, norm: Array) -> Any:
             return self.inner.in_own_axes(function, self.rotation(x), norm)
 
-        return in_blocks(rotated, x, norm) if self.rotation.blocked else rotated(x, norm)
+        return _in_blocks(self.inner, rotated, x, norm) if self.rotation.blocked else rotated(x, norm)
 
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         return self.rotation.inverse(self.inner.decode(codes))
@@ -170,6 +170,10 @@ class Residual(Quantizer):
     @property
     def heads(self) -> int | None:
         return self.first.heads or self.second.heads
+
+    @property
+    def tile(self) -> int:
+        return math.lcm(self.first.tile, self.second.tile)
 
     @property
     def dim(self) -> int:
@@ -308,6 +312,11 @@ class Centered(Wrapper):
 
     def relaxed(self, x: Float[Array, "*n d"], leaf: Callable[..., Array]) -> Float[Array, "*n d"]:
         return self.inner.relaxed(x - self.mean, leaf) + self.mean
+
+
+def _in_blocks(inner: Quantizer, function: Callable[..., Any], x: Shaped[Array, "*n d"], norm: Array) -> Any:
+    """Computes a function that encodes vectors by `inner`, in blocks of rows if it takes each vector alone."""
+    return function(x, norm) if inner.heads or inner.tile > 1 else in_blocks(function, x, norm)
 
 
 def _measured(

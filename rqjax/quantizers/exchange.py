@@ -31,11 +31,13 @@ class Exchange(Quantizer):
 
     def __post_init__(self):
         check_int("levels", self.levels, 0, 16)
-        if self.inner.dim % 2**self.levels:
-            raise ValueError(
-                f"expected a dimension that 2^{self.levels} = {2**self.levels} divides for {self.levels} levels of "
-                f"exchange, got {self.inner.dim}"
-            )
+        if self.inner.tile > 1:
+            raise ValueError(f"expected a quantizer of each vector alone, got one of tiles of {self.inner.tile}")
+        _check_levels(self.inner.dim, self.levels)
+
+    @property
+    def heads(self) -> int | None:
+        return self.inner.heads
 
     @property
     def dim(self) -> int:
@@ -58,6 +60,7 @@ class Exchange(Quantizer):
 
 def exchange(x: Float[Array, "*n d"], levels: int) -> tuple[Float[Array, "*n d"], list[Bool[Array, "*n half"]]]:
     """The leaves side by side, and a map of each level: whether left < right, so that equals do not move."""
+    _check_levels(x.shape[-1], levels)
     maps, lead, half = [], x.shape[:-1], x.shape[-1] // 2
     for level in range(levels):
         pairs = x.reshape(*lead, 2**level, half >> level, 2)
@@ -79,3 +82,9 @@ def exchange_back(y: Float[Array, "*n d"], maps: Sequence[Bool[Array, "*n half"]
         return pairs.reshape(y.shape)
 
     return functools.reduce(undo, reversed(range(len(maps))), y)
+
+
+def _check_levels(dim: int, levels: int) -> None:
+    if dim % 2**levels:
+        wanted = f"a dimension that 2^{levels} = {2**levels} divides for {levels} levels of exchange"
+        raise ValueError(f"expected {wanted}, got {dim}")

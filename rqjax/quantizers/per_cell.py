@@ -49,11 +49,13 @@ class PerCell(Quantizer):
         return _chosen(decoded, cell) + self.centers[cell]
 
     def prepare(self, y: Float[Array, "b h r d"]) -> Any:
-        return jax.vmap(lambda quantizer: quantizer.prepare(y))(self.inner), inner(self.centers, y)
+        # Cells last: the axes of sequences and of heads are where other quantizers have them.
+        prepared = jax.vmap(lambda quantizer: quantizer.prepare(y), out_axes=-1)(self.inner)
+        return prepared, jnp.moveaxis(inner(self.centers, y), 0, -1)
 
     def scores(self, prepared: Any, codes: Codes) -> Float[Array, "b h r t"]:
-        found = jax.vmap(lambda quantizer, y: quantizer.scores(y, codes[1]))(self.inner, prepared[0])
-        return _chosen(found + prepared[1][..., None], codes[0][:, :, None])
+        found = jax.vmap(lambda quantizer, y: quantizer.scores(y, codes[1]), (0, -1))(self.inner, prepared[0])
+        return _chosen(found + jnp.moveaxis(prepared[1], -1, 0)[..., None], codes[0][:, :, None])
 
 
 def _chosen(a: Array, cell: UInt8[Array, "*n"]) -> Array:

@@ -31,10 +31,6 @@ class PerHead(Wrapper):
     def heads(self) -> int:
         return jax.tree.leaves(self.inner)[0].shape[0]
 
-    @property
-    def bits_per_vector(self) -> float | int:
-        return jax.tree.map(lambda leaf: leaf[0], self.inner).bits_per_vector
-
     def encode(self, x: Vectors) -> Codes:
         if x.ndim < 3 or x.shape[-3] != self.heads:
             raise ValueError(f"expected vectors (..., {self.heads} heads, tokens, {self.dim}), got shape {x.shape}")

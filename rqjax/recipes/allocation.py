@@ -15,17 +15,15 @@ def allocate(variances: Float[Array | np.ndarray, "*heads d"], total: int) -> tu
 
     Args:
       variances: variances of the coordinates, descending; of heads that share bits the geometric mean counts.
-      total: bits to give away, at most 8 a coordinate.
+      total: bits to give away; those beyond 8 a coordinate are not.
 
     Returns:
       Bits from 0 to 8 of each coordinate, descending.
     """
     logs = np.log(np.asarray(variances, np.float64) + 1e-30)
     variances = np.exp(logs.reshape(-1, logs.shape[-1]).mean(axis=0))
-    if not 0 <= total <= MAX_BITS * len(variances):
-        raise ValueError(
-            f"expected from 0 to {MAX_BITS * len(variances)} bits for {len(variances)} coordinates, got {total}"
-        )
+    if total < 0:
+        raise ValueError(f"expected bits to give away, got {total}")
     errors = np.array([1.0, *map(codebooks.distortion, range(1, MAX_BITS + 1))])
     gains = variances[:, None] * -np.diff(errors)  # falls with each bit of a coordinate
     chosen = np.zeros(gains.size, int)

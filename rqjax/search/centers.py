@@ -164,7 +164,7 @@ def centered(quantizer: Quantizer, x: Any, metric: str) -> tuple[Quantizer, Floa
     """
     given = isinstance(quantizer, Centered)
     inner = quantizer.inner if given else quantizer
-    if not given and not len(x):
+    if not given and len(x) < 2:  # one vector is its own mean, and far from those that come
         return quantizer, None
     sample = sampled(x)
     sample = norms.direction(sample) if metric == "cosine" else sample
@@ -180,7 +180,7 @@ def _pays(quantizer: Quantizer, x: Float[Array, "n d"], center: Float[Array, "d"
     """Returns whether codes of vectors less a center err less."""
     if any(map(is_traced, jax.tree.leaves((quantizer, x)))):
         return False
-    left, own = x - center, len(x) / max(1, len(x) - 1)  # a mean of few vectors is near them by chance
+    left, own = x - center, len(x) / (len(x) - 1)  # a mean of few vectors is near them by chance
     if not bool(own * jnp.sum(left**2) < (1 - SAVED) * jnp.sum(x**2)):
         return False
     return bool(measured(quantizer, left)[0] < (1 - SAVED) * measured(quantizer, x)[0])

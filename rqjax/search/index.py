@@ -230,6 +230,7 @@ class Index:
           Unsupported: there is no such kernel for this; the message says why.
         """
         y = ranking.check_queries(self, queries, k, rerank)
+        k, rerank = int(k), None if rerank is None else int(rerank)
         if self.lists:
             probes = check_int("probes", min(PROBES, self.lists) if probes is None else probes, 1, self.lists)
         elif probes is not None:
@@ -245,7 +246,7 @@ class Index:
             else:
                 index = dataclasses.replace(self, rows=dataclasses.replace(self.rows, ids=rows.ids))
         found = find.search_in_parts if self._mapped else find.search
-        keys, ids = found(index, y, k=int(k), rerank=rerank, probes=probes, implementation=implementation)
+        keys, ids = found(index, y, k=k, rerank=rerank, probes=probes, implementation=implementation)
         return ranking.scores(self.metric, keys), names.returned(ids, wide=names.wide(self.rows.ids))
 
     def searcher(

@@ -136,7 +136,7 @@ def without(rows: Rows, ids: Any) -> Rows:
 
 def places_of(rows: Rows, ids: Shaped[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
     """Finds the rows of some ids; raises a ValueError if one is not there."""
-    old = known(rows.ids)
+    old, ids = known(rows.ids), ids.astype(np.int64)  # NumPy compares int64 and uint64 in float64
     order = np.argsort(old)
     places = order[np.searchsorted(old, ids, sorter=order).clip(max=len(old) - 1)] if len(old) else ids * 0
     unknown = (ids < 0) | (old[places] != ids if len(old) else True)

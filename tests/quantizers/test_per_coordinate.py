@@ -64,8 +64,9 @@ def test_allocation_is_optimal_and_exact():
         np.testing.assert_allclose((variances * errors[list(bits)]).sum(), least)
     assert allocate(np.ones(128), 3 * 128) == (3,) * 128
     assert sum(allocate(np.ones(128), 3 * 128 + 16)) == 400
-    with pytest.raises(ValueError, match="expected from 0 to 32 bits for 4 coordinates, got 33"):
-        allocate(variances, 33)
+    assert allocate(variances, 33) == (8,) * 4
+    with pytest.raises(ValueError, match="expected bits to give away, got -1"):
+        allocate(variances, -1)
 
 
 @pytest.mark.parametrize(

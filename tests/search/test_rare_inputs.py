@@ -1,0 +1,56 @@
+"""Numbers of NumPy as arguments, indexes that begin with one vector, and wide ids."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rqjax
+
+KEY = jax.random.key(0)
+X = np.random.default_rng(0).standard_normal((1000, 64)).astype(np.float32)
+
+
+def test_counts_may_be_numbers_of_numpy():
+    index = rqjax.Index.build(rqjax.eden(KEY, 64, 2), X[:100], store=rqjax.Exact(64))
+    for options in ({"rerank": 20}, {"where": [1, 2]}):
+        wanted = index.search(X[:2], 5, **options)[1]
+        found = index.search(X[:2], np.int64(5), **jax.tree.map(np.int64, options))[1]
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_an_index_that_began_with_one_vector(metric):
+    x, y = X.copy(), X[900:] + 0.1
+    x[0] *= 100
+    q = rqjax.eden(KEY, 64, 4)
+    one, none = (rqjax.Index.build(q, x[:n], metric=metric).add(x[n:]) for n in (1, 0))
+    np.testing.assert_array_equal(one.search(y, 10)[1], none.search(y, 10)[1])
+
+
+def test_vectors_of_wide_ids():
+    ids = np.array([2**60, 2**60 + 1], np.uint64)
+    index = rqjax.Index.build(rqjax.Exact(4, "float32"), np.eye(4, dtype=np.float32)[:2], ids=ids)
+    np.testing.assert_array_equal(index.reconstruct(ids[::-1]), np.eye(4)[[1, 0]])
+
+
+def test_metrics_of_half_precision():
+    x = jnp.full((4, 1024), 10, jnp.float16)
+    assert rqjax.metrics.relative_mse(x, jnp.zeros((4, 1024))) == 1
+    assert rqjax.metrics.cosine(x, x) == pytest.approx(1, abs=1e-6)
+    with pytest.raises(ValueError, match="expected ids of as many queries, got 2 and 1"):
+        rqjax.metrics.recall(np.zeros((2, 3), int), np.zeros((1, 3), int))
+
+
+def test_bits_of_numpy_are_saved_as_numbers(tmp_path):
+    rqjax.save(rqjax.rtn(KEY, 32, np.int64(4)), tmp_path / "q.safetensors")
+    loaded = rqjax.load(tmp_path / "q.safetensors")
+    assert type(loaded.bits) is int
+    assert rqjax.encode(loaded, jnp.ones((2, 32))) is not None
+
+
+def test_the_most_bits_of_learned_codes():
+    x = jax.random.normal(KEY, (300, 8))
+    assert rqjax.rotorquant_allocated(jax.random.key(1), x, 8).decode is not None
+    with pytest.raises(ValueError, match=r"a dimension that 2\^2 = 4 divides for 2 levels of exchange, got 6"):
+        rqjax.qet(KEY, x[:, :6], 2)
