@@ -11,6 +11,7 @@ from pallas_kernels.gpu.attention_epilogue import epilogue
 from pallas_kernels.gpu.attention_prologue import STEP, Window, prologue
 from pallas_kernels.gpu.columns import Columns
 from pallas_kernels.gpu.decode_attention import LOG2E
+from pallas_kernels.gpu.turning import Turned, Turning, turned
 from pallas_kernels.packed import Packed
 
 
@@ -20,43 +21,54 @@ class Constants(NamedTuple):
 
     queries: jax.Array
     """float32 (heads, d, columns), by which queries are multiplied from the right."""
-    groups: jax.Array
-    """float32 (heads, groups, d), whose products with queries are the sums of groups of columns."""
+    groups: jax.Array | None
+    """float32 (heads, groups, d), whose products with queries are the sums of groups of columns; None for keys that
+    turn."""
     values: jax.Array
     """float32 (heads, columns, d), by which sums are multiplied. Rows of zeros fill it up to a multiple of `STEP`."""
     tables: tuple[tuple[jax.Array, jax.Array], ...]
     """Levels of keys and of values as the decode attention kernel reads them, for each of `_forms`."""
+    turned: Turned | None = None
+    """Operands of the decode attention kernel for keys that turn."""
 
 
-def _forms(keys: Packed, values: Packed, dim: int) -> list[tuple[Any, Any]]:
+def _forms(keys: Packed, values: Packed, dim: int, turned: int) -> list[tuple[Any, Any]]:
     """Forms in which the decode attention kernel takes keys and values, for any number of queries a head."""
-    counts = range(1, warp_attention.most_rows(keys, values, dim) + 1)
-    plans = (decode_attention.planned(keys, values, n, tables=None, dim=dim) for n in counts)
+    counts = range(1, warp_attention.most_rows(keys, values, dim, turned=turned > 0) + 1)
+    plans = (decode_attention.planned(keys, values, n, tables=None, dim=dim, turned=turned) for n in counts)
     return list(dict.fromkeys((plan.keys, plan.values) for plan in plans))
 
 
 def constants(
-    keys: Packed, values: Packed, multiplied: jax.Array, restored: Callable[[jax.Array], jax.Array]
+    keys: Packed,
+    values: Packed,
+    multiplied: jax.Array | Turning,
+    restored: Callable[[jax.Array], jax.Array],
 ) -> Constants:
     """Makes the constants of `attend`.
 
     Args:
       keys, values: as in `decode_attention`; only their shapes and levels count.
-      multiplied: the unit vectors as queries of `decode_attention`, (1, 1 or heads, d, columns).
+      multiplied: the unit vectors as queries of `decode_attention`, (1 or heads, d, columns), or how keys turn.
       restored: called with its sums of values (1, 1, rows, columns): returns sums of vectors (1, 1 or heads, rows, d).
     """
-    forms = _forms(keys, values, multiplied.shape[2])
-    columns, of_keys = multiplied[0], forms[0][0]
-    if isinstance(of_keys, Columns):
-        columns, groups = columns[..., :-1], columns[..., -1:]
+    turning = multiplied if isinstance(multiplied, Turning) else None
+    columns = multiplied if turning is None else turning.matrix
+    dim = columns.shape[1]
+    forms = _forms(keys, values, dim, 0 if turning is None else dim)
+    of_keys, groups, of_turned = forms[0][0], None, None
+    if turning is not None:
+        of_turned, columns = turned(turning, isinstance(of_keys, Columns))
+    elif isinstance(of_keys, Columns):
+        columns, groups = columns[..., :-1], jnp.swapaxes(columns[..., -1:], 1, 2)
     else:
-        groups = columns.reshape(*columns.shape[:2], of_keys.groups, -1).sum(-1)
+        groups = jnp.swapaxes(columns.reshape(*columns.shape[:2], of_keys.groups, -1).sum(-1), 1, 2)
 
-    width = forms[0][1].dim + 1 if isinstance(forms[0][1], Columns) else multiplied.shape[2]
+    width = forms[0][1].dim + 1 if isinstance(forms[0][1], Columns) else dim
     back = restored(jnp.eye(width)[None, None])[0]
     back = jnp.pad(back, [(0, 0), (0, -width % STEP), (0, 0)])
     tables = tuple((of_keys.table(keys.levels), of_values.table(values.levels)) for of_keys, of_values in forms)
-    return Constants(columns, jnp.swapaxes(groups, 1, 2), back, tables)
+    return Constants(columns, groups, back, tables, of_turned)
 
 
 def attend(
@@ -95,15 +107,17 @@ def attend(
     Returns:
       As q.
     """
+    dim, turns = q.shape[3], made.turned is not None
     plan = decode_attention.planned(
         keys,
         values,
         q.shape[2] // exact[0].shape[1],
         tables=tables,
-        dim=q.shape[3],
+        dim=dim,
         softcap=softcap,
         splits=splits,
         interpret=interpret,
+        turned=dim * turns,
     )
     queries, of_exact = prologue(
         q,
@@ -118,11 +132,12 @@ def attend(
         padded=plan.rows,
         unit=plan.keys.unit,
         softcap=plan.softcap,
+        turns=turns,
         interpret=interpret,
     )
-    form = _forms(keys, values, q.shape[3]).index((plan.keys, plan.values))
+    form = _forms(keys, values, dim, plan.turned).index((plan.keys, plan.values))
     if shift is not None:
         shift = jnp.pad(shift * LOG2E, [(0, 0), (0, 0), (0, plan.rows - shift.shape[2]), (0, 0)])
         shift = shift.reshape(-1, *shift.shape[2:])
-    of_codes = decode_attention.call(plan, queries, keys, values, made.tables[form], tables, shift)
+    of_codes = decode_attention.call(plan, queries, keys, values, made.tables[form], tables, shift, made.turned)
     return epilogue(*of_codes, of_exact, made.values, sinks, shape=q.shape, dtype=q.dtype, interpret=interpret)

@@ -19,6 +19,7 @@ from pallas_kernels.gpu.decode_attention import LOG2E, Queries
 from pallas_kernels.gpu.mosaic import LANE
 from pallas_kernels.gpu.registers import THREADS
 from pallas_kernels.gpu.rows import Rows
+from pallas_kernels.gpu.turning import place_of
 from pallas_kernels.packed import LARGEST, NEVER
 
 ROWS = 4
@@ -61,7 +62,7 @@ def prologue(
     lengths: jax.Array,
     held: jax.Array,
     matrix: jax.Array,
-    group_sums: jax.Array,
+    group_sums: jax.Array | None,
     scale: jax.Array,
     mean: jax.Array | None,
     *,
@@ -69,6 +70,7 @@ def prologue(
     padded: int,
     unit: float,
     softcap: float | None,
+    turns: bool = False,
     interpret: Any = False,
 ) -> tuple[Queries, Exact]:
     """Runs the kernel.
@@ -78,26 +80,31 @@ def prologue(
       keys, values: (batch, heads, slots, d) in a float dtype.
       lengths, held: int32 (batch,) of the cache, with the new token.
       matrix: float32 (1 or heads, d, columns), by which queries are multiplied from the right.
-      group_sums: float32 (1 or heads, groups, d), whose products with queries are the sums of groups of columns.
+      group_sums: float32 (1 or heads, groups, d), whose products with queries are the sums of groups of columns; none
+        if not given.
       scale: float32 (1,), of all scores.
       mean: float32 (batch, heads, d), whose products with queries are added to scores of codes.
       window: what is static of the tokens in full precision.
       padded: rows of the limbs, at least the queries of a head.
       unit: number of which the kernel's keys are multiples.
       softcap: as in `decode_attention`.
+      turns: True if keys turn, and the matrix is that of `turning.turned`.
     """
     batch, heads, slots, dim = keys.shape
-    n, each, columns, groups = batch * heads, q.shape[2] // heads, matrix.shape[2], group_sums.shape[1]
+    n, each, columns = batch * heads, q.shape[2] // heads, matrix.shape[2]
+    groups = 0 if group_sums is None else group_sums.shape[1]
     size, chunks = min(SLOTS, slots), -(-each // ROWS)
     blocks, vectors = -(-slots // size), groups + (mean is not None)
     rows = Rows(THREADS, bool(interpret))
     operands = [q.reshape(n, each, dim), keys.reshape(n, slots, dim), values.reshape(n, slots, dim), lengths, held]
-    operands += [matrix, group_sums, scale] + ([] if mean is None else [mean.reshape(n, 1, dim)])
+    operands += [matrix, scale] + ([] if group_sums is None else [group_sums])
+    operands += [] if mean is None else [mean.reshape(n, 1, dim)]
 
     def kernel(*refs):
-        q_ref, keys_ref, values_ref, lengths_ref, held_ref, matrix_ref, groups_ref, scale_ref, *refs = refs
+        q_ref, keys_ref, values_ref, lengths_ref, held_ref, matrix_ref, scale_ref, *refs = refs
+        groups_ref = None if group_sums is None else refs.pop(0)
         mean_ref = None if mean is None else refs.pop(0)
-        limbs_ref, columns_ref, start_ref, stop_ref, sums_ref, largest_ref, total_ref, *memory = refs
+        vectors_ref, columns_ref, start_ref, stop_ref, sums_ref, largest_ref, total_ref, *memory = refs
         y, scores, weights, across = memory
         i, part = lax.axis_index("n"), lax.axis_index("part")
         thread = rows.thread
@@ -123,12 +130,19 @@ def prologue(
                     rows.poke(y, rows.full(r, jnp.int32), column, [x], there)
             rows.synchronize()
 
-        def write_queries(first, limbs, numbers):
-            """Writes numbers of `ROWS` queries: limbs by column, and one a query for each row of `columns_ref`."""
-            for (column, there), whole in zip(spread(rows, columns), limbs, strict=True):
-                for r, x in enumerate(whole):
-                    for start, limb in ((first, x >> 7), (first + padded, x & 127)):
-                        rows.poke(one(limbs_ref, i, start + r), zero, column, [limb.astype(jnp.int8)], there)
+        def write_vector(row, column, x, there):
+            if turns:
+                rows.poke(vectors_ref.at[i], *place_of(rows.full(row, jnp.int32), column, dim), [x], there)
+            else:
+                x = lax.bitcast_convert_type(x + MAGIC, jnp.int32)
+                for start, limb in ((row, x >> 7), (row + padded, x & 127)):
+                    rows.poke(one(vectors_ref, i, start), zero, column, [limb.astype(jnp.int8)], there)
+
+        def write_queries(first, found, numbers):
+            """Writes numbers of `ROWS` queries: vectors by column, and one a query for each row of `columns_ref`."""
+            for (column, there), of_rows in zip(spread(rows, columns), found, strict=True):
+                for r, x in enumerate(of_rows):
+                    write_vector(first + r, column, x, there)
             for k, x in enumerate(numbers):
                 rows.poke(columns_ref.at[i, pl.ds(k, 1), pl.ds(first, ROWS)], zero, zero, x, thread == 0)
 
@@ -137,29 +151,28 @@ def prologue(
             multiply = multiplier(rows, of_head(matrix_ref), spread(rows, columns), dim)
             read_queries(part * ROWS)
             found, sizes, products = multiply(y), nothing, nothing * vectors
-            for z in found:
-                sizes = [jnp.maximum(size, jnp.abs(x)) for size, x in zip(sizes, z, strict=True)]
+            for (column, _), z in zip(spread(rows, columns), found, strict=True):
+                # Queries of the first rows of a product, which are behind the others, are as long as these.
+                own = [jnp.where(column < dim, jnp.abs(x), 0.0) if turns else jnp.abs(x) for x in z]
+                sizes = [jnp.maximum(size, x) for size, x in zip(sizes, own, strict=True)]
             for column, there in spread(rows, dim):
-                factors = rows.block(of_head(groups_ref), zero, column, groups)
+                factors = [] if groups_ref is None else rows.block(of_head(groups_ref), zero, column, groups)
                 factors += [] if mean_ref is None else rows.block(mean_ref.at[i], zero, column)
                 x = [number for (number,) in rows.block(y, zero, column, ROWS)]
                 terms = [a * factor for (factor,) in factors for a in x]
                 terms = terms if there is None else [jnp.where(there, term, 0.0) for term in terms]
                 products = [total + term for total, term in zip(products, terms, strict=True)]
-            sizes = [x * (1 / LARGEST) for x in rows.over_threads(jnp.maximum, sizes, across)]
-            products = rows.over_threads(operator.add, products, across)
+            sizes = [x * (1 if turns else 1 / LARGEST) for x in rows.over_threads(jnp.maximum, sizes, across)]
+            products = rows.over_threads(operator.add, products, across) if products else []
             by_vector = [products[k : k + ROWS] for k in range(0, len(products), ROWS)]
             shift = nothing if mean_ref is None else by_vector.pop()
-            limbs = []
-            for z in found:
-                whole = [x / jnp.where(size > 0, size, 1.0) + MAGIC for x, size in zip(z, sizes, strict=True)]
-                limbs.append([lax.bitcast_convert_type(x, jnp.int32) for x in whole])
-            write_queries(part * ROWS, limbs, [[x * unit for x in sizes], shift, *by_vector])
+            found = [[x / jnp.where(size > 0, size, 1.0) for x, size in zip(z, sizes, strict=True)] for z in found]
+            write_queries(part * ROWS, found, [[x * unit for x in sizes], shift, *by_vector])
 
             @pl.when(part == 0)
             def _():
                 for first in range(chunks * ROWS, padded, ROWS):
-                    write_queries(first, [[zero] * ROWS] * len(limbs), [nothing] * (2 + groups))
+                    write_queries(first, [nothing] * len(found), [nothing] * (2 + groups))
                 start, stop = (jnp.clip(bound - window.sinks, 0, coded) for bound in (oldest, length))
                 for ref, number in ((start_ref, start), (stop_ref, stop)):
                     rows.poke(one(ref, i), zero, zero, [rows.full(number, jnp.int32)], thread == 0)
@@ -204,11 +217,12 @@ def prologue(
 
     float32, int32 = jnp.float32, jnp.int32
     out = [
-        *(shape(jnp.int8, 2 * padded, columns), shape(float32, 2 + groups, padded), shape(int32, 1), shape(int32, 1)),
+        shape(float32, padded * columns // 128, 128) if turns else shape(jnp.int8, 2 * padded, columns),
+        *(shape(float32, 2 + groups, padded), shape(int32, 1), shape(int32, 1)),
         shape(float32, blocks, chunks * ROWS, dim),
         *[shape(float32, blocks, chunks * ROWS)] * 2,
     ]
-    limbs, numbers, start, stop, *exact = plgpu.kernel(
+    found, numbers, start, stop, *exact = plgpu.kernel(
         kernel,
         out_type=out,
         grid=(n, chunks + chunks * blocks),
@@ -217,13 +231,13 @@ def prologue(
             plgpu.SMEM((ROWS, dim), float32),
             plgpu.SMEM((ROWS, SLOTS), float32),
             plgpu.SMEM((SLOTS, ROWS), float32),
-            plgpu.SMEM((THREADS // 32, vectors * ROWS), float32),
+            plgpu.SMEM((THREADS // 32, max(vectors, 1) * ROWS), float32),
         ],
         compiler_params=LANE,
         kernel_name="attention_prologue",
         interpret=interpret,
     )(*operands)
-    return Queries(limbs, numbers, start[:, 0], stop[:, 0]), Exact(*exact)
+    return Queries(found, numbers, start[:, 0], stop[:, 0]), Exact(*exact)
 
 
 def spread(rows: Rows, count: int) -> list[Spread]:

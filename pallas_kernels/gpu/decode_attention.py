@@ -19,7 +19,7 @@ from jax import lax
 from pallas_kernels.gpu import warp_attention
 from pallas_kernels.gpu.columns import Columns, Lookup
 from pallas_kernels.gpu.operands import Arrays, Operands, Plan
-from pallas_kernels.gpu.turning import Turned, Turning, turned
+from pallas_kernels.gpu.turning import Turned, Turning, turned, turned_queries
 from pallas_kernels.packed import Packed, Sums, limbs
 
 LOG2E = math.log2(math.e)
@@ -92,8 +92,9 @@ def decode_attention(
     columned = isinstance(plan.keys, Columns)
     of_turned, groups = None, []
     if turning is not None:
-        of_turned, unit = turned(turning, y, columned)
-        whole, units = of_turned.matrix, [unit]
+        of_turned, matrix = turned(turning, columned)
+        whole, unit = turned_queries(matrix, y)
+        units = [unit]
     elif latent:
         parts = zip(plan.scored, jnp.split(y, [plan.keys.dim], axis=2)[::-1], strict=True)
         each, units = zip(*(limbs(side.ordered(part)) for side, part in parts), strict=True)
@@ -121,10 +122,10 @@ def decode_attention(
 class Queries(NamedTuple):
     """Queries as the kernel takes them, n = batch heads."""
 
-    limbs: jax.Array
-    """int8 (n, 2 rows, d), see `packed.limbs`, of queries times log2 e."""
+    vectors: jax.Array
+    """int8 (n, 2 rows, d), see `packed.limbs`, of queries times log2 e; of keys that turn, see `turned_queries`."""
     columns: jax.Array
-    """float32 (n, 2 or 3 + groups, rows): the unit of the limbs, what is added to scores, the sums of groups.
+    """float32 (n, 2 or 3 + groups, rows): the unit of the vectors, what is added to scores, the sums of groups.
 
     If there is one row more, it has how many of the last tokens a query does not see.
     """
@@ -189,7 +190,7 @@ def call(
       levels: the plan's tables.
       pages: int32 (batch, T / 128).
       by_token: float32 (n, rows, T), added to the scores.
-      turned: of keys that turn; the limbs of the queries are then those of its matrix.
+      turned: of keys that turn.
     """
     operands = Operands(_flat(keys), _flat(values), by_token, None if turned is None else turned.begins)
     return warp_attention.call(plan, *queries, pages, *levels, operands, turned)

@@ -33,6 +33,8 @@ RUN, PAIR = 8, 2
 class Turning(NamedTuple):
     """Keys as codes hold them, and how they turn: coordinates i and i + d / 2 in the plane i."""
 
+    planes: jax.Array
+    """float32 (d, d), by which queries are multiplied from the right to have their coordinates so."""
     matrix: jax.Array
     """float32 (1 or heads, d, columns): unit vectors as queries of `decode_attention`."""
     frequencies: jax.Array
@@ -42,22 +44,22 @@ class Turning(NamedTuple):
 
 
 class Turned(NamedTuple):
-    """Operands of the kernel. Two numbers of each plane lie side by side."""
+    """Operands of the kernel that follow from the codes. Two numbers of each plane lie side by side."""
 
     matrix: jax.Array
     """int8 (1 or heads, 2 d, columns), see `packed.limbs`, all left coordinates before the right ones."""
     shared: jax.Array
     """uint32 (1 or heads, rows, 128): turns of each thread's first token, the means, and turns by `RUN` and `PAIR`."""
-    queries: jax.Array
-    """float32 (n, rows, 128): both coordinates for each thread, in the lower rows of a product as in the upper."""
     begins: jax.Array
     """float32 (1, T / 64, d): cosines and sines."""
 
 
-def turned(turning: Turning, y: jax.Array, columned: bool) -> tuple[Turned, jax.Array]:
-    """Returns operands for queries y (n, rows, d), and the factors (n, rows) of their scores."""
-    n, rows, dim = y.shape
-    matrix, half, heads = turning.matrix, dim // 2, len(turning.matrix)
+def turned(turning: Turning, columned: bool) -> tuple[Turned, jax.Array]:
+    """Returns operands, and a float32 (1 or heads, d, 2 d) by which queries are multiplied from the right: they are
+    then those of the first eight rows of a product, and behind them those of the last."""
+    matrix = turning.matrix
+    heads, dim = matrix.shape[:2]
+    half = dim // 2
     matrix, mean = (matrix[..., :-1], matrix[..., -1]) if columned else (matrix, jnp.zeros(matrix.shape[:2]))
     planes, mean = matrix.reshape(heads, 2, half, -1), mean.reshape(heads, 2, half)
     whole, unit = limbs(jnp.swapaxes(planes, 1, 2).reshape(heads, half, -1))
@@ -78,13 +80,34 @@ def turned(turning: Turning, y: jax.Array, columned: bool) -> tuple[Turned, jax.
     shared = jnp.concatenate(words, axis=1)
     shared = jnp.pad(shared, [(0, 0), (0, -shared.shape[1] % 128)]).reshape(heads, -1, 128)
 
-    y = y.reshape(n // heads, heads, rows, 2, half) * most[:, None, None]
-    y = jnp.stack([y, turned_back(y, turn(1))], axis=3).reshape(n, rows, 2, 2, half)
-    factor = jnp.abs(y[:, :, 0]).max((2, 3))
-    y = jnp.swapaxes(y / jnp.where(factor > 0, factor, 1)[:, :, None, None, None], 3, 4)
-    queries = jnp.swapaxes(y.reshape(n, rows // TILE, 2 * TILE, half // 4, 8), 2, 3)
+    y = turning.planes.reshape(dim, 2, half) * most[:, None, None]
+    queries = jnp.stack([y, turned_back(y, turn(1))], axis=2).reshape(heads, dim, 2 * dim)
     begins = jnp.moveaxis(turning.begins, 0, -1)
-    return Turned(whole, shared, queries.reshape(n, -1, 128), begins.reshape(1, -1, dim)), factor
+    return Turned(whole, shared, begins.reshape(1, -1, dim)), queries
+
+
+def turned_queries(matrix: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns queries y (n, rows, d) as the kernel takes them, and the factors (n, rows) of their scores.
+
+    Both coordinates for a thread lie side by side in float32 (n, 2 rows d / 128, 128). The matrix is that of `turned`.
+    """
+    n, rows, dim = y.shape
+    heads = len(matrix)
+    by_head = y.reshape(n // heads, heads, rows, dim)
+    y = jnp.einsum("bhrd,hdc->bhrc", by_head, matrix, precision=lax.Precision.HIGHEST).reshape(n, rows, 2 * dim)
+    factor = jnp.abs(y[..., :dim]).max(2)
+    y = y / jnp.where(factor > 0, factor, 1)[..., None]
+    y = jnp.swapaxes(y.reshape(n, rows, 2, 2, dim // 2), 3, 4)
+    y = jnp.swapaxes(y.reshape(n, rows // TILE, 2 * TILE, dim // 8, 8), 2, 3)
+    return y.reshape(n, -1, 128), factor
+
+
+def place_of(row: Any, column: Any, dim: int) -> tuple[Any, Any]:
+    """The place in `turned_queries` of a number of multiplied queries (rows, 2 d)."""
+    half = dim // 2
+    plane, side, lower = column & (half - 1), column // half & 1, column // dim
+    place = (((row // TILE * (half // 4) + plane // 4) * TILE + row % TILE) * 2 + lower) * 8 + plane % 4 * 2 + side
+    return place // 128, place % 128
 
 
 def turned_back(y: jax.Array, turn: jax.Array) -> jax.Array:

@@ -121,7 +121,7 @@ def _side(codes: Packed, period: int, dim: int, rows: int) -> Side:
 
 def call(
     plan: Plan,
-    limbs: jax.Array,
+    vectors: jax.Array,
     columns: jax.Array,
     start: jax.Array,
     stop: jax.Array,
@@ -135,8 +135,8 @@ def call(
 
     Args:
       plan: static facts; `rows` is a multiple of 4.
-      limbs: int8 (n, 2 rows, d), see `packed.limbs`; of keys that turn, those of their matrix.
-      columns: float32 (n, 2 + groups, rows): unit of the limbs times that of levels (for each of `Plan.scored`), what
+      vectors: int8 (n, 2 rows, d), see `packed.limbs`; of keys that turn float32, see `turning.turned_queries`.
+      columns: float32 (n, 2 + groups, rows): unit of the vectors times that of levels (for each of `Plan.scored`), what
         is added to all scores, sums of the groups of dimensions of queries; if these see different tokens, how many of
         the last each does not see.
       start, stop: int32 (n,).
@@ -145,11 +145,12 @@ def call(
       operands: codes, scales and biases; `shift` is (n, rows, T).
       turned: of keys that turn.
     """
+    limbs = vectors if turned is None else turned.matrix
     heads, (_, lines, dim) = len(columns), limbs.shape
     tiles, interpret = plan.rows // TILE, plan.interpret
     leaves, tree = jax.tree.flatten(operands)
     tables = [] if pages is None else [pages]
-    turns = [] if turned is None else [turned.shared, turned.queries]
+    turns = [] if turned is None else [turned.shared, vectors]
     tokens = operands.values.scales.shape[2] if pages is None else PAGE * pages.shape[1]
     columned = any(isinstance(side, Columns) for side in (plan.keys, plan.values))  # whose rows are of 128 tokens
     halves = 1 if pages is None and tokens % BLOCK == 0 and not columned else 2

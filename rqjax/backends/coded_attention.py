@@ -41,9 +41,8 @@ class CodedAttention(NamedTuple):
     """Scales rotated queries for products with the levels of a leaf."""
     restored: Callable[[Any, Array], Array] = times_step
     """Scales sums of the levels of a leaf to sums of vectors, still rotated."""
-    turning: Callable[[KVCache, Array], tuple[Array, Any]] | None = None
-    """Called with a cache of keys before they turn, and queries: returns queries for the kernel, and how it turns keys.
-    None if it does not."""
+    turning: Callable[[KVCache], Any] | None = None
+    """Called with a cache of keys before they turn: returns how the kernel turns keys. None if it does not."""
     latents: bool = False
     """True if values may be parts of keys; queries are then those of both, and the kernel has an option `latent`."""
 
@@ -79,7 +78,7 @@ class CodedAttention(NamedTuple):
         form, options = cache.key_form, {}
         (keys, of_keys), (values, of_values) = nests.sides(cache)
         if form.turns_late and self.turning:
-            y, options["turning"] = self.turning(cache, queries.y)
+            y, options["turning"] = queries.y, self.turning(cache)
         elif cache.values_in_keys:
             options["latent"], parts = True, jnp.split(queries.y, [keys.dim], axis=-1)
             of_sides = zip((keys, values), parts, strict=True)

@@ -115,10 +115,10 @@ def _packed(quantizer: Quantizer, codes: Codes) -> Packed:
     return Packed(sections, scales[:, :, None], None, levels)
 
 
-def _turning(cache: KVCache, y: Array) -> tuple[Array, Any]:
-    """Queries and `Turning` of a cache of keys before they turn."""
+def _turning(cache: KVCache) -> Any:
+    """Returns `Turning` of a cache of keys before they turn."""
     rope: Any = cache.key_form.rope
-    dim, turning = y.shape[3], kernel("turning")
+    dim, turning = cache.key_quantizer.dim, kernel("turning")
     count, half = rope.turning(dim), dim // 2
     at = np.arange(dim)
     order = np.concatenate(
@@ -130,7 +130,7 @@ def _turning(cache: KVCache, y: Array) -> tuple[Array, Any]:
     matrix = _of_unit_vectors(ATTENTION.as_multiplied, cache.key_quantizer, cache, np.eye(dim, dtype=np.float32)[order])
     lengths = np.where(at < count, rope.length, 1).astype(np.float32)
     begins = jnp.stack([jnp.cos(angles), jnp.sin(angles)])
-    return (y * lengths)[..., order], turning.Turning(matrix[0], frequencies, begins)
+    return turning.Turning(jnp.asarray(np.diag(lengths)[:, order]), matrix[0], frequencies, begins)
 
 
 def _of_unit_vectors(function: Any, quantizer: Quantizer, cache: KVCache, vectors: Any) -> Array:
@@ -155,9 +155,9 @@ def attend(cache: KVCache, q: Array, mask: None, new: Any, **options: Any) -> Ar
 
 def _has_prologue(cache: KVCache, q: Any) -> bool:
     dtypes, dim = {q.dtype.name, cache.exact_keys.dtype.name}, q.shape[3]
-    if cache.key_form.turns_late or cache.values_in_keys or not dtypes <= {*kernel("launch").DTYPES}:
+    if cache.values_in_keys or not dtypes <= {*kernel("launch").DTYPES}:
         return False
-    most = kernel("warp_attention").most_rows(*_sides(cache), dim)
+    most = kernel("warp_attention").most_rows(*_sides(cache), dim, turned=cache.key_form.turns_late)
     return q.shape[2] // cache.exact_keys.shape[1] <= most
 
 
@@ -213,7 +213,11 @@ def limits_to_enter(cache: KVCache, k: Any, v: Any, lengths: Any, count: Any) ->
 
 def constants(cache: KVCache) -> Any:
     """Constants of the kernels: rotations and steps of levels as matrices, and tables of levels."""
-    multiplied = _of_unit_vectors(ATTENTION.as_multiplied, cache.key_quantizer, cache, jnp.eye(cache.key_quantizer.dim))
+    if cache.key_form.turns_late:
+        multiplied = _turning(cache)
+    else:
+        units = jnp.eye(cache.key_quantizer.dim)
+        multiplied = _of_unit_vectors(ATTENTION.as_multiplied, cache.key_quantizer, cache, units)[0]
     quantizer = cache.value_quantizer
 
     def restored(sums: Array) -> Array:

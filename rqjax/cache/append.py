@@ -15,6 +15,7 @@ from rqjax.arrays.planes import as_float32, put
 from rqjax.cache.kv import GROWTH, KVCache, Tokens, over
 from rqjax.core import PAGE, Codes, as_array, check_int, check_ints, is_traced, operation, platforms
 from rqjax.core.products import rounded_to
+from rqjax.core.pytree import with_derived
 from rqjax.quantizers.across_heads import GivenKeys
 
 PIECE_BYTES = 2**28
@@ -117,7 +118,8 @@ def grow(cache: KVCache, max_len: int) -> KVCache:
     grown = dataclasses.replace(cache, max_len=max_len)
     more = grown.capacity - cache.capacity
     keys, values = (over(lambda leaf: leaf.extend(more), codes) for codes in (cache.keys, cache.values))
-    return dataclasses.replace(grown, keys=keys, values=values, overflow=jnp.zeros_like(cache.overflow))
+    none = jnp.zeros_like(cache.overflow)
+    return with_derived(dataclasses.replace(grown, keys=keys, values=values, overflow=none))
 
 
 @operation

@@ -41,7 +41,7 @@ class LastPart:
 
 @operation
 def attention_constants(cache: "KVCache") -> Any:
-    """Arrays that a device's attention kernel needs of the quantizers; None without such a kernel."""
+    """Arrays that a device's attention kernel needs of quantizers and key form; None without such a kernel."""
     return None
 
 
@@ -93,7 +93,7 @@ class KVCache:
     sliding_window: int | None = static(default=None)
     """Tokens up to itself that a query sees at most, where those before them are forgotten."""
     constants: Any = derived(_constants)
-    """`attention_constants` of the quantizers: whoever replaces these computes it anew, by `with_derived`."""
+    """`attention_constants`: whoever replaces the quantizers or makes room computes it anew, by `with_derived`."""
 
     @classmethod
     def init(

@@ -12,6 +12,7 @@ import rqjax
 from pallas_kernels.gpu import mosaic
 from pallas_kernels.gpu.attention_epilogue import epilogue
 from pallas_kernels.gpu.attention_prologue import Exact, Window, prologue
+from pallas_kernels.gpu.turning import turned_queries
 from pallas_kernels.packed import LARGEST, NEVER
 from rqjax.backends import hopper
 from rqjax.cache.append import entered
@@ -95,7 +96,7 @@ def test_queries_and_tokens_in_full_precision(case):
     found, exact, ((products, groups), shift, start, stop, total, sums) = run_prologue(rng, **options)
     batch, heads, each = total.shape
     by_head = lambda x: np.asarray(x, np.float64).reshape(batch, heads, *x.shape[1:])  # noqa: E731
-    limbs, columns = by_head(found.limbs), by_head(found.columns)
+    limbs, columns = by_head(found.vectors), by_head(found.columns)
     padded = limbs.shape[2] // 2
     unit = columns[:, :, 0] / 0.5
     whole = (limbs[:, :, :padded] * 128 + limbs[:, :, padded:]) * unit[..., None]
@@ -112,6 +113,31 @@ def test_queries_and_tokens_in_full_precision(case):
     weights = np.exp2(largest, where=largest > NEVER / 2, out=np.zeros_like(largest))
     assert relative((weights * by_head(exact.total)[:, :, :, :each]).sum(2), total) < TOLERANCE
     assert relative((weights[..., None] * by_head(exact.sums)[:, :, :, :each]).sum(2), sums) < TOLERANCE
+
+
+@pytest.mark.parametrize(("each", "dim"), some([(3, 64), (6, 128)], [(3, 64)]))
+def test_queries_of_keys_that_turn(each, dim):
+    rng, padded = np.random.default_rng(3), -(-each // 4) * 4
+    cache = cache_of(rng, dim, 16, "float32", (300, 77), (0, 0))
+    q = rng.normal(size=(2, 1, 2 * each, dim)).astype(np.float32)
+    matrix = rng.normal(size=(2, dim, 2 * dim)).astype(np.float32)
+
+    def call(q, keys, values, lengths, held, matrix):
+        return prologue(
+            q, keys, values, lengths, held, matrix, None, jnp.full(1, 0.3), None,
+            window=Window(cache.sinks, cache.window, cache.unit, None), padded=padded, unit=0.5, softcap=None,
+            turns=True, interpret=mosaic.interpret(),
+        )  # fmt: skip
+
+    exact = cache.exact_keys, cache.exact_values
+    found, _ = jax.jit(call, compiler_options=FAST)(q, *exact, cache.lengths, cache.held, matrix)
+    assert not mosaic.races_found()
+    y = np.pad(0.3 * LOG2E * q.reshape(4, each, dim), [(0, 0), (0, padded - each), (0, 0)])
+    vectors, factors = turned_queries(matrix, y.astype(np.float32))
+    assert found.vectors.shape == vectors.shape
+    assert relative(found.vectors, np.float64(vectors)) < TOLERANCE
+    assert relative(found.columns[:, 0], 0.5 * np.float64(factors)) < TOLERANCE
+    assert not found.columns[:, 1].any()
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,10 @@ def test_they_are_made_anew_with_the_quantizers():
         other = rqjax.strategy("v2_lean", jax.random.key(1), 64)
         again = rqjax.requantize(empty("v2_lean"), other)
         assert_equal(again.constants, other.cache(1, 2, 300).constants)
-        assert rqjax.grow(again, 600).constants is again.constants
+        assert_equal(rqjax.grow(again, 600).constants, again.constants)
+        before = rqjax.strategy("eden_4+pre_rope", jax.random.key(1), 64)
+        grown = rqjax.grow(before.cache(1, 2, 300, rope=rqjax.Rope(1e4)), 600)
+        assert_equal(grown.constants, before.cache(1, 2, 600, rope=rqjax.Rope(1e4)).constants)
     assert rqjax.requantize(again, other).constants is None
 
 
