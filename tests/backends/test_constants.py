@@ -47,7 +47,7 @@ def test_they_are_made_anew_with_the_quantizers():
         assert_equal(rqjax.grow(again, 600).constants, again.constants)
         before = rqjax.strategy("eden_4+pre_rope", jax.random.key(1), 64)
         grown = rqjax.grow(before.cache(1, 2, 300, rope=rqjax.Rope(1e4)), 600)
-        assert_equal(grown.constants, before.cache(1, 2, 600, rope=rqjax.Rope(1e4)).constants)
+        assert_equal(grown.constants, before.cache(1, 2, 768, rope=rqjax.Rope(1e4)).constants)
     assert rqjax.requantize(again, other).constants is None
 
 

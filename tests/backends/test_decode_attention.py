@@ -109,7 +109,7 @@ def turning_of(rng, k, dim):
     cos, sin = np.cos(angles), np.sin(angles)
     begins = np.stack([cos[::64], sin[::64]]).astype(np.float32)
     k = np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=3)
-    return Turning(matrix, frequencies, begins), k
+    return Turning(np.eye(dim, dtype=np.float32), matrix, frequencies, begins), k
 
 
 def run(

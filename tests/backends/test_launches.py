@@ -19,7 +19,7 @@ MOST = {
     "attend to 8 sequences in pages, eden_3+centered": 3,
     "attend to 8 sequences, eden_4+turned": 13,
     "attend to 8 sequences, 4 tokens each, eden_4": 22,
-    "attend to 8 sequences, eden_4+pre_rope": 27,
+    "attend to 8 sequences, eden_4+pre_rope": 4,
     "attend to 8 sequences of latents, eden_4": 26,
     "append and attend, 8 sequences, eden_4": 10,
     "step of a decoder of one layer, 8 sequences, eden_4": 27,

@@ -66,6 +66,7 @@ TESTED = (
     "decode_attention latents, 3 and 2 bits, pages",
     "attention_prologue heads of 128",
     "attention_prologue heads of 256, 16 queries, float32",
+    "attention_prologue keys that turn",
     "append_token heads of 128",
     "attention_epilogue heads of 128",
     "attention_epilogue heads of 256, 16 queries, float32",

@@ -48,7 +48,8 @@ class Shape(NamedTuple):
         columns = self.dim if self.keys.looked_up is None else self.dim + 1
         turning, dim = None, columns + self.latent
         if self.turned:
-            shapes = (self.heads, self.dim, columns), (self.dim // 2,), (2, self.tokens // SPAN, self.dim // 2)
+            half = self.dim // 2
+            shapes = (self.dim, self.dim), (self.heads, self.dim, columns), (half,), (2, self.tokens // SPAN, half)
             turning, dim = Turning(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)), self.dim
         queries = jax.ShapeDtypeStruct((self.batch, self.heads, self.rows, dim), jnp.float32)
         rows = self.batch, self.heads, self.rows
@@ -144,12 +145,15 @@ class Around(NamedTuple):
     splits: int = 7
     batch: int = 8
     heads: int = 8
+    turns: bool = False
+    """True of queries of keys that turn."""
 
     def prologue(self) -> tuple[Any, ...]:
         """Shapes of queries, tokens in full precision, lengths, numbers held, matrices, the scale and a mean."""
         exact = self._floats(self.batch, self.heads, self.slots, self.dim, dtype=self.dtype)
         lengths = jax.ShapeDtypeStruct((self.batch,), jnp.int32)
-        matrices = self._floats(self.heads, self.dim, self.columns), self._floats(self.heads, self.groups, self.dim)
+        groups = None if self.turns else self._floats(self.heads, self.groups, self.dim)
+        matrices = self._floats(self.heads, self.dim, self.columns), groups
         mean = self._floats(self.batch, self.heads, self.dim) if self.mean else None
         q = self._floats(self.batch, 1, self.heads * self.each, self.dim, dtype=self.dtype)
         return q, exact, exact, lengths, lengths, *matrices, self._floats(1), mean
@@ -181,4 +185,5 @@ AROUND = {
     "heads of 64, a small window": Around(64, 3, 64, "float16", slots=34, mean=True),
     "heads of 256, 16 queries, float32": Around(256, 16, 256, "float32", groups=2, softcap=30.0, heads=1, splits=50),
     "columns": Around(128, 8, 192, mean=True),
+    "keys that turn": Around(128, 8, 256, turns=True),
 }

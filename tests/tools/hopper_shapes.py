@@ -86,7 +86,7 @@ def attention(name: str, **sizes: int) -> Configuration:
 
 def before_codes(name: str) -> Configuration:
     one = AROUND[name]
-    options = {"padded": -(-one.each // 8) * 8, "unit": 1.0, "softcap": one.softcap}
+    options = {"padded": -(-one.each // 8) * 8, "unit": 1.0, "softcap": one.softcap, "turns": one.turns}
     return functools.partial(prologue, window=_window(one), **options), one.prologue()
 
 
