@@ -15,7 +15,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,8 @@ def main(argv: list[str]) -> None:
 def _many() -> None:
     decoder, tokenizer = models.load(MODEL.value, DTYPE.value)
     lines = [line for line in Path(PROMPTS.value).read_text(encoding="utf-8").splitlines() if line.strip()]
+    if OUT.value:  # or all is computed before the folder is missed
+        Path(OUT.value).parent.mkdir(parents=True, exist_ok=True)
     asked = [_request(number, line) for number, line in enumerate(lines, 1)]
     prompts = [_ids(tokenizer, request.pop("prompt", ""), request.pop("messages", None)) for request in asked]
     longest = max((len(p) + request["max_tokens"] for p, request in zip(prompts, asked, strict=True)), default=1)
@@ -96,7 +98,10 @@ def _many() -> None:
                 bar.update(event.done)
     for name, (_, pages) in zip(DEGRADE.value, engine.degraded, strict=False):  # only those that were needed
         print(f"pages ran out: codes were made anew by {name}, {pages} pages", file=sys.stderr)
-    texts = [json.dumps({"text": tokenizer.decode(made[id]), "tokens": len(made[id])}) + "\n" for id in ids]
+    texts = [
+        json.dumps({"text": _text(tokenizer, prompt, made[id]), "tokens": len(made[id])}) + "\n"
+        for id, prompt in zip(ids, prompts, strict=True)
+    ]
     if OUT.value:
         Path(OUT.value).write_text("".join(texts), encoding="utf-8")
     else:
@@ -128,7 +133,7 @@ def _talk() -> None:
         said.append({"role": "user", "content": line})
         prompt, before = _ids(tokenizer, "", said), engine.read
         engine.submit(prompt, max_tokens=TOKENS.value, **_sampling(), seed=SEED.value)
-        said.append({"role": "assistant", "content": _shown(tokenizer, _answer(engine))})
+        said.append({"role": "assistant", "content": _shown(tokenizer, prompt, _answer(engine))})
         print(f"\n({len(prompt)} tokens, of which {engine.read - before} were read now)", file=sys.stderr)
 
 
@@ -145,13 +150,19 @@ def _answer(engine: Engine) -> Iterator[int]:
         yield from (event.token for event in engine.step() if event.token not in engine.decoder.config.eos_token_ids)
 
 
-def _shown(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
-    """Prints a text while its tokens come, and returns it."""
+def _text(tokenizer: Tokenizer, prompt: Sequence[int], made: list[int]) -> str:
+    """Decodes tokens behind a prompt: of a text's first token some decoders drop a space."""
+    last = [int(token) for token in prompt[-1:]]
+    return tokenizer.decode(last + made)[len(tokenizer.decode(last)) :]
+
+
+def _shown(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Iterable[int]) -> str:
+    """Prints a text behind a prompt while its tokens come, and returns it."""
     made: list[int] = []
     shown = ""
     for token in tokens:
         made.append(token)
-        text = tokenizer.decode(made)
+        text = _text(tokenizer, prompt, made)
         if not text.endswith("\ufffd"):  # a character whose other bytes are still to come
             print(text[len(shown) :], end="", flush=True)
             shown = text
@@ -205,7 +216,7 @@ def _stream() -> None:
 
     if not CHAT.value:
         print(PROMPT.value, end="", flush=True)
-    _shown(tokenizer, made())
+    _shown(tokenizer, prompt, made())
     speed = f"{(len(times) - 2) / (times[-1] - times[1]):.1f} tokens/s, " if len(times) > 2 else ""  # all is compiled
     print(f"\n\n{speed}megabytes of the cache, and in float16:")
     for tokens in (len(prompt) + count, 8192, 32_768):

@@ -10,16 +10,16 @@ from typing import Any
 class Rows:
     """Rows on disk, found by their point. What was written is on the disk before `append` returns.
 
-    Rows of other runs into the same folder (`rows*.jsonl`: shards) are found, too.
+    Rows of other runs into the same folder (`rows*.jsonl`: shards) are found, too. Of a point the file that was written
+    to last counts.
     """
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._rows: dict[str, dict[str, Any]] = {}
-        for other in sorted({*path.parent.glob("rows*.jsonl")} - {path}):
-            self._read(other)
-        self._read(path)
+        for one in sorted(path.parent.glob("rows*.jsonl"), key=lambda one: (one.stat().st_mtime_ns, one == path, one)):
+            self._read(one)
 
     def _read(self, path: Path) -> None:
         text = path.read_bytes() if path.exists() else b""

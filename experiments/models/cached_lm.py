@@ -56,6 +56,11 @@ class CachedLM(TemplateLM):
         return min(self.ends, default=0)
 
     @property
+    def prefix_token_id(self) -> int:
+        """Token before texts without a context: the one that texts begin with, if there is one."""
+        return (*self.tok_encode(""), self.eot_token_id)[0]
+
+    @property
     def tokenizer_name(self) -> str:
         return "rqjax"
 

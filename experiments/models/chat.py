@@ -47,18 +47,19 @@ def rendered(folder: Path, messages: Sequence[Message]) -> str:
     try:
         done = subprocess.run(
             [sys.executable, "-I", __file__],
-            input=json.dumps(job),
+            input=json.dumps(job).encode(),
             capture_output=True,
-            text=True,
             check=False,
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise ValueError(f"the chat template of {folder} takes more than {SECONDS} seconds") from None
     if done.returncode:
-        reason = (done.stderr.strip() or f"its process ended with {done.returncode}").splitlines()[-1]
+        reason = (
+            done.stderr.decode(errors="replace").strip() or f"its process ended with {done.returncode}"
+        ).splitlines()[-1]
         raise ValueError(f"the chat template of {folder}: {reason}")
-    return done.stdout
+    return done.stdout.decode()  # as it is: a text's own line ends stay
 
 
 def _fields(folder: Path) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def main() -> None:
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     try:
-        sys.stdout.write(environment.from_string(job["template"]).render(**job["variables"]))
+        sys.stdout.buffer.write(environment.from_string(job["template"]).render(**job["variables"]).encode())
     except (TemplateError, MemoryError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
         sys.exit(" ".join(str(error).split()) or type(error).__name__)
 

@@ -59,10 +59,10 @@ def load_decoder(
     copied piece by piece, so that at most some pieces are in memory beside the weights. Experts of a layer lie in one
     array, and those in MXFP4 become bfloat16.
 
-    Fields, files and tensors are read as transformers reads them. Missing fields have the values of its classes, and
-    fields that a class does not read are ignored. `model.safetensors` comes before shards with an index, and other
-    files are not read. Tensors that the decoder has no use for are named in a warning. Token ids that end a text are
-    those of `generation_config.json`, if there is one.
+    Fields, files and tensors are read as transformers reads them. Missing fields have the values of its classes, but
+    for tokens that end a text. Fields that a class does not read are ignored. `model.safetensors` comes before shards
+    with an index, and other files are not read. Tensors that the decoder has no use for are named in a warning. Token
+    ids that end a text are those of `generation_config.json`, if there is one.
 
     A GGUF file is of an architecture among `rqjax.nn.gguf.ARCHITECTURES`. Its tensors are dequantized piece by piece,
     to float32 if no dtype is given, unless all matrices are float16 or bfloat16. If it is the first of several parts,

@@ -16,13 +16,14 @@ from rqjax.core import Registry, check_int, extras
 
 NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 """Dtypes of metadata by the format's number of a type; 8 is a text, 9 an array."""
+KV_HEADS = "attention.head_count_kv"
 FIELDS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
+    KV_HEADS: "num_key_value_heads",
 }
 """Whole numbers that each file has, behind the name of its architecture, and their fields of `config.json`."""
 NAMES = {
@@ -138,6 +139,8 @@ class Header(NamedTuple):
 
     def count(self, name: str, default: int | None = None) -> int:
         """Returns a whole number of the architecture's metadata."""
+        if name == KV_HEADS and default is None:  # left out where no heads share keys and values
+            default = self.count("attention.head_count")
         return check_int(f"{name} of {self.path}", self.of(name, default), 1, 2**31)
 
 
@@ -348,7 +351,7 @@ def tensors(path: Path) -> dict[str, Quantized]:
         if place is None or place[2] not in names:
             raise ValueError(f"{path}: tensor {name!r} has no place in a decoder of its architecture")
         module = f"model.layers.{place[1]}.{names[place[2]]}" if place[1] else names[place[2]]
-        heads = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}.get(place[2])
+        heads = {"attn_q": "attention.head_count", "attn_k": KV_HEADS}.get(place[2])
         order, added = None, float(architecture.unit_offset and module.endswith("norm"))
         if architecture.interleaved and heads:
             if tensor.shape[0] % (2 * header.count(heads)):

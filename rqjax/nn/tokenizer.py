@@ -71,7 +71,12 @@ def load_tokenizer(source: str | os.PathLike[str]) -> "Tokenizer":
     if not path.exists():
         raise FileNotFoundError(f"there is no tokenizer.json in {checkpoint}")
     try:
-        return _of_gguf(path, gguf.read(path).metadata) if checkpoint.is_file() else Tokenizer.from_file(str(path))
+        if checkpoint.is_file():
+            return _of_gguf(path, gguf.read(path).metadata)
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_truncation()  # a file keeps what it was trained with
+        tokenizer.no_padding()
+        return tokenizer
     except (UnknownName, OSError):
         raise
     except Exception as error:  # the package raises nothing narrower
