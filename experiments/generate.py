@@ -30,6 +30,7 @@ import rqjax
 from experiments.models import chat, models
 from rqjax.core import PAGE, check_int
 from rqjax.nn import Decoder, Engine, generate
+from rqjax.nn.tokenizer import decoded
 
 MODEL = flags.DEFINE_string(
     "model", "llama-d128", "Of results/models, smollm2-135m, a folder, a GGUF file, or a name on Hugging Face."
@@ -99,7 +100,7 @@ def _many() -> None:
     for name, (_, pages) in zip(DEGRADE.value, engine.degraded, strict=False):  # only those that were needed
         print(f"pages ran out: codes were made anew by {name}, {pages} pages", file=sys.stderr)
     texts = [
-        json.dumps({"text": _text(tokenizer, prompt, made[id]), "tokens": len(made[id])}) + "\n"
+        json.dumps({"text": decoded(tokenizer, made[id], prompt), "tokens": len(made[id])}) + "\n"
         for id, prompt in zip(ids, prompts, strict=True)
     ]
     if OUT.value:
@@ -150,19 +151,13 @@ def _answer(engine: Engine) -> Iterator[int]:
         yield from (event.token for event in engine.step() if event.token not in engine.decoder.config.eos_token_ids)
 
 
-def _text(tokenizer: Tokenizer, prompt: Sequence[int], made: list[int]) -> str:
-    """Decodes tokens behind a prompt: of a text's first token some decoders drop a space."""
-    last = [int(token) for token in prompt[-1:]]
-    return tokenizer.decode(last + made)[len(tokenizer.decode(last)) :]
-
-
 def _shown(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Iterable[int]) -> str:
     """Prints a text behind a prompt while its tokens come, and returns it."""
     made: list[int] = []
     shown = ""
     for token in tokens:
         made.append(token)
-        text = _text(tokenizer, prompt, made)
+        text = decoded(tokenizer, made, prompt)
         if not text.endswith("\ufffd"):  # a character whose other bytes are still to come
             print(text[len(shown) :], end="", flush=True)
             shown = text

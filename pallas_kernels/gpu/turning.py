@@ -55,8 +55,10 @@ class Turned(NamedTuple):
 
 
 def turned(turning: Turning, columned: bool) -> tuple[Turned, jax.Array]:
-    """Returns operands, and a float32 (1 or heads, d, 2 d) by which queries are multiplied from the right: they are
-    then those of the first eight rows of a product, and behind them those of the last."""
+    """Returns operands, and a matrix by which queries are multiplied from the right, float32 (1 or heads, d, 2 d).
+
+    Then they are as the first eight rows of a product take them, and behind that as the last take them.
+    """
     matrix = turning.matrix
     heads, dim = matrix.shape[:2]
     half = dim // 2

@@ -81,8 +81,13 @@ class Request:
         # A token has a byte at least. The first one may lose a space, so that one more is decoded. If it is one of the
         # up to four bytes of a character, some decoders spoil all bytes behind it.
         count = max(len(text.encode()) for text in self.stop_texts)
-        newest = [decode([*self.made[-count - more :], token]) for more in range(4)]
-        return any(text in some for text in self.stop_texts for some in newest)
+        for more in range(4):
+            newest = decode([*self.made[-count - more :], token])
+            if any(text in newest for text in self.stop_texts):
+                return True
+            if "\ufffd" not in newest:
+                break
+        return False
 
     def event(self, token: int, done: bool, found: Logprobs | None, *place: int) -> Event:
         """Returns an event with the log-probabilities at a place, if they are wanted."""

@@ -83,6 +83,12 @@ def load_tokenizer(source: str | os.PathLike[str]) -> "Tokenizer":
         raise ValueError(f"{path} is not a tokenizer: {' '.join(str(error).split())}") from None
 
 
+def decoded(tokenizer: Any, tokens: Sequence[int], prompt: Any) -> str:
+    """Decodes tokens that come behind a prompt: some decoders drop the space of a text's first token."""
+    last = [int(token) for token in prompt[-1:]]
+    return tokenizer.decode([*last, *tokens])[len(tokenizer.decode(last)) :]
+
+
 def tokenizer_config(path: Path) -> dict[str, str]:
     """Returns the fields of `tokenizer_config.json` that a GGUF file has: its chat template and special tokens."""
     metadata = gguf.read(path).metadata

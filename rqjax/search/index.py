@@ -196,11 +196,11 @@ class Index:
     def search(
         self,
         queries: Any,
-        k: int,
+        k: int | np.integer,
         *,
         probes: int | None = None,
         where: Any = None,
-        rerank: int | None = None,
+        rerank: int | np.integer | None = None,
         implementation: str | None = None,
     ) -> tuple[Float[Array, "*m k"], Int[Array | np.ndarray, "..."]]:
         """Finds the k vectors nearest to each query, the nearest first.
@@ -250,7 +250,12 @@ class Index:
         return ranking.scores(self.metric, keys), names.returned(ids, wide=names.wide(self.rows.ids))
 
     def searcher(
-        self, k: int, *, probes: int | None = None, rerank: int | None = None, implementation: str | None = None
+        self,
+        k: int | np.integer,
+        *,
+        probes: int | None = None,
+        rerank: int | None = None,
+        implementation: str | None = None,
     ) -> Callable[[Any], tuple[Float[Array, "*m k"], Int[Array | np.ndarray, "..."]]]:
         """Prepares searches of this index, for answers to one query after another.
 

@@ -32,7 +32,7 @@ def check_parts(quantizer: Quantizer, store: Quantizer | None, metric: str) -> N
         raise ValueError(f"expected codes of one vector each, got those of {tile} vectors together")
 
 
-def check_queries(index: Any, queries: Any, k: int, rerank: int | None) -> Array | np.ndarray:
+def check_queries(index: Any, queries: Any, k: Any, rerank: Any) -> Array | np.ndarray:
     """Returns the queries, if the index can be searched for k of them."""
     y = check_numbers(queries, index.dim)
     rows = len(index.rows.ids) if is_traced(index.rows.ids) else len(index)

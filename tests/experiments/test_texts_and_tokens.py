@@ -10,12 +10,12 @@ pytest.importorskip("tokenizers")
 
 from tokenizers import Tokenizer, decoders, models
 
-from experiments import generate
 from experiments.harness.rows import Rows
 from experiments.models import chat
 from rqjax.nn import load_tokenizer
 from rqjax.nn.requests import Request
 from rqjax.nn.sampling import Sampling
+from rqjax.nn.tokenizer import decoded
 
 QWEN2 = "results/models/qwen2-d64/tokenizer.json"
 
@@ -42,14 +42,14 @@ def test_stop_texts_behind_a_character_of_several_tokens(behind):
     assert ended.index(True) == 5
 
 
-def test_an_answer_keeps_its_first_space(capsys):
+def test_an_answer_keeps_its_first_space():
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "▁is": 1, "▁Paris": 2}, unk_token="<unk>"))
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(content=" ", left=1, right=0)]
     )
     assert tokenizer.decode([1, 2]) == "is Paris"
-    assert generate._shown(tokenizer, np.array([1]), iter([2])) == capsys.readouterr().out == " Paris"
-    assert generate._text(tokenizer, np.array([], int), [1, 2]) == "is Paris"
+    assert decoded(tokenizer, [2], np.array([1])) == " Paris"
+    assert decoded(tokenizer, [1, 2], []) == "is Paris"
 
 
 def test_templates_keep_line_ends(tmp_path):
