@@ -15,7 +15,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ def _answer(engine: Engine) -> Iterator[int]:
         yield from (event.token for event in engine.step() if event.token not in engine.decoder.config.eos_token_ids)
 
 
-def _shown(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Iterable[int]) -> str:
+def _shown(tokenizer: Tokenizer, prompt: Any, tokens: Iterable[int]) -> str:
     """Prints a text behind a prompt while its tokens come, and returns it."""
     made: list[int] = []
     shown = ""
