@@ -1,5 +1,6 @@
 """Training of decoders: AdamW on the next token, resumed to the bit after a kill."""
 
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -34,6 +35,9 @@ def train(
 
     Returns:
       The trained decoder, and the curve: step, tokens, seconds, loss and what `evaluate` returns, at each evaluation.
+
+    Raises:
+      ValueError: the folder holds another training: one of another plan, first batch or initial weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     graph, params = nnx.split(model)
@@ -56,7 +60,10 @@ def train(
         return (optax.apply_updates(params, updates), moments), value
 
     step = jax.jit(step, donate_argnums=0)
-    state, curve = _resume(folder / "training.state", (params, optimizer.init(params)))
+    own = hashlib.sha256(repr(plan).encode())
+    for array in (*batches(0), *jax.tree.leaves(params)):
+        own.update(np.asarray(array).tobytes())
+    state, curve = _resume(folder / "training.state", (params, optimizer.init(params)), own.hexdigest())
     first = int(curve[-1]["step"]) if curve else 0
     start = time.perf_counter() - (curve[-1]["seconds"] if curve else 0)
     tokens, losses = int(curve[-1]["tokens"]) if curve else 0, []
@@ -71,21 +78,21 @@ def train(
             row |= evaluate(nnx.merge(graph, state[0])) | {"seconds": round(time.perf_counter() - start, 1)}
             curve.append(row)
             losses = []
-            _save(folder / "training.state", state, curve)
+            _save(folder / "training.state", state, {"curve": json.dumps(curve), "training": own.hexdigest()})
             bar.set_postfix({name: f"{value:.3f}" for name, value in row.items() if isinstance(value, float)})
     return nnx.merge(graph, state[0]), curve
 
 
-def _save(path: Path, state: Any, curve: list[dict[str, float]]) -> None:
+def _save(path: Path, state: Any, metadata: dict[str, str]) -> None:
     from safetensors.flax import save_file
 
     leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(state))}
     with replacing(path) as file:
-        save_file(leaves, file, {"curve": json.dumps(curve)})
+        save_file(leaves, file, metadata)
 
 
-def _resume(path: Path, state: Any) -> tuple[Any, list[dict[str, float]]]:
-    """Loads the state that was saved, or returns the initial one."""
+def _resume(path: Path, state: Any, training: str) -> tuple[Any, list[dict[str, float]]]:
+    """Loads the state that this training saved, or returns the initial one."""
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():
@@ -94,9 +101,10 @@ def _resume(path: Path, state: Any) -> tuple[Any, list[dict[str, float]]]:
     try:
         with safe_open(path, framework="flax") as file:
             saved = [file.get_tensor(str(i)) for i in range(len(leaves))]
-            curve = json.loads(file.metadata()["curve"])
+            metadata = file.metadata()
+            curve = json.loads(metadata["curve"])
     except (SafetensorError, OSError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not the state of a training: {error}; remove it to begin anew") from None
-    if [leaf.shape for leaf in saved] != [leaf.shape for leaf in leaves]:
-        raise ValueError(f"{path} is of another model; remove it to begin anew")
+    if [leaf.shape for leaf in saved] != [leaf.shape for leaf in leaves] or metadata.get("training") != training:
+        raise ValueError(f"{path} is of another training; remove it to begin anew")
     return jax.tree.unflatten(structure, saved), curve

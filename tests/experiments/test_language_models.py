@@ -79,7 +79,7 @@ def test_training_leaves_out_what_is_held_out_whatever_python_runs(monkeypatch):
     assert text.training("") == ["x = 1"]
 
 
-def stepped(folder, stop=None):
+def stepped(folder, stop=None, steps=8):
     """A short training, stopped by an error before step `stop`."""
 
     def batches(step):
@@ -89,7 +89,7 @@ def stepped(folder, stop=None):
 
     model = Decoder(DecoderConfig.parse(needle_model.FIELDS), rngs=nnx.Rngs(0))
     evaluate = lambda model: {"norm": float(jnp.linalg.norm(model.norm.weight[...]))}  # noqa: E731
-    return training.train(model, batches, evaluate, training.Plan(8, 1e-2, 2), folder)
+    return training.train(model, batches, evaluate, training.Plan(steps, 1e-2, 2), folder)
 
 
 @pytest.mark.full
@@ -102,6 +102,8 @@ def test_a_stopped_training_goes_on_to_the_bit(tmp_path):
     assert [row["step"] for row in rest] == [2, 4, 6, 8]
     assert [row["norm"] for row in rest] == [row["norm"] for row in curve]
     assert curve[-1]["loss"] < curve[0]["loss"]
+    with pytest.raises(ValueError, match="is of another training; remove it to begin anew"):
+        stepped(tmp_path / "whole", steps=10)
     (tmp_path / "whole" / "training.state").write_bytes(b"torn")
     with pytest.raises(ValueError, match=r"is not the state of a training: .*; remove it to begin anew"):
         stepped(tmp_path / "whole")
