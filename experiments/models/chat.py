@@ -55,9 +55,8 @@ def rendered(folder: Path, messages: Sequence[Message]) -> str:
     except subprocess.TimeoutExpired:
         raise ValueError(f"the chat template of {folder} takes more than {SECONDS} seconds") from None
     if done.returncode:
-        reason = (
-            done.stderr.decode(errors="replace").strip() or f"its process ended with {done.returncode}"
-        ).splitlines()[-1]
+        said = done.stderr.decode(errors="replace").strip() or f"its process ended with {done.returncode}"
+        reason = said.splitlines()[-1]
         raise ValueError(f"the chat template of {folder}: {reason}")
     return done.stdout.decode()  # as it is: a text's own line ends stay
 

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from safetensors.flax import save_file
 
 import rqjax
 from experiments.caches import attention_error, kv_memory, kv_throughput, latent_throughput, needle, turning_bias
 from experiments.codes import fractional, rate_distortion, train_rotor, trellis_tables, trellis_throughput
-from experiments.data import passages, samples, words
+from experiments.data import passages, samples, vector_files, words
 from experiments.harness import cache
 from experiments.matrices import matrices, matrix_budget
 
@@ -31,6 +32,12 @@ def test_files_of_vectors(tmp_path):
         sample = np.asarray(samples.sample(f"file:{tmp_path / f'x{suffix}'}", 2, 20, 16))
         assert sample.shape == (2, 20, 16)
         assert all(np.abs(x[:, :16] - row).max(axis=1).min() < 0.02 for row in sample[0])
+
+
+def test_ids_of_tensors_keep_64_bits(tmp_path):
+    ids = np.array([[2**40 + 5, 7]])
+    safetensors.numpy.save_file({"ids": ids}, tmp_path / "ids.safetensors")
+    np.testing.assert_array_equal(vector_files.read_ids(tmp_path / "ids.safetensors"), ids)
 
 
 @pytest.mark.parametrize(
