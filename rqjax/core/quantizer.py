@@ -174,7 +174,7 @@ class Quantizer:
         words, and it pads less or more: `eden` of 80 coordinates takes 272 bits at 3 bits each, in a cache 256.
         """
         heads, count = self.heads or 1, (self.heads or 1) * self.tile
-        shape = (self.dim,) if count == 1 else (heads, self.tile, self.dim)
+        shape = (heads, self.tile, self.dim) if self.heads or self.tile > 1 else (self.dim,)
         total = 8 * nbytes(jax.eval_shape(lambda q: q.encode(jnp.zeros(shape)), self))
         return total / count if total % count else total // count
 

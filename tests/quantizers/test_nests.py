@@ -27,6 +27,7 @@ def test_many_vectors_are_encoded_as_few(inner, wrapped):
 def test_bits_of_quantizers_for_each_head():
     assert rqjax.Scaled(per_head()).bits_per_vector == per_head().bits_per_vector + 16 == 3 * 64 + 16
     one = rqjax.PerHead(jax.tree.map(lambda leaf: leaf[None], rqjax.eden(jax.random.key(0), 64, 3)))
+    assert one.bits_per_vector == rqjax.Scaled(one).bits_per_vector - 16 == 3 * 64 + 16
     assert rqjax.AcrossHeads(one, group=2).bits_per_vector == (3 * 64 + 16) / 2
 
 
