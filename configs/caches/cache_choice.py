@@ -5,7 +5,7 @@ to 2.7 times as fast, codes of learned rotations 0.8 to 2.8 times. At 2,048 toke
 
     python -m experiments.run --config=configs/caches/cache_choice.py --workdir=results/cache_choice
 
-As `configs/caches/kv_throughput.py`, at two lengths. Nothing else may run beside it.
+As `configs/caches/kv_throughput.py`, at three lengths. Nothing else may run beside it.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +15,8 @@ from configs.caches import kv_throughput
 
 def get_config() -> ConfigDict:
     config = kv_throughput.get_config()
-    strategies = ("bfloat16", "eden_4", "eden_3", "turboquant_trellis_3", "rotorquant_3")
+    trellises = ("turboquant_trellis_3", "turboquant_trellis_2")
     learned = ("rotorquant_allocated_3", "rotorquant_allocated_trellis_3", "klt_trellis_3")
-    config.update({"grid": {"shape": ("3x2048", "3x8192", "3x32768"), "strategy": strategies + learned}})
+    strategies = ("bfloat16", "eden_4", "eden_3", *trellises, "rotorquant_3", *learned)
+    config.update({"grid": {"shape": ("3x2048", "3x8192", "3x32768"), "strategy": strategies}})
     return config

@@ -160,14 +160,10 @@ def _shape(point: dict[str, Any]) -> tuple[int, int]:
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Plots speeds with three queries a key; where there are many strategies, one of each kind."""
+    """Plots speeds with three queries a key."""
     shown = [row for row in rows if row["metrics"]["groups"] == 3]
     if len({row["metrics"]["tokens"] for row in shown}) == 1:
         return []
-    if len({row["point"]["strategy"] for row in shown}) > 12:
-        kinds = ("v2_lean", "v3_4", "v2_rotated_qjl", "eden", "turboquant_trellis_3", "rotorquant_allocated_3")
-        kinds += ("rotorquant_allocated_trellis_3", "klt_trellis_3", "bfloat16")
-        shown = [row for row in shown if row["point"]["strategy"] in kinds]
     style: dict[str, Any] = {"x": "tokens", "series": "strategy"}
     return [
         plots.curves(shown, folder / f"{y}.png", y=y, lines={f"{y[3:]} cache": lambda *_: 1}, **style)
