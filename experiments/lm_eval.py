@@ -45,6 +45,8 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
     try:
+        if OUTPUT.value:
+            Path(OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
         results = _run()
     except (ValueError, TypeError, LookupError, OSError) as error:
         sys.exit(f"error: {experiments.one_line(error)}")

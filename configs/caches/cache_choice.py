@@ -1,7 +1,7 @@
 """Decode attention on a CPU for the strategies that README.md compares, against plain float32 and bfloat16 caches.
 
-Claim: from 8,192 tokens on codes of levels are read 1.1 to 3.3 times as fast as bfloat16. Trellis codes are read 0.9
-to 2.7 times as fast, codes of learned rotations 0.8 to 2.8 times. At 2,048 tokens all are slower.
+Claim: from 8,192 tokens on codes of levels are read 1.2 to 3.2 times as fast as bfloat16. Trellis codes are read 0.9
+to 2.9 times as fast, codes of learned rotations 0.9 to 3.1 times. At 2,048 tokens all are slower.
 
     python -m experiments.run --config=configs/caches/cache_choice.py --workdir=results/cache_choice
 

@@ -10,7 +10,7 @@ methods that do not shrink.
     python -m experiments.run --config=configs/codes/inner_product.py
 
 Expected at 3 and 4 bits: RMSE 0.037 and 0.020, correlation 0.918 and 0.974 for turboquant_prod; 0.048 and 0.031,
-0.878 and 0.943 for rotorquant_paper_prod, whose codebook has the wrong scale. Half a minute on two cores.
+0.878 and 0.943 for rotorquant_paper_prod, whose codebook has the wrong scale.
 """
 
 from ml_collections import ConfigDict

@@ -7,7 +7,7 @@ Claim: at 1 to 4 bits a ring of exactly d b bits with 2^8 states has 1.3 to 1.6 
 
 The least error is Shannon's 4^-b at the b bits that are stored, a norm or scale of 16 bits a vector included. In 128
 dimensions this alone is a factor of 1.19. `entropy_coded` is scalar codes with an ideal entropy coder, from theory; its
-vectors differ in length. Half an hour on two cores, most of it for 2^11 and 2^12.
+vectors differ in length. Most of the time is for 2^11 and 2^12.
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,8 @@
 """Codes of the latents of multi-head latent attention: what a decoder of DeepSeek V2's form loses through them.
 
 The decoder was trained by `configs/language/train_lm.py`: latents of 128 coordinates and 32 that turn. A strategy "a/b"
-has the coordinates that turn in codes of a and the latent in codes of b. As in `configs/language/toys.py` all
-tokens but the newest and the sinks are in codes.
+has the coordinates that turn in codes of a and the latent in codes of b. All tokens
+are in codes, the first ones too.
 
     python -m experiments.run --config=configs/language/latent_perplexity.py --workdir=results/latent_perplexity
 """
@@ -17,6 +17,6 @@ def get_config() -> ConfigDict:
     random = ("identity_{}", "rotor_chain_{}", "eden_{}", "turboquant_trellis_{}", "eden_{}+turned", "eden_8/eden_{}")
     fitted = ("klt_trellis_{}", "klt_trellis_{}+pre_rope", "eden_8/klt_trellis_{}")
     strategies = [name.format(bits) for bits in (4, 3, 2) for name in (*random, *(fitted if bits < 4 else ()))]
-    grid = {"model": ("deepseek-r128",), "strategy": tuple(strategies)}
+    grid = {"model": ("deepseek-r128",), "keep": ("0+0",), "strategy": tuple(strategies)}
     config.update({"chunk": 64, "windows": 16, "seeds": 2, "grid": grid})
     return config

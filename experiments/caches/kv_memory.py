@@ -21,6 +21,8 @@ MODELS = {
 }
 """Layers, heads of keys and values, head dimension."""
 SAMPLES = 4096
+PACKED = ("uint8", "uint32")
+"""Dtypes of codes."""
 
 MADE_BY = ("rqjax/recipes/*.py", "rqjax/cache/kv.py")
 TABLES = (
@@ -67,8 +69,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     cache = jax.eval_shape(lambda: strategy.cache(1, heads, tokens, rope=rqjax.Rope(1e4)))
     arrays = jax.tree.leaves((cache.keys, cache.values), is_leaf=TokenArray.is_one)
     parts = {
-        "codes": [leaf for leaf in arrays if leaf.dtype == "uint8"],
-        "scales": [leaf for leaf in arrays if leaf.dtype != "uint8"],
+        "codes": [leaf for leaf in arrays if leaf.dtype in PACKED],
+        "scales": [leaf for leaf in arrays if leaf.dtype not in PACKED],
         "exact": [cache.exact_keys, cache.exact_values],
         "quantizers": [cache.key_quantizer, cache.own_value_quantizer],
     }

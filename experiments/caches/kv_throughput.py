@@ -50,6 +50,7 @@ _jax_attend = jax.jit(jax.nn.dot_product_attention)
 
 def check(point: dict[str, Any]) -> None:
     _shape(point)
+    check_int("rounds", point["rounds"], 2 * PLACES + 1, 2**20)  # or no 16 tokens are appended
     name = point["strategy"]
     fitted.check(name)
     if fitted.learns(name) and "/" in name:

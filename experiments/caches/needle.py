@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 import rqjax
 from experiments.harness import plot as plots
+from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
 
 MADE_BY = ("rqjax/recipes/methods.py",)
@@ -37,7 +38,7 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         return (quantizer.dot(queries, quantizer.encode(hay)).argmax(-1) == places).mean()
 
     rates = jax.jit(jax.vmap(found))(jax.random.split(jax.random.key(0), point["seeds"]))
-    return {"found": float(rates.mean()), "found_sd": float(rates.std(ddof=1))}
+    return mean_and_deviation({"found": rates})
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:

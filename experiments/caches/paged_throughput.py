@@ -18,7 +18,8 @@ from rqjax.core import PAGE
 MADE_BY = ("rqjax/recipes/strategies.py", "rqjax/paging/*.py", "rqjax/cache/*.py", "rqjax/scoring/*.py")
 TABLES = (
     Table(
-        "Milliseconds of attention and of appending a token, and the ratio of those in pages to those without",
+        "Milliseconds of attention and of appending a token where no unit is complete, and the ratio of those in pages"
+        " to those without",
         rows=("strategy",),
         columns=(),
         values=("attend_ms", "attend_in_pages", "append_ms", "append_in_pages"),

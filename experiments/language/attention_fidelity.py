@@ -14,6 +14,7 @@ from experiments.harness.table import Table
 from experiments.language.perplexity import training_text
 from experiments.models import fitted
 from experiments.models.models import captured
+from rqjax.core import check_int
 
 MADE_BY = (
     "experiments/caches/attention_error.py",
@@ -38,6 +39,7 @@ TABLES = (
 def check(point: dict[str, Any]) -> None:
     fitted.check(point["strategy"])
     attention_error.keep(point["keep"])
+    check_int("seeds", point["seeds"], 2, 2**20)  # of which there is a deviation
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:

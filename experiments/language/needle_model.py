@@ -20,6 +20,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from experiments.caches.attention_error import keep
 from experiments.harness import plot as plots
+from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
 from experiments.models import fitted
 from experiments.models.training import Plan, train
@@ -58,6 +59,7 @@ def check(point: dict[str, Any]) -> None:
     fitted.check(point["strategy"])
     keep(point["keep"])
     check_int("pairs", point["pairs"], 1, KEYS)
+    check_int("seeds", point["seeds"], 1, 2**20)
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
@@ -73,13 +75,10 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         caches = decoder.caches(parts, key, len(tokens), tokens.shape[1], window=window, sinks=sinks)
         return float(_recalled(decoder, caches, tokens))
 
-    found = {name: [one(name, seed) for seed in range(point["seeds"])] for name in (point["strategy"], "float32")}
-    mine = found[point["strategy"]]
-    return {
-        "recalled": float(np.mean(mine)),
-        "recalled_sd": float(np.std(mine, ddof=1)),
-        "recalled_float": float(np.mean(found["float32"])),
-    }
+    recalled, exact = (
+        np.array([one(name, seed) for seed in range(point["seeds"])]) for name in (point["strategy"], "float32")
+    )
+    return mean_and_deviation({"recalled": recalled}) | {"recalled_float": float(exact.mean())}
 
 
 def sequences(rng: np.random.Generator, count: int, pairs: int) -> np.ndarray:

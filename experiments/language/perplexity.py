@@ -25,6 +25,7 @@ from experiments.harness.rows import mean_and_deviation
 from experiments.harness.table import Table
 from experiments.models import fitted, layered, models
 from rqjax import KVCache
+from rqjax.core import check_int
 from rqjax.nn import Decoder
 from rqjax.quantizers.formats import FORMATS
 
@@ -67,6 +68,8 @@ TOKENS_AT_A_TIME = 256
 def check(point: dict[str, Any]) -> None:
     fitted.check(point["strategy"])
     keep(point["keep"])
+    for name in ("seeds", "chunk", "windows"):
+        check_int(name, point[name], 1, 2**20)
     if point["context"] % point["chunk"]:
         raise ValueError(f"expected context to be a multiple of chunk = {point['chunk']}, got {point['context']}")
     unit = point["seeds"] * len(text.kinds(point["corpus"]))

@@ -108,12 +108,18 @@ def faiss_eden(x: np.ndarray, bits: int, seed: int) -> Peer:
 
 
 def faiss_rabitq(x: np.ndarray, bits: int, seed: int) -> Peer:
-    """Multi-bit RaBitQ about the mean of x; a bound from the signs decides which vectors are scored with all bits."""
+    """Multi-bit RaBitQ about the mean of x; a bound from the signs decides which vectors are scored with all bits.
+
+    FastScan finds the same in 0.4 to 0.8 of the time, but rounds queries, which one bit has nothing else to score by.
+    """
     _check_bits("faiss_rabitq", bits, range(1, 10))
-    faiss = library("faiss")
-    index = faiss.IndexRaBitQ(x.shape[1], faiss.METRIC_INNER_PRODUCT, bits)
-    # From 2 bits, only the bound rounds queries: scores are bitwise the same at any qb, and 0 is 20 to 60 times slower.
-    index.qb = 0 if bits == 1 else 8
+    faiss, d = library("faiss"), x.shape[1]
+    if bits == 1:
+        index = faiss.IndexRaBitQ(d, faiss.METRIC_INNER_PRODUCT, bits)
+        index.qb = 0
+    else:
+        index = faiss.IndexRaBitQFastScan(d, faiss.METRIC_INNER_PRODUCT, 32, bits)  # 32 vectors at a time
+        index.qb = 8
     return _rotated(index, x, seed)
 
 

@@ -16,7 +16,11 @@ from rqjax.core import nbytes
 def level(
     decoder: Any, name: Any, key: Array, caches: Sequence[KVCache], room: int, options: dict[str, Any]
 ) -> tuple[Any, list[Strategy], int]:
-    """Returns a name, its strategy of each layer, and how many of its pages fit in the bytes of those of `caches`."""
+    """Returns a name, its strategy of each layer, and how many of its pages fit in the bytes of those of `caches`.
+
+    Raises:
+      ValueError: texts are too short for codes.
+    """
     size = lambda layers: sum(nbytes((layer.keys, layer.values)) for layer in layers)  # noqa: E731
     boundary, options = options.get("boundary", 0), {k: v for k, v in options.items() if k != "boundary"}
     layers = decoder.strategies(name, key, boundary, options.get("dtype"))
@@ -26,6 +30,8 @@ def level(
     ]
     in_pages = [layer for layer, cache in zip(layers, caches, strict=True) if not cache.sliding_window]
     one = [layer.cache(1, decoder.config.num_key_value_heads, room, pages=1, **options) for layer in in_pages]
+    if not size(one):
+        raise ValueError(f"degrade= has no codes to make anew: all {room} tokens of a text, max_len, stay exact")
     pages = size(caches) // size(one)
     jax.eval_shape(lambda: [requantize(*pair) for pair in zip(caches, layers, strict=True)])  # raises unless they fit
     return name, layers, pages

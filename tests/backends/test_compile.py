@@ -117,8 +117,9 @@ def test_what_the_harness_reads(compiled):
 
 
 def test_programs():
-    """Programs of plain JAX compile for a GPU, without kernels of ours; half of them, since each takes four seconds."""
-    names = [f"program {name}" for name in list(PROGRAMS)[::2]]
+    """Programs of plain JAX compile for a GPU, without kernels of ours; a fourth of them, since each takes four
+    seconds."""
+    names = [f"program {name}" for name in list(PROGRAMS)[::4]]
     assert hopper.compiled(names) == {name: {} for name in names}
 
 

@@ -141,6 +141,11 @@ def test_what_cannot_degrade_is_refused(decoder, names, message):
         Engine(decoder, "eden_4", KEY, pages=4, slots=1, chunk=128, degrade=names, **OPTIONS)
 
 
+def test_texts_without_codes_cannot_degrade(decoder):
+    with pytest.raises(ValueError, match="degrade= has no codes to make anew: all 16 tokens of a text"):
+        Engine(decoder, "eden_4", KEY, pages=4, slots=1, max_len=16, degrade=["eden_3"], **OPTIONS)
+
+
 @pytest.mark.full
 def test_cancels(decoder):
     engine = Engine(decoder, "float32", KEY, pages=4, slots=2, chunk=128, **OPTIONS)
