@@ -1,4 +1,4 @@
-"""Arguments and results of decode attention on all devices: packed keys and values, and softmax sums."""
+"""Arguments, results and bounds that kernels of all devices share: packed keys and values, softmax sums."""
 
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ LARGEST = 127 * 128
 """Largest number that two limbs hold."""
 NEVER = -1e30
 """Score of a token that is not seen."""
+LONGEST = 3**0.5
+"""Length of a decoded vector relative to the vector, at most, in mode "unbiased"; as in `rqjax.Scaled`."""
 
 
 class Packed(NamedTuple):

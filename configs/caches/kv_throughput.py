@@ -1,8 +1,8 @@
 """Decode attention and append on a CPU for each strategy, against plain float32 and bfloat16 caches in the same run.
 
-Claim: attention to codes pays where the history is long. In short caches its many small kernels cost more than the
-bytes that they save, and a plain bfloat16 cache is the faster one. The plain caches have no slot to spare; the fastest
-of two layouts of keys and `jax.nn.dot_product_attention` counts.
+Claim: attention to codes pays where the history is long and few queries share a head. In short caches its many small
+kernels cost more than the bytes that they save, and a plain bfloat16 cache is the faster one. The plain caches have no
+slot to spare; the fastest of two layouts of keys and `jax.nn.dot_product_attention` counts.
 
     python -m experiments.run --config=configs/caches/kv_throughput.py --workdir=results/kv_throughput
 

@@ -1,4 +1,4 @@
-"""One query at a time among a million vectors, beside FAISS's IndexRaBitQ, IndexPQ and IndexPQFastScan.
+"""One query at a time among a million vectors, beside FAISS's RaBitQ and PQ.
 
     python -m experiments.run --config=configs/search/search_throughput_million.py
 

@@ -18,7 +18,7 @@ MANY = 1000
 ALONE = 20
 """Calls with one query each, one after another."""
 YARDSTICKS = ("rabitq", "pq", "fastscan")
-"""FAISS's IndexRaBitQ, IndexPQ and IndexPQFastScan, which take turns with each codec."""
+"""FAISS's RaBitQ by FastScan, IndexPQ and IndexPQFastScan, which take turns with each codec."""
 MADE_BY = ("experiments/search/search.py", "experiments/search/peers.py", "rqjax/search/*.py", "rqjax/scoring/*.py")
 TABLES = (
     Table(

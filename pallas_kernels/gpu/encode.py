@@ -25,6 +25,7 @@ from pallas_kernels.gpu.launch import (
     table_memory,
     tile_of,
 )
+from pallas_kernels.packed import LONGEST
 
 
 def encode(
@@ -127,9 +128,12 @@ def encode(
             sums = tile.over_lanes(lambda lane, sums: of_lanes(lane, produce(lane), sums), zeros)
             plgpu.commit_smem()  # the vectors have been read, so others may be copied to their place
             sums = [quantize.across(rows, m["partial"], operator.add, total) for total in sums]
-        if scaled is not None:  # <y, levels> / |levels|^2, or |y|^2 / <y, levels>
+        if scaled is not None:  # as `Scaled` has it: squares of norms may leave float32
             product, square = sums
-            norm = jnp.where(norm > 0, product / square if scaled == "mse" else norm * norm / product, 0.0)
+            cosine = jnp.where(norm > 0, product / norm, 0.0)
+            least = jnp.maximum(cosine, quantize.square_root(square) * (1 / LONGEST))
+            best = cosine / square if scaled == "mse" else 1 / least
+            norm = jnp.minimum(norm * jnp.where(cosine > 0, best, 0.0), float(jnp.finfo(norm_dtype).max))
         own = (rows.part == 0) & (rows.token < count)
         rows.poke(of_tile(m["norm"], start, tile), rows.token, rows.part * 0, [norm.astype(norm_dtype)], own)
         packing.write_words(rows, m["lanes"], of_tile(m["words"], start, tile), dim, bits, count)

@@ -36,12 +36,12 @@ def norm(tile: Tile, ref: Any, m: Any) -> jax.Array:
         unit = lax.bitcast_convert_type(bits, jnp.float32)
         inverse = lax.bitcast_convert_type(jnp.uint32(254 << 23) - bits, jnp.float32)
         again = _over_coordinates(tile, ref, m["partial"], operator.add, lambda x: (x * inverse) * (x * inverse), times)
-        return _square_root(again) * unit
+        return square_root(again) * unit
 
-    return jnp.where(unusual, scaled(), _square_root(square))
+    return jnp.where(unusual, scaled(), square_root(square))
 
 
-def _square_root(x: jax.Array) -> jax.Array:
+def square_root(x: jax.Array) -> jax.Array:
     """Returns x rsqrt(x): kernels have no square root, but its inverse."""
     return jnp.where(x > 0, x * lax.rsqrt(x), 0.0)
 

@@ -107,9 +107,11 @@ def begun(plan: Plan, queries: Queries, shift: Any, place: Place) -> list[list[j
 
 
 def capped(plan: Plan, scores: list[list[jax.Array]]) -> list[list[jax.Array]]:
+    """Scores under a soft limit. Hardware's tanh has 11 bits, so that it would move scores of 50 by 0.02."""
     if plan.softcap is None:
         return scores
-    return [[plan.softcap * jnp.tanh(x * (1 / plan.softcap)) for x in some] for some in scores]
+    exponent = float(2 / (plan.softcap * np.log(2)))
+    return [[plan.softcap - 2 * plan.softcap / (jnp.exp2(x * exponent) + 1) for x in some] for some in scores]
 
 
 def _key_products(plan, side, arrays, table, queries, group, outer, first, place):

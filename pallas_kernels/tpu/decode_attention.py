@@ -29,6 +29,8 @@ MAX_PAGES, STEP_BYTES = 8, 2**20
 """Pages of a step at most, a power of two, and bytes of their codes: a step costs time however small it is."""
 UNIT, SHIFT, GROUPS = 0, 1, 2
 """Columns of each query's numbers: the unit of its limbs, the number added to scores, and sums of its groups."""
+MAX_GROUPS = LANES - GROUPS
+"""Groups of a vector at most."""
 
 
 def decode_attention(
@@ -168,10 +170,11 @@ def _pages(x: jax.Array, axis: int, tokens: int, plan: _Plan, k: int) -> pl.Bloc
     shape[axis] = x.shape[axis] * (PAGE if plan.paged else PAGE * plan.pages) // tokens
 
     def at(b, i, bounds, table):
-        first, last = lax.div(bounds[0, b], PAGE), lax.div(jnp.maximum(bounds[1, b] - 1, 0), PAGE)
+        last = lax.div(jnp.maximum(bounds[1, b] - 1, 0), PAGE)
+        first = jnp.minimum(lax.div(bounds[0, b], PAGE), last)  # a window may begin behind all codes
         if plan.paged:
-            return table[b, jnp.clip(plan.pages * i + k, first, jnp.maximum(first, last))], 0, 0, 0
-        step = jnp.clip(i, lax.div(first, plan.pages), lax.div(jnp.maximum(first, last), plan.pages))
+            return table[b, jnp.clip(plan.pages * i + k, first, last)], 0, 0, 0
+        step = jnp.clip(i, lax.div(first, plan.pages), lax.div(last, plan.pages))
         return (b, 0, step, 0) if axis == 2 else (b, 0, 0, step)
 
     return pl.BlockSpec(tuple(shape), at)

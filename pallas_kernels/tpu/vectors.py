@@ -13,11 +13,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.packed import LONGEST
+
 DIMS, MAX_BITS, DTYPES = (64, 128, 192, 256, 512), 4, ("float32", "bfloat16")
 TILE = 512
 """Vectors of a step."""
-LONGEST = 3**0.5
-"""Length of a decoded vector relative to the vector, at most, in mode "unbiased"; as in `rqjax.Scaled`."""
 
 
 class Plan(NamedTuple):

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Shaped
@@ -84,23 +85,43 @@ def as_bits(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
 
 
 def put(x: Shaped[Array, "..."], at: Any, new: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-    """Writes `new` into x at some places and drops those out of range. Numbers of 16 bits are moved as bits: XLA's CPU
+    """Writes `new` into x at some places and drops those out of range. Floats of 16 bits are moved as bits: XLA's CPU
     backend writes a bfloat16 by way of a float32 copy of the whole."""
-    if x.dtype.itemsize != 2:
-        return x.at[at].set(new, mode="drop")
-    return lax.bitcast_convert_type(as_bits(x).at[at].set(as_bits(new.astype(x.dtype)), mode="drop"), x.dtype)
+    return _moved(lambda at, x, new: x.at[at].set(new, mode="drop"), at, x, new.astype(x.dtype))
 
 
 def pick(x: Shaped[Array, "..."], at: Any) -> Shaped[Array, "..."]:
     """Entries of x at some places, moved as `put` moves them."""
-    return x[at] if x.dtype.itemsize != 2 else lax.bitcast_convert_type(as_bits(x)[at], x.dtype)
+    return _moved(lambda at, x: x[at], at, x)
 
 
 def part(x: Shaped[Array, "n ..."], start: Array | int, size: int) -> Shaped[Array, "size ..."]:
     """`size` entries of x from `start` on, moved as `put` moves them."""
-    if x.dtype.itemsize != 2:
-        return lax.dynamic_slice_in_dim(x, start, size)
-    return lax.bitcast_convert_type(lax.dynamic_slice_in_dim(as_bits(x), start, size), x.dtype)
+    return _moved(lambda start, x: lax.dynamic_slice_in_dim(x, start, size), start, x)
+
+
+def _moved(move: Callable[..., Array], at: Any, *arrays: Array) -> Array:
+    """Moves numbers of arrays of one dtype. Bits have no derivative; it is that of moving the numbers."""
+    dtype = arrays[0].dtype
+    if dtype.itemsize != 2 or not jnp.issubdtype(dtype, jnp.floating):
+        return move(at, *arrays)
+    leaves, structure = jax.tree.flatten(at)
+    traced = [leaf for leaf in leaves if not isinstance(leaf, slice)]
+
+    def place(traced: list[Any]) -> Any:
+        others = iter(traced)
+        return structure.unflatten([leaf if isinstance(leaf, slice) else next(others) for leaf in leaves])
+
+    @jax.custom_jvp
+    def as_numbers(traced, *arrays):
+        return lax.bitcast_convert_type(move(place(traced), *map(as_bits, arrays)), dtype)
+
+    @as_numbers.defjvp
+    def derivative(primals, tangents):
+        at = place(primals[0])
+        return as_numbers(*primals), jax.jvp(lambda *arrays: move(at, *arrays), primals[1:], tangents[1:])[1]
+
+    return as_numbers(traced, *arrays)
 
 
 def as_float32(x: Shaped[Array, "*n"]) -> Float[Array, "*n"]:

@@ -69,7 +69,9 @@ class CodedAttention(NamedTuple):
         reason = nests.reason_of_queries(cache, time, q_heads, mask, sliding_window, softcap, **abilities)
         rows = q_heads // cache.exact_keys.shape[1] * time
         for side, (quantizer, codes) in zip(("keys", "values"), nests.sides(cache), strict=False):
-            if reason is None and (found := self.limits(cache, quantizer, codes, rows)):
+            wide = nests.part(quantizer).leaf.dim != quantizer.dim
+            found = "a rotation into more dimensions" if wide else self.limits(cache, quantizer, codes, rows)
+            if reason is None and found:
                 reason = f"{side}: {found}"
         return reason and f"no {name} kernel for this attention: {reason}"
 

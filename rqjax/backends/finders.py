@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from rqjax.arrays import packing
+from rqjax.backends.nests import RotatedScalar
 from rqjax.core import Codes, Quantizer, Refusal
 
 
@@ -50,11 +52,26 @@ def old_jax(implementation: str) -> str | None:
     return None
 
 
+def of_vectors(limits: Callable[..., str | None]) -> Callable[..., str | None]:
+    """Makes limits of `encode` and `roundtrip` from limits of a quantizer and vectors that fit it."""
+
+    def of_fitting(quantizer: Quantizer, x: Any) -> str | None:
+        if x.ndim == 0 or x.shape[-1] != quantizer.dim or not jnp.issubdtype(x.dtype, jnp.floating):
+            return f"kernels take vectors of dimension {quantizer.dim} in floating point, not {x.dtype} {x.shape}"
+        return limits(quantizer, x)
+
+    return of_fitting
+
+
 def of_codes(limits: Callable[[Any, Any], str | None]) -> Callable[..., str | None]:
     """Makes limits of `decode` from limits of a quantizer and vectors. Codes begin with norms."""
 
     def of_decoded(quantizer: Quantizer, codes: Codes, *, dtype: DTypeLike | None = None) -> str | None:
         shape = (*codes[0].shape, quantizer.dim)
-        return limits(quantizer, jax.ShapeDtypeStruct(shape, dtype or jnp.float32))
+        if reason := limits(quantizer, jax.ShapeDtypeStruct(shape, dtype or jnp.float32)):
+            return reason
+        leaf, words = RotatedScalar.of(quantizer).leaf, codes[1].shape[-1]
+        wanted = packing.words_per_vector(leaf.dim, leaf.bits)
+        return None if words == wanted else f"kernels take {wanted} words a vector, not {words}"
 
     return of_decoded

@@ -121,10 +121,10 @@ finders.register(
     NAME,
     _missing,
     [
-        Entry(Quantizer.encode, (Normalized, Scaled), _limits_to_encode, hopper_calls.encode),
-        Entry(Quantizer.encode, (Trellis,), _limits_of_trellis, hopper_calls.encode_trellis),
+        Entry(Quantizer.encode, (Normalized, Scaled), finders.of_vectors(_limits_to_encode), hopper_calls.encode),
+        Entry(Quantizer.encode, (Trellis,), finders.of_vectors(_limits_of_trellis), hopper_calls.encode_trellis),
         Entry(Quantizer.decode, (Normalized, Scaled), finders.of_codes(_limits_to_decode), hopper_calls.decode),
-        Entry(roundtrip, (Normalized, Scaled), _limits_of_roundtrips, hopper_calls.roundtrip),
+        Entry(roundtrip, (Normalized, Scaled), finders.of_vectors(_limits_of_roundtrips), hopper_calls.roundtrip),
         ATTENTION.entry(NAME)._replace(call=hopper_attention.attend),
         Entry(entered, (KVCache,), hopper_attention.limits_to_enter, hopper_attention.enter, rows=False),
         Entry(
@@ -141,6 +141,7 @@ finders.register(
 def autotune(quantizer: Quantizer, x: Shaped[Array, "*n d"], *, repeats: int = 20) -> dict[str, int]:
     """Measures every tile size of the kernels for such vectors on this device, and keeps the fastest for this process.
 
+    A dense matrix has one tile size to encode with, which is not measured.
     Functions that were compiled before keep theirs: call it first.
 
     Args:
@@ -161,7 +162,9 @@ def autotune(quantizer: Quantizer, x: Shaped[Array, "*n d"], *, repeats: int = 2
     launch, n, dim = kernel("launch"), math.prod(x.shape[:-1]), x.shape[-1]
     codes = compiled(encode)(quantizer, x)
     found = {}
-    for operation, operand, options in ((encode, x, {}), (decode, codes, {"dtype": x.dtype}), (roundtrip, x, {})):
+    cases = [(encode, x, {}), (decode, codes, {"dtype": x.dtype}), (roundtrip, x, {})]
+    first: Any = (hopper_calls.with_sketch(quantizer) or (quantizer,))[0]
+    for operation, operand, options in cases[1:] if isinstance(first.inner.rotation, Dense) else cases:
         name = operation.__name__
         try:
             jax.eval_shape(compiled(operation, **options), quantizer, operand)

@@ -15,7 +15,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int8, Shaped
 
 from rqjax.arrays.planes import as_float32
-from rqjax.backends.finders import Entry, register
+from rqjax.backends.finders import Entry, of_vectors, register
+from rqjax.backends.nests import within_rotations
 from rqjax.cache import attention
 from rqjax.cache.kv import KVCache
 from rqjax.core import Codes, Quantizer, nest, platforms
@@ -46,17 +47,10 @@ def _operations() -> Any:
     return importlib.import_module("jax_plugins.mps.ops")
 
 
-def _leaf(quantizer: Quantizer) -> Quantizer:
-    """Returns what is within rotations."""
-    while isinstance(quantizer, Rotated):
-        quantizer = quantizer.inner
-    return quantizer
-
-
 def _limits(quantizer: Quantizer, *_: Any, **__: Any) -> str | None:
     """Returns why there are no kernels for a quantizer, or None for an `Affine` that MLX takes, alone or within
     rotations."""
-    inner = _leaf(quantizer)
+    inner = within_rotations(quantizer)
     if isinstance(inner, Affine) and inner.bits in MLX_BITS and inner.group_size in MLX_GROUPS:
         return None
     return (
@@ -67,7 +61,11 @@ def _limits(quantizer: Quantizer, *_: Any, **__: Any) -> str | None:
 
 def _limits_to_encode(quantizer: Quantizer, x: Any) -> str | None:
     """Returns the limits of `_limits`, and that MLX has no grid from the least to the largest number."""
-    return "mps kernels encode Affine, not MinMax" if isinstance(_leaf(quantizer), MinMax) else _limits(quantizer)
+    return (
+        "mps kernels encode Affine, not MinMax"
+        if isinstance(within_rotations(quantizer), MinMax)
+        else _limits(quantizer)
+    )
 
 
 def _limits_of_levels(y: Any, levels: Any) -> str | None:
@@ -154,9 +152,9 @@ register(
     "mps",
     _missing,
     [
-        Entry(Quantizer.encode, (Affine, Rotated), _limits_to_encode, _encode),
+        Entry(Quantizer.encode, (Affine, Rotated), of_vectors(_limits_to_encode), _encode),
         Entry(Quantizer.decode, (Affine, Rotated), _limits, _decode),
-        Entry(roundtrip, (Affine, Rotated), _limits_to_encode, _roundtrip),
+        Entry(roundtrip, (Affine, Rotated), of_vectors(_limits_to_encode), _roundtrip),
         Entry(Quantizer.scores, (Affine,), _limits, _scores),
         Entry(Quantizer.weigh, (Affine,), _limits, functools.partial(_products, transpose=False)),
         Entry(float_products, (object,), _limits_of_levels, _level_products),

@@ -127,6 +127,13 @@ def part(quantizer: Quantizer, codes: Codes = None) -> RotatedScalar:
     return RotatedScalar.of(quantizer.inner if isinstance(quantizer, PerHead) else quantizer, codes)
 
 
+def within_rotations(quantizer: Quantizer) -> Quantizer:
+    """Returns what is within rotations."""
+    while isinstance(quantizer, Rotated):
+        quantizer = quantizer.inner
+    return quantizer
+
+
 def by_head(function: Callable[[Quantizer, Array], Array], quantizer: Quantizer, x: Array) -> Array:
     """Applies a function to x (batch, heads, ...) with the quantizer, or with each head's own."""
     return over_heads(function)(quantizer, x) if isinstance(quantizer, PerHead) else function(quantizer, x)

@@ -22,6 +22,7 @@ from rqjax.cache.kv import KVCache
 from rqjax.core import Codes, Quantizer, nest, platforms
 from rqjax.core.dispatch import CONTEXT
 from rqjax.core.quantizer import roundtrip
+from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.combinators import Normalized, Scaled
 from rqjax.quantizers.per_head import PerHead
 from rqjax.quantizers.scalar import Scalar
@@ -53,7 +54,8 @@ def _limits(quantizer: Quantizer, x: Any) -> str | None:
     """Returns why no kernel encodes or decodes vectors, or None."""
     found, vectors = nests.RotatedScalar.of(quantizer), _kernel("vectors")
     leaf = found.leaf
-    if not (isinstance(leaf, Scalar) and found.rotations and isinstance(found.outer, Normalized | Scaled)):
+    inner = nests.within_rotations(quantizer.inner)  # pyright: ignore[reportAttributeAccessIssue]
+    if not (isinstance(inner, Scalar) and found.rotations and isinstance(found.outer, Normalized | Scaled)):
         return f"mosaic_tpu kernels are for Normalized or Scaled(Rotated(rotation, Scalar)), not for {nest(quantizer)}"
     if not leaf.symmetric or leaf.bits > vectors.MAX_BITS:
         which = f"{leaf.bits} bits" if leaf.symmetric else "others"
@@ -69,7 +71,10 @@ def _limits(quantizer: Quantizer, x: Any) -> str | None:
 
 def _limits_of_codes(cache: KVCache, quantizer: Quantizer, codes: Codes, rows: int) -> str | None:
     """Returns why attention's kernel does not take keys or values, or None."""
-    return nests.reason_of_leaf(nests.part(quantizer, codes), isinstance(quantizer, PerHead))
+    found, most = nests.part(quantizer, codes), _kernel("decode_attention").MAX_GROUPS
+    if isinstance(found.leaf, Affine) and found.leaf.dim > most * found.leaf.group_size:
+        return f"{found.leaf.dim // found.leaf.group_size} groups, more than {most}"
+    return nests.reason_of_leaf(found, isinstance(quantizer, PerHead))
 
 
 def _parts(quantizer: Any) -> tuple[Array, Array, Any]:
@@ -109,9 +114,9 @@ finders.register(
     NAME,
     _missing,
     [
-        Entry(Quantizer.encode, (Normalized, Scaled), _limits, _encode),
+        Entry(Quantizer.encode, (Normalized, Scaled), finders.of_vectors(_limits), _encode),
         Entry(Quantizer.decode, (Normalized, Scaled), finders.of_codes(_limits), _decode),
-        Entry(roundtrip, (Normalized, Scaled), _limits, _roundtrip),
+        Entry(roundtrip, (Normalized, Scaled), finders.of_vectors(_limits), _roundtrip),
         CodedAttention(_limits_of_codes, _attend).entry(NAME),
     ],
 )

@@ -222,12 +222,19 @@ def _differentiable(run: Callable[..., Any], body: Callable[..., Any], rows: boo
             out = jax.lax.map(lambda i: batched(*jax.tree.unflatten(structure, pick(i))), jnp.arange(axis_size))
         return out, jax.tree.map(lambda _: True, out)
 
-    @jax.custom_vjp
+    @jax.custom_jvp
     def function(own, others):
         return batched(own, others)
 
-    def backward(arrays, cotangent):
-        return jax.vjp(lambda *arrays: called(only_xla(body), *arrays), *arrays)[1](cotangent)
+    @function.defjvp
+    def derivative(arrays, tangents):
+        found = function(*arrays)
+        again = jax.checkpoint(lambda *arrays: called(only_xla(body), *arrays))  # keeps nothing but the arguments
+        return found, jax.tree.map(_as_tangent, found, jax.jvp(again, arrays, tangents)[1])
 
-    function.defvjp(lambda *arrays: (batched(*arrays), arrays), backward)
     return function(parts.own, parts.others)
+
+
+def _as_tangent(found: Any, tangent: Any) -> Any:
+    """A tangent of the body's result as one of the kernel's, which may be of another dtype."""
+    return tangent.astype(found.dtype) if jnp.issubdtype(found.dtype, jnp.floating) else tangent

@@ -22,8 +22,10 @@ CAPABILITY: ContextVar[str | None] = ContextVar("capability", default=None)
 
 
 def platform() -> str:
-    """The platform to formulate for: "cpu", "gpu", "METAL", "mps" or another one of jax."""
-    return PLATFORM.get() or jax.default_backend()
+    """The platform to formulate for: "cpu", "gpu", "METAL", "mps" or another one of jax. It is that of
+    `jax.default_device`, if that is set."""
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    return PLATFORM.get() or getattr(device, "platform", device) or jax.default_backend()
 
 
 def on_cpu() -> bool:

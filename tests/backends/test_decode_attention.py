@@ -376,7 +376,12 @@ def test_says_why_there_is_no_kernel():
     )
     assert reason("eden_4/kivi_4", dim=192, latent=128).startswith("values: ")
     assert reason("rotorquant_prod_3").startswith("keys: the nest is not rotations and a norm")
-    assert reason("rotorquant_paper_3").startswith("keys: the nest is not rotations and a norm")
+    assert reason("rotorquant_paper_3") == "keys: a rotation into more dimensions"
+    paper = rqjax.METHODS["rotorquant_paper"](jax.random.key(0), 64, 3).inner.rotation
+    wide = rqjax.Normalized(rqjax.Rotated(paper, rqjax.lloyd_max(paper.wide_dim, 3)))
+    cache = rqjax.KVCache.init(2, 2, 320, wide, wide)
+    with pytest.raises(Unsupported, match="keys: a rotation into more dimensions"):
+        rqjax.attend(cache, jnp.ones((2, 1, 6, 64)), implementation="mosaic_gpu")
 
 
 def test_refuses_by_name(monkeypatch):

@@ -148,6 +148,31 @@ def test_best_scales(mode, rotation, dtype):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("mode", "dtype"), [("mse", "float16"), ("unbiased", "bfloat16")])
+def test_scales_of_unusual_vectors(mode, dtype):
+    """Directions far from all levels have bounded scales, and squares of norms may leave float32."""
+    quantizer = rqjax.Scaled(recipe("rotorquant", 64, 1).inner, mode=mode, dtype=dtype)
+    x = np.asarray(vectors(4, 64))
+    x = jnp.asarray(np.concatenate([np.eye(64)[:8], x * 1e25, x * 1e-25, np.zeros((1, 64))]), jnp.float32)
+    (scale, words), (expected, expected_words) = both(encode, quantizer, x)
+    np.testing.assert_allclose(np.asarray(scale, np.float32), np.asarray(expected, np.float32), rtol=2.0**-7)
+    assert (words != expected_words)[8:-1].mean() < 0.1  # the others have coordinates of zero, on a boundary
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["rotorquant", "turboquant_trellis"])
+def test_vectors_of_another_dimension_are_refused(name):
+    for function in (rqjax.encode, rqjax.roundtrip):
+        with pytest.raises(ValueError, match="expected vectors of dimension 64 along the last axis"):
+            function(recipe(name, 64, 3), vectors(5, 128))
+    with pytest.raises(Unsupported, match="kernels take vectors of dimension 64"):
+        rqjax.encode(recipe("rotorquant", 64, 3), vectors(5, 128), implementation="mosaic_gpu")
+    norm, words = rqjax.encode(recipe("rotorquant", 64, 3), vectors(5, 64), implementation="xla")
+    with pytest.raises(ValueError, match="expected codes of 6 uint32 a vector"):
+        rqjax.decode(recipe("rotorquant", 64, 3), (norm, words[:, :4]))
+
+
+@pytest.mark.full
 def test_norms_at_the_ends_of_float32():
     x = np.asarray(vectors(4, 64))
     x = x / np.linalg.norm(x, axis=-1, keepdims=True)
@@ -168,9 +193,10 @@ def test_tiles_of_many_vectors_give_the_same_codes(monkeypatch):
 def test_autotuning_keeps_a_tile_size(monkeypatch):
     monkeypatch.setattr(launch, "TUNED", {})
     monkeypatch.setattr(launch, "tile_sizes", lambda dim: [64])
-    found = hopper.autotune(recipe("turboquant", 64, 2), vectors(3, 64), repeats=1)
-    assert found == {"encode": 64}
-    assert launch.TUNED == {("encode", 64, 3): 64}
+    found = hopper.autotune(recipe("hadamard", 64, 2), vectors(3, 64), repeats=1)
+    assert found == {"encode": 64, "decode": 64}
+    assert hopper.autotune(recipe("turboquant", 64, 2), vectors(3, 64), repeats=1) == {}
+    assert launch.TUNED == {("encode", 64, 3): 64, ("decode", 64, 3): 64}
     assert launch.tile_tokens("encode", 64, 3) == 64
 
 
@@ -223,6 +249,14 @@ def test_gradients_are_those_of_the_twin():
         if a.dtype != jax.dtypes.float0 and a.size:
             assert jnp.abs(b).max() > 0
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.abs(b).max()))
+
+    def tangent(quantizer, norm, words, implementation):
+        decode = lambda norm: rqjax.decode(quantizer, (norm, words), implementation=implementation)  # noqa: E731
+        return jax.jvp(decode, (norm,), (jnp.cos(norm),))[1]
+
+    quantizer = recipe("rotorquant", 64, 3)
+    got, want = both(tangent, quantizer, *quantizer.encode(vectors(5, 64)))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * float(jnp.abs(want).max()))
 
 
 @pytest.mark.parametrize(("columns", "itemsize"), [(128, 4), (80, 4), (80, 2), (64, 2), (512, 4)])

@@ -29,6 +29,8 @@ CASES = {
     "affine of 3 bits, 2 bits": (128, 5, "3 affine 128", "2 affine 32", (300, 77), {"paged": True, "softcap": 2.0}),
     "affine keys of 1 bit, heads of 64": (64, 9, "1 affine 64", "1", (250, 16), {}),
     "what is added differs by token": (64, 3, "4", "3", (400, 128), {"paged": True, "shifted": True}),
+    "a window behind all codes, pages": (64, 1, "2", "3", (256, 77), {"paged": True, "start": (256, 5)}),
+    "a window behind all codes": (64, 1, "2", "3", (1024, 77), {"start": (1024, 5)}),
 }
 """Dimension, query heads a key-value head, kinds of keys and values, lengths, and special options."""
 
@@ -62,7 +64,7 @@ def test_matches_attention_to_decoded_vectors(case):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", [list(CASES)[i] for i in (1, 3, 4, 7)])
+@pytest.mark.parametrize("case", [list(CASES)[i] for i in (1, 3, 4, 7, 8, 9)])
 def test_no_races_nor_reads_of_what_is_not_there(case):
     *arguments, options = CASES[case]
     found, expected = run(*arguments, **options, interpret=INTERPRETED and pltpu.InterpretParams(**STRICT))

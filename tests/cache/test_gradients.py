@@ -73,3 +73,19 @@ def test_gradients_of_new_tokens_and_options():
         (of_scale, loss(k, 2.0, 0.2 - step), loss(k, 2.0, 0.2 + step)),
     ):
         np.testing.assert_allclose(found, (high - low) / (2 * step), rtol=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_new_tokens_in_a_cache_of_16_bits(dtype):
+    """Tokens are moved into and out of the ring as bits, whose derivative is none; that of the numbers is one."""
+    cache = rqjax.strategy("eden_3", jax.random.key(0), 32).cache(2, 1, 64, window=16, sinks=2, dtype=dtype)
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, 8, 1, 32)) for i in range(3))
+
+    def loss(k, v, cache):
+        return jnp.sin(3 * rqjax.attend(rqjax.append(cache, k, v), q[:, -1:])).sum()
+
+    found = jax.grad(loss, argnums=(0, 1))(k, v, cache)
+    expected = jax.grad(loss, argnums=(0, 1))(k, v, rqjax.strategy("float32", jax.random.key(0), 32).cache(2, 1, 64))
+    for a, b in zip(found, expected, strict=True):
+        assert float(jnp.abs(b).max()) > 0.1
+        np.testing.assert_allclose(a, b, atol=0.02 * float(jnp.abs(b).max()))
