@@ -2,6 +2,7 @@
 
 import os
 
+import jax
 from jaxtyping import PyTree
 
 from rqjax.cache.kv import KVCache
@@ -30,8 +31,9 @@ def save(tree: PyTree, path: str | os.PathLike[str], *, recipe: str | None = Non
       >>> rqjax.load("q.safetensors")
       Scaled(Rotated(Dense(64), Scalar(3 bits)))
     """
-    if isinstance(tree, KVCache):
-        tree.check()
+    for part in jax.tree.leaves(tree, is_leaf=lambda part: isinstance(part, KVCache)):
+        if isinstance(part, KVCache):
+            part.check()
     _check_recipe(recipe)
     treefile.save(tree, path, packed=False, **({} if recipe is None else {"recipe": recipe}))
 

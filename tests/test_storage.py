@@ -47,6 +47,13 @@ def test_a_cache_comes_back_bit_for_bit(saved):
     assert rqjax.load(path, full).lengths.tolist() == [0, 0]
 
 
+def test_a_cache_among_others_that_had_no_room_is_refused(full, tmp_path):
+    k = jax.random.normal(jax.random.key(1), (2, 200, 1, 64), jnp.bfloat16)
+    over = jax.jit(rqjax.append)(full, k, k)
+    with pytest.raises(ValueError, match="max_len"):
+        rqjax.save((full, over), tmp_path / "caches.safetensors")
+
+
 @pytest.mark.parametrize("size", [0, 7, 1000, -1])
 def test_a_truncated_file_is_refused(saved, size):
     full, path = saved

@@ -61,7 +61,7 @@ def encode(
     Returns:
       Norms, or scales, (n,) and words (n, words) uint32 in the layout of `packing`.
     """
-    (n, dim), bits = x.shape, (levels.shape[0] - 1).bit_length()
+    (n, dim), bits, most = x.shape, (levels.shape[0] - 1).bit_length(), float(jnp.finfo(norm_dtype).max)
     names, arrays = stage_arrays(rotation)
     dense = "dense" in names
     tile = tile_of("encode", 64 if dense else tokens, n, dim, interpret)
@@ -79,7 +79,7 @@ def encode(
             rows.synchronize()
         norm = quantize.norm(whole, source, m)
         if scaled is None:  # directions are relative to the norm as it is stored
-            norm = norm.astype(norm_dtype).astype(jnp.float32)
+            norm = jnp.where((norm > most) & (norm < jnp.inf), most, norm).astype(norm_dtype).astype(jnp.float32)
         values = quantize.readable(rows, m["table of levels"])
 
         def pack(token, norm):
@@ -133,7 +133,8 @@ def encode(
             cosine = jnp.where(norm > 0, product / norm, 0.0)
             least = jnp.maximum(cosine, quantize.square_root(square) * (1 / LONGEST))
             best = cosine / square if scaled == "mse" else 1 / least
-            norm = jnp.minimum(norm * jnp.where(cosine > 0, best, 0.0), float(jnp.finfo(norm_dtype).max))
+            norm = norm * jnp.where(cosine > 0, best, 0.0)
+            norm = jnp.where(norm > most, most, norm)  # so that NaN stays
         own = (rows.part == 0) & (rows.token < count)
         rows.poke(of_tile(m["norm"], start, tile), rows.token, rows.part * 0, [norm.astype(norm_dtype)], own)
         packing.write_words(rows, m["lanes"], of_tile(m["words"], start, tile), dim, bits, count)

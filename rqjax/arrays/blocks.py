@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Shaped
 
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, platforms
+from rqjax.core.mesh import varying
 
 BLOCK_COORDINATES = 2**20
 """Coordinates in a block of rows that are processed together: 4 MiB in float32."""
@@ -37,7 +38,7 @@ def in_blocks(function: Callable[..., Codes], *arrays: Shaped[Array, "..."], row
 
     shapes = jax.eval_shape(function, *(a[:rows] for a in flat))
     empty = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), shapes)
-    out = lax.fori_loop(0, -(-count // rows), block, empty)
+    out = lax.fori_loop(0, -(-count // rows), block, varying(empty, flat))
     return jax.tree.map(lambda o: o.reshape(*lead, *o.shape[1:]), out)
 
 

@@ -47,9 +47,11 @@ def direction(x: Shaped[Array, "*n d"]) -> Float[Array, "*n d"]:
 
 
 def stored(norm: Float[Array, "*n"], dtype: str) -> Shaped[Array, "*n"]:
-    """Norms as they are stored. Eight bits hold those from 2^-16 to 2^16 on a logarithmic scale; code 0 stands for
-    0."""
-    return of_octaves(jnp.log2(norm)) if dtype == LOGARITHMIC else rounded_to(norm, dtype)
+    """Norms as they are stored, the largest number in the place of larger ones. Eight bits hold those from 2^-16 to
+    2^16 on a logarithmic scale; code 0 stands for 0."""
+    if dtype == LOGARITHMIC:
+        return of_octaves(jnp.log2(norm))
+    return rounded_to(jnp.where((norm > (most := largest(dtype))) & (norm < jnp.inf), most, norm), dtype)
 
 
 def restored(x: Shaped[Array, "*n"]) -> Float[Array, "*n"]:

@@ -68,7 +68,17 @@ def materialized(x: Shaped[Array, "..."], after: Shaped[Array, "..."] | None = N
         return x
     if after is not None and x.dtype == jnp.uint8:
         return x ^ never_true(after).astype(jnp.uint8)
+    return _looped(x)
+
+
+@jax.custom_jvp
+def _looped(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     return lax.fori_loop(0, never_true(x).astype(jnp.int32), lambda _, value: value + value, x)
+
+
+@_looped.defjvp
+def _of_tangents(x: tuple[Array], tangent: tuple[Array]) -> tuple[Array, Array]:
+    return _looped(*x), tangent[0]
 
 
 def never_true(x: Shaped[Array, "..."]) -> Bool[Array, ""]:

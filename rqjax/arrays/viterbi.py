@@ -15,6 +15,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, UInt8, UInt32
 
+from rqjax.core.mesh import varying
+
 IMPOSSIBLE = 1e30
 """The cost of a state that a path may not be in; float32 still adds and compares it."""
 
@@ -65,6 +67,7 @@ def path(segments: Sequence[Segment], families: UInt32[Array, "n"] | None = None
     count, steps = segments[0].y.shape[1], []
     barred = families is not None and every >> segments[0].bits[0] != families
     cost = jnp.where(barred, IMPOSSIBLE, jnp.zeros((len(every), count), jnp.float32))
+    cost = varying(cost, segments)
     for segment in segments:
         whole = len(segment.y) // len(segment.bits) * len(segment.bits)
         for part in (segment.cut(0, whole), segment.cut(whole, len(segment.y))):

@@ -146,12 +146,11 @@ def is_traced(x: Any) -> bool:
 
 def check_data(name: str, x: PyTree) -> None:
     """Raises a ValueError for vectors that nothing can be learned from, where the numbers are known."""
-    for array in jax.tree.leaves(x):
+    arrays = jax.tree.leaves(x)
+    for array in arrays:
         if array.ndim == 0 or len(array) < 2:
             raise ValueError(f"expected at least 2 vectors in {name}, got shape {array.shape}")
-        if is_traced(array):
-            continue
-        if not bool(jnp.isfinite(array).all()):
+        if not is_traced(array) and not bool(jnp.isfinite(array).all()):
             raise ValueError(f"expected finite numbers in {name}, got {int((~jnp.isfinite(array)).sum())} NaN or Inf")
-        if bool((array == array[:1]).all()):
-            raise ValueError(f"expected vectors that differ in {name}, got {len(array)} equal ones")
+    if not any(map(is_traced, arrays)) and all(bool((array == array[:1]).all()) for array in arrays):
+        raise ValueError(f"expected vectors that differ in {name}, got {len(arrays[0])} equal ones")

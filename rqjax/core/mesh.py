@@ -55,6 +55,26 @@ def mapped(
     return shard_map(function, check_rep=False, **specs)
 
 
+def varying(x: PyTree, *others: PyTree) -> PyTree:
+    """Returns x as what varies along all axes of a `jax.shard_map` along which `others` vary: a loop has to begin with
+    the type that it ends with."""
+    if not hasattr(jax.lax, "pcast"):  # before jax 0.8 there is no name for it
+        return x
+
+    def axes(leaf: Any) -> frozenset[str]:
+        of = jax.typeof(leaf)
+        kind = getattr(of, "manual_axis_type", None)  # from jax 0.10 on
+        return getattr(of, "vma", frozenset()) if kind is None else kind.varying
+
+    wanted = frozenset().union(*map(axes, jax.tree.leaves(others)))
+
+    def cast(leaf: Any) -> Any:
+        missing = tuple(wanted - axes(leaf))
+        return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+    return jax.tree.map(cast, x)
+
+
 def fetched(x: Array | np.ndarray) -> np.ndarray:
     """Fetches the numbers of an array, those of other processes too; all processes have to ask for them."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 from rqjax.core.checks import check_vectors
 from rqjax.core.dispatch import Operation, operation
+from rqjax.core.mesh import varying
 from rqjax.core.products import all_in_floats, full_precision_einsum, over, weighted_sums
 from rqjax.core.registry import nest
 from rqjax.core.token_array import TokenArray
@@ -164,7 +165,8 @@ class Quantizer:
             return lax.dynamic_update_slice_in_dim(found, block(start), start, 3)
 
         one = jax.eval_shape(block, 0)
-        return lax.fori_loop(0, -(-tokens // size), add, jnp.zeros((*one.shape[:3], tokens), one.dtype))
+        found = varying(jnp.zeros((*one.shape[:3], tokens), one.dtype), prepared, codes)
+        return lax.fori_loop(0, -(-tokens // size), add, found)
 
     @property
     def bits_per_vector(self) -> float | int:

@@ -180,7 +180,7 @@ def _train(
         params, moments = carry
         rows = random.randint(random.fold_in(key, i), (plan.batch_size,), 0, size)
         batch = jax.tree.map(lambda a: a[rows], x)
-        error, gradient = jax.value_and_grad(value)(params, batch, i / plan.steps)
+        error, gradient = jax.value_and_grad(value)(params, batch, jnp.minimum(i / plan.steps, 1))
         updates, moments = plan.optimizer.update(gradient, moments, params)
         return (optax.apply_updates(params, updates), moments), error
 

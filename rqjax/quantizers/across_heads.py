@@ -129,6 +129,8 @@ class GivenKeys(Wrapper):
         of_keys, left = codes
         return self.inner.decode(left) + self._predicted(of_keys)
 
+    prepare, scores = Quantizer.prepare, Quantizer.scores  # which decode
+
     def weigh(self, w: Float[Array, "b h r t"], codes: Codes) -> Any:
         of_keys, left = codes
         return self.keys.weigh(w, of_keys), self.inner.weigh(w, left)

@@ -11,6 +11,7 @@ from rqjax.arrays import packing
 from rqjax.arrays.kmeans import kmeans, nearest
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Key, Quantizer, Vectors, check_vectors, pytree, static
+from rqjax.core.mesh import varying
 from rqjax.quantizers.uniform import Uniform
 
 
@@ -92,7 +93,8 @@ class Product(Quantizer):
             table, index = group
             return total + table[:, index], None
 
-        return lax.scan(add, jnp.zeros((tables.shape[1], len(codes))), (tables, self.indices(codes).T))[0]
+        none = varying(jnp.zeros((tables.shape[1], len(codes))), tables, codes)
+        return lax.scan(add, none, (tables, self.indices(codes).T))[0]
 
     @property
     def _groups(self) -> int:

@@ -53,7 +53,9 @@ class Uniform(Quantizer):
         """Makes the grid from the least to the greatest number of x, or of each slice along an axis, in the dtype of
         x."""
         low, high = (as_float32(f(x, axis=axis, keepdims=axis is not None)) for f in (jnp.min, jnp.max))
-        low, step = (rounded_to(a, x.dtype) for a in (low, (high - low) / (2**bits - 1)))
+        step, least = (high - low) / (2**bits - 1), float(jnp.finfo(x.dtype).tiny)
+        step = jnp.where((step > 0) & (step < least), least, step)  # what is smaller may be rounded to 0
+        low, step = (rounded_to(a, x.dtype) for a in (low, step))
         return cls(low, step, dim=x.shape[-1], bits=bits)
 
     @classmethod

@@ -214,6 +214,7 @@ def test_batches_of_pytrees():
     assert loss(learned, batch) < loss(start(), batch)
     same, _ = fit(start(), batch, loss=lambda q, batch, progress: loss(q, batch), patience=20)
     np.testing.assert_array_equal(bivectors(same), bivectors(learned))
+    fit(start(), (batch[0], jnp.ones(len(batch[0]))), loss=loss, steps=20)  # equal weights are no equal vectors
 
 
 @pytest.mark.full

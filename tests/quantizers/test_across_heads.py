@@ -123,6 +123,8 @@ def test_laws_of_values_given_keys(name, groups):
     np.testing.assert_allclose(decoded, given + quantizer.inner.decode(codes[1]), atol=1e-4)
     assert rqjax.nbytes(codes[1]) * 8 == quantizer.bits_per_vector * 2 * GROUP * groups * 20
     assert error(sums, np.einsum("bhrn,bhnd->bhrd", w, decoded)) < 1e-3
+    y = np.random.default_rng(2).standard_normal((3, DIM)).astype(np.float32)
+    assert error(quantizer.dot(y, codes), np.einsum("rd,bhnd->rbhn", y, decoded)) < 1e-4
 
 
 @pytest.mark.full

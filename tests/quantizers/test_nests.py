@@ -44,6 +44,20 @@ def test_a_residual_of_tiles():
         rqjax.Exchange(CHANNELS, levels=1)
 
 
+def test_norms_beyond_float16_are_its_largest():
+    q = rqjax.Normalized(rqjax.lloyd_max(64, 3), dtype="float16")
+    x = 1e5 * jax.random.normal(jax.random.key(0), (5, 64))
+    assert np.isfinite(q.decode(q.encode(x))).all()
+    assert np.isnan(q.decode(q.encode(x.at[0].set(jnp.nan)))[0]).all()
+
+
+def test_a_grid_of_tiny_steps_keeps_its_range():
+    x = 5e-5 * jax.random.normal(jax.random.key(0), (100, 8))
+    grid = rqjax.Uniform.of(x.astype(jnp.float16), 14)
+    np.testing.assert_allclose(grid.decode(grid.encode(x)), x, atol=6.2e-5 / 2)
+    assert float(jnp.abs(grid.decode(grid.encode(x)) - x).max()) < float(jnp.abs(x).max())
+
+
 def test_one_coordinate_has_all_bits():
     q = rqjax.TrellisPerCoordinate.gaussian(jnp.zeros(2), jnp.ones(2), bits=(8, 0))
     x = jax.random.normal(jax.random.key(1), (50, 2))
