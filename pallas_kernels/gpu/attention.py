@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from pallas_kernels.gpu import decode_attention, warp_attention
 from pallas_kernels.gpu.attention_epilogue import epilogue
-from pallas_kernels.gpu.attention_prologue import STEP, Window, prologue
+from pallas_kernels.gpu.attention_prologue import STEP, Angles, Window, prologue
 from pallas_kernels.gpu.columns import Columns
-from pallas_kernels.gpu.decode_attention import LOG2E
+from pallas_kernels.gpu.levels import PAGE
 from pallas_kernels.gpu.turning import Turned, Turning, turned
 from pallas_kernels.packed import Packed
 
@@ -30,6 +30,8 @@ class Constants(NamedTuple):
     """Levels of keys and of values as the decode attention kernel reads them, for each of `_forms`."""
     turned: Turned | None = None
     """Operands of the decode attention kernel for keys that turn."""
+    angles: Angles | None = None
+    """Angles by which the cache turns queries to their positions."""
 
 
 def _forms(keys: Packed, values: Packed, dim: int, turned: int) -> list[tuple[Any, Any]]:
@@ -44,6 +46,7 @@ def constants(
     values: Packed,
     multiplied: jax.Array | Turning,
     restored: Callable[[jax.Array], jax.Array],
+    angles: Angles | None,
 ) -> Constants:
     """Makes the constants of `attend`.
 
@@ -51,6 +54,7 @@ def constants(
       keys, values: as in `decode_attention`; only their shapes and levels count.
       multiplied: the unit vectors as queries of `decode_attention`, (1 or heads, d, columns), or how keys turn.
       restored: called with its sums of values (1, 1, rows, columns): returns sums of vectors (1, 1 or heads, rows, d).
+      angles: how queries turn, if the cache turns them.
     """
     turning = multiplied if isinstance(multiplied, Turning) else None
     columns = multiplied if turning is None else turning.matrix
@@ -68,7 +72,7 @@ def constants(
     back = restored(jnp.eye(width)[None, None])[0]
     back = jnp.pad(back, [(0, 0), (0, -width % STEP), (0, 0)])
     tables = tuple((of_keys.table(keys.levels), of_values.table(values.levels)) for of_keys, of_values in forms)
-    return Constants(columns, groups, back, tables, of_turned)
+    return Constants(columns, groups, back, tables, of_turned, angles)
 
 
 def attend(
@@ -82,7 +86,6 @@ def attend(
     scale: jax.Array,
     mean: jax.Array | None = None,
     sinks: jax.Array | None = None,
-    shift: jax.Array | None = None,
     *,
     window: Window,
     tables: jax.Array | None = None,
@@ -99,9 +102,8 @@ def attend(
       keys, values, tables, softcap, splits, interpret: as in `decode_attention`.
       made: constants of the codes.
       scale: float32 (1,), of the scores.
-      mean: float32 (batch, heads, d), subtracted from keys before encoding.
+      mean: float32 (batch, heads, d), subtracted from keys before encoding; of keys before they turn, if queries turn.
       sinks: (q_heads,) scores of one more token, whose value is zero.
-      shift: float32 (batch, heads, queries of a head, T), added to the scores of codes in the place of a mean's.
       window: which tokens are in full precision.
 
     Returns:
@@ -119,7 +121,7 @@ def attend(
         interpret=interpret,
         turned=dim * turns,
     )
-    queries, of_exact = prologue(
+    queries, of_exact, shift = prologue(
         q,
         *exact,
         lengths,
@@ -133,11 +135,10 @@ def attend(
         unit=plan.keys.unit,
         softcap=plan.softcap,
         turns=turns,
+        angles=made.angles,
+        tokens=keys.scales.shape[3] if tables is None else PAGE * tables.shape[1],
         interpret=interpret,
     )
     form = _forms(keys, values, dim, plan.turned).index((plan.keys, plan.values))
-    if shift is not None:
-        shift = jnp.pad(shift * LOG2E, [(0, 0), (0, 0), (0, plan.rows - shift.shape[2]), (0, 0)])
-        shift = shift.reshape(-1, *shift.shape[2:])
     of_codes = decode_attention.call(plan, queries, keys, values, made.tables[form], tables, shift, made.turned)
     return epilogue(*of_codes, of_exact, made.values, sinks, shape=q.shape, dtype=q.dtype, interpret=interpret)

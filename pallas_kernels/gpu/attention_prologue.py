@@ -1,8 +1,8 @@
 """Queries of one new token for the decode attention kernel, and their attention to tokens in full precision, at once.
 
-A block of threads either rotates `ROWS` queries of a head by its matrix and splits them into limbs, or attends with
-them to `SLOTS` tokens. All is float32 arithmetic of single threads: a matrix product of four rows is too small for
-tensor cores to pay.
+A block of threads has `ROWS` queries of a head. It rotates them by its matrix and splits them into limbs, or attends
+with them to `SLOTS` tokens, or multiplies them by a mean that turns with positions. All is float32 arithmetic of single
+threads: a matrix product of four rows is too small for tensor cores to pay.
 """
 
 import operator
@@ -32,6 +32,12 @@ STEP = 32
 """Rows of a matrix that are on their way to a thread at once, while it multiplies as many others."""
 
 
+SPAN = 128
+"""Positions of a span: each thread has one."""
+SHARES = 32
+"""Most blocks of threads that share the spans of a head."""
+
+
 Spread: TypeAlias = tuple[jax.Array, jax.Array | None]
 
 
@@ -42,6 +48,22 @@ class Window(NamedTuple):
     window: int
     unit: int
     sliding: int | None
+
+
+class Angles(NamedTuple):
+    """Angles by which queries and a mean turn: of the first r coordinates, i and i + r / 2 in the plane i.
+
+    A position is that where its span begins and the rest. The first span begins behind the sinks.
+    """
+
+    begins: jax.Array
+    """float32 (spans, r): cosines, then sines, of where spans begin."""
+    within: jax.Array
+    """float32 (sinks + `SPAN`, r): the same of the rests, from minus the sinks on, times the length of what turns."""
+    fast: jax.Array
+    """float32 (2 fast + terms, `SPAN`): cosines, then sines, of fast planes in a span, then polynomials."""
+    slow: jax.Array
+    """float32 (r - 2 fast, terms): coefficients of the polynomials for cosines, then sines, of the other planes."""
 
 
 class Exact(NamedTuple):
@@ -71,8 +93,10 @@ def prologue(
     unit: float,
     softcap: float | None,
     turns: bool = False,
+    angles: Angles | None = None,
+    tokens: int = 0,
     interpret: Any = False,
-) -> tuple[Queries, Exact]:
+) -> tuple[Queries, Exact, jax.Array | None]:
     """Runs the kernel.
 
     Args:
@@ -83,29 +107,43 @@ def prologue(
       group_sums: float32 (1 or heads, groups, d), whose products with queries are the sums of groups of columns; none
         if not given.
       scale: float32 (1,), of all scores.
-      mean: float32 (batch, heads, d), whose products with queries are added to scores of codes.
+      mean: float32 (batch, heads, d), whose products with queries are added to scores of codes. With `angles` it turns.
       window: what is static of the tokens in full precision.
       padded: rows of the limbs, at least the queries of a head.
       unit: number of which the kernel's keys are multiples.
       softcap: as in `decode_attention`.
       turns: True if keys turn, and the matrix is that of `turning.turned`.
+      angles: turn queries to their positions, if given. Tokens in full precision have turned.
+      tokens: that there is room for in codes, a multiple of `SPAN`; of a mean that turns alone.
+
+    Returns:
+      Queries, sums, and of a mean that turns what is added to scores, float32 (n, padded, tokens), written only for
+      spans in which tokens are seen.
     """
     batch, heads, slots, dim = keys.shape
     n, each, columns = batch * heads, q.shape[2] // heads, matrix.shape[2]
     groups = 0 if group_sums is None else group_sums.shape[1]
     size, chunks = min(SLOTS, slots), -(-each // ROWS)
-    blocks, vectors = -(-slots // size), groups + (mean is not None)
+    turned_mean = mean is not None and angles is not None
+    blocks, vectors = -(-slots // size), groups + (mean is not None and not turned_mean)
+    spans = tokens // SPAN if turned_mean else 0
+    shares, whole = min(SHARES, spans), chunks + chunks * blocks
     rows = Rows(THREADS, bool(interpret))
     operands = [q.reshape(n, each, dim), keys.reshape(n, slots, dim), values.reshape(n, slots, dim), lengths, held]
     operands += [matrix, scale] + ([] if group_sums is None else [group_sums])
     operands += [] if mean is None else [mean.reshape(n, 1, dim)]
+    operands += [] if angles is None else [angles.begins, angles.within]
+    operands += [angles.fast, angles.slow] if turned_mean else []
 
     def kernel(*refs):
         q_ref, keys_ref, values_ref, lengths_ref, held_ref, matrix_ref, scale_ref, *refs = refs
         groups_ref = None if group_sums is None else refs.pop(0)
         mean_ref = None if mean is None else refs.pop(0)
-        vectors_ref, columns_ref, start_ref, stop_ref, sums_ref, largest_ref, total_ref, *memory = refs
-        y, scores, weights, across = memory
+        turn_refs = None if angles is None else [refs.pop(0) for _ in range(2)]
+        span_refs = [refs.pop(0) for _ in range(2)] if turned_mean else []
+        vectors_ref, columns_ref, start_ref, stop_ref, sums_ref, largest_ref, total_ref, *refs = refs
+        shift_ref = refs.pop(0) if turned_mean else None
+        y, scores, weights, across, *of_spans = refs
         i, part = lax.axis_index("n"), lax.axis_index("part")
         thread = rows.thread
         zero, nothing = rows.full(0, jnp.int32), [rows.full(0.0)] * ROWS
@@ -113,6 +151,7 @@ def prologue(
         passed = lax.div(jnp.maximum(length - window.sinks - window.window, 0), window.unit) * window.unit
         coded = jnp.maximum(passed, held_ref[lax.div(i, heads)])
         oldest = jnp.int32(0) if window.sliding is None else jnp.maximum(length - window.sliding, 0)
+        start, stop = (jnp.clip(bound - window.sinks, 0, coded) for bound in (oldest, length))
 
         def of_head(ref):
             return ref.at[head if ref.shape[0] > 1 else 0]
@@ -123,10 +162,15 @@ def prologue(
 
         def read_queries(first):
             factor = scale_ref[0] * LOG2E
-            for r in range(ROWS):
-                for column, there in spread(rows, dim):
-                    x = rows.block(q_ref.at[i], rows.full(jnp.minimum(first + r, each - 1), jnp.int32), column)[0][0]
-                    x = jnp.where(rows.full(first + r, jnp.int32) < each, x.astype(jnp.float32) * factor, 0.0)
+            for column, there in spread(rows, dim):
+                turn = None if turn_refs is None else _turn(rows, *turn_refs, length - 1 - window.sinks, column)
+                for r in range(ROWS):
+                    row = rows.full(jnp.minimum(first + r, each - 1), jnp.int32)
+                    x = rows.block(q_ref.at[i], row, column)[0][0].astype(jnp.float32)
+                    if turn is not None:
+                        partner, cos, sin = turn
+                        x = x * cos + rows.block(q_ref.at[i], row, partner)[0][0].astype(jnp.float32) * sin
+                    x = jnp.where(rows.full(first + r, jnp.int32) < each, x * factor, 0.0)
                     rows.poke(y, rows.full(r, jnp.int32), column, [x], there)
             rows.synchronize()
 
@@ -157,7 +201,7 @@ def prologue(
                 sizes = [jnp.maximum(size, x) for size, x in zip(sizes, own, strict=True)]
             for column, there in spread(rows, dim):
                 factors = [] if groups_ref is None else rows.block(of_head(groups_ref), zero, column, groups)
-                factors += [] if mean_ref is None else rows.block(mean_ref.at[i], zero, column)
+                factors += rows.block(mean_ref.at[i], zero, column) if vectors > groups else []
                 x = [number for (number,) in rows.block(y, zero, column, ROWS)]
                 terms = [a * factor for (factor,) in factors for a in x]
                 terms = terms if there is None else [jnp.where(there, term, 0.0) for term in terms]
@@ -165,7 +209,7 @@ def prologue(
             sizes = [x * (1 if turns else 1 / LARGEST) for x in rows.over_threads(jnp.maximum, sizes, across)]
             products = rows.over_threads(operator.add, products, across) if products else []
             by_vector = [products[k : k + ROWS] for k in range(0, len(products), ROWS)]
-            shift = nothing if mean_ref is None else by_vector.pop()
+            shift = by_vector.pop() if vectors > groups else nothing
             found = [[x / jnp.where(size > 0, size, 1.0) for x, size in zip(z, sizes, strict=True)] for z in found]
             write_queries(part * ROWS, found, [[x * unit for x in sizes], shift, *by_vector])
 
@@ -173,11 +217,10 @@ def prologue(
             def _():
                 for first in range(chunks * ROWS, padded, ROWS):
                     write_queries(first, [nothing] * len(found), [nothing] * (2 + groups))
-                start, stop = (jnp.clip(bound - window.sinks, 0, coded) for bound in (oldest, length))
                 for ref, number in ((start_ref, start), (stop_ref, stop)):
                     rows.poke(one(ref, i), zero, zero, [rows.full(number, jnp.int32)], thread == 0)
 
-        @pl.when(part >= chunks)
+        @pl.when((part >= chunks) & (part < whole))
         def _():
             chunk, block = lax.div(part - chunks, blocks), lax.rem(part - chunks, blocks)
             first, own = chunk * ROWS, block * size
@@ -212,6 +255,23 @@ def prologue(
                 for r, sums in enumerate(_weighted(rows, weights, x)):
                     rows.poke(one(sums_ref, i, block, first + r), zero, column, [sums], there)
 
+        @pl.when(part >= whole)
+        def _():
+            if not turned_mean:
+                return
+            first, share = lax.div(part - whole, shares) * ROWS, lax.rem(part - whole, shares)
+            read_queries(first)
+            inner = _inner(rows, y, mean_ref.at[i], turn_refs[0], *span_refs, across, *of_spans)
+
+            def step(k, _):
+                span = lax.div(start, SPAN) + share + k * shares
+                for r, x in enumerate(inner(span)):
+                    rows.poke(shift_ref.at[i, pl.ds(first + r, 1)], zero, span * SPAN + thread, [x])
+                return 0
+
+            behind = lax.div(stop + SPAN - 1, SPAN) - lax.div(start, SPAN) - share
+            lax.fori_loop(0, lax.div(jnp.maximum(behind + shares - 1, 0), shares), step, 0)
+
     def shape(dtype, *dims):
         return jax.ShapeDtypeStruct((n, *dims), dtype)
 
@@ -221,23 +281,27 @@ def prologue(
         *(shape(float32, 2 + groups, padded), shape(int32, 1), shape(int32, 1)),
         shape(float32, blocks, chunks * ROWS, dim),
         *[shape(float32, blocks, chunks * ROWS)] * 2,
+        *[shape(float32, padded, SPAN * spans)] * turned_mean,
     ]
-    found, numbers, start, stop, *exact = plgpu.kernel(
+    memory = [(dim, ROWS), (angles.slow.shape[1], ROWS)] if turned_mean else []
+    found, numbers, start, stop, sums, largest, total, *shift = plgpu.kernel(
         kernel,
         out_type=out,
-        grid=(n, chunks + chunks * blocks),
+        grid=(n, whole + chunks * shares),
         grid_names=("n", "part"),
         scratch_types=[
             plgpu.SMEM((ROWS, dim), float32),
             plgpu.SMEM((ROWS, SLOTS), float32),
             plgpu.SMEM((SLOTS, ROWS), float32),
             plgpu.SMEM((THREADS // 32, max(vectors, 1) * ROWS), float32),
+            *(plgpu.SMEM(shape, float32) for shape in memory),
         ],
         compiler_params=LANE,
         kernel_name="attention_prologue",
         interpret=interpret,
     )(*operands)
-    return Queries(found, numbers, start[:, 0], stop[:, 0]), Exact(*exact)
+    queries = Queries(found, numbers, start[:, 0], stop[:, 0])
+    return queries, Exact(sums, largest, total), shift[0] if shift else None
 
 
 def spread(rows: Rows, count: int) -> list[Spread]:
@@ -280,6 +344,85 @@ def multiplier(rows: Rows, matrix: Any, columns: list[Spread], dim: int) -> Call
         return add(last, sums, numbers)
 
     return multiply
+
+
+def _turn(rows: Rows, begins: Any, within: Any, position: jax.Array, column: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns the other column of the plane of each column, and by what both are multiplied to turn to a position
+    behind the sinks."""
+    count = begins.shape[1]
+    half, span = count // 2, lax.div(jnp.maximum(position, 0), SPAN)
+    plane = jnp.where(column < count, lax.rem(column, half), 0)
+
+    def angle(ref, row):
+        row = rows.full(row, jnp.int32)
+        return [rows.block(ref, row, plane + start)[0][0] for start in (0, half)]
+
+    (cos, sin), (own_cos, own_sin) = angle(begins, span), angle(within, position - span * SPAN + within.shape[0] - SPAN)
+    cos, sin = cos * own_cos - sin * own_sin, sin * own_cos + cos * own_sin
+    lower, turning = column < half, column < count
+    partner = jnp.where(turning, jnp.where(lower, column + half, column - half), column)
+    return partner, jnp.where(turning, cos, 1.0), jnp.where(turning, jnp.where(lower, -sin, sin), 0.0)
+
+
+def _inner(
+    rows: Rows, y: Any, mean: Any, begins: Any, fast: Any, slow: Any, across: Any, both: Any, terms: Any
+) -> Callable[[jax.Array], list[jax.Array]]:
+    """Returns what computes products as `rqjax.Rope.inner`: of the rows of y with a mean (1, d) that turns to each
+    thread's position in a span.
+
+    In shared memory are y, (`ROWS`, d), and room for what is turned, `both` (d, `ROWS`) and `terms` (terms, `ROWS`).
+    """
+    dim, half, zero, thread = y.shape[1], begins.shape[1] // 2, rows.full(0, jnp.int32), rows.thread
+    count = fast.shape[0] - terms.shape[0] >> 1
+    planes = []
+    for plane, there in spread(rows, half):
+        (left, right), (y_left, y_right) = zip(*(
+            (rows.block(mean, zero, plane + start)[0][0], [x for (x,) in rows.block(y, zero, plane + start, ROWS)])
+            for start in (0, half)
+        ), strict=True)  # fmt: skip
+        pairs = list(zip(y_left, y_right, strict=True))
+        planes.append(
+            (plane, there, [a * left + b * right for a, b in pairs], [b * left - a * right for a, b in pairs])
+        )
+    rest = [rows.full(0.0)] * ROWS
+    if 2 * half < dim:
+        for column, there in spread(rows, dim):
+            there = (column >= 2 * half) if there is None else there & (column >= 2 * half)
+            factor = jnp.where(there, rows.block(mean, zero, column)[0][0], 0.0)
+            rest = [s + x * factor for s, (x,) in zip(rest, rows.block(y, zero, column, ROWS), strict=True)]
+        rest = rows.over_threads(operator.add, rest, across)
+
+    def of_span(span):
+        rows.synchronize()  # all have read what is written now
+        for plane, there, a, b in planes:
+            row = rows.full(span, jnp.int32)
+            cos, sin = (rows.block(begins, row, plane + start)[0][0] for start in (0, half))
+            pairs = list(zip(a, b, strict=True))
+            rows.poke(both, plane, zero, [a * cos + b * sin for a, b in pairs], there)
+            rows.poke(both, plane + half, zero, [b * cos - a * sin for a, b in pairs], there)
+        rows.synchronize()
+        row, term = thread & (ROWS - 1), jnp.minimum(thread >> 2, terms.shape[0] - 1)
+        sums = rows.full(0.0)
+        for k, start in enumerate((count, half + count)):
+            for first in range(0, half - count, STEP):
+                size = min(STEP, half - count - first)
+                x = rows.block(both, rows.full(start + first, jnp.int32), row, size)
+                factors = rows.block(slow, rows.full(k * (half - count) + first, jnp.int32), term, size)
+                sums = sum((a * b for (a,), (b,) in zip(x, factors, strict=True)), sums)
+        rows.poke(terms, term, row, [sums], thread < ROWS * terms.shape[0])
+        rows.synchronize()
+        found = rest
+        parts = (both, 0, 0, count), (both, half, count, count), (terms, 0, 2 * count, terms.shape[0])
+        for ref, start, at, size in parts:
+            for first in range(0, size, STEP):
+                step = min(STEP, size - first)
+                x = rows.block(ref, rows.full(start + first, jnp.int32), zero, step, ROWS)
+                factors = rows.block(fast, rows.full(at + first, jnp.int32), thread, step)
+                for of_rows, (factor,) in zip(x, factors, strict=True):
+                    found = [s + a * factor for s, a in zip(found, of_rows, strict=True)]
+        return found
+
+    return of_span
 
 
 def _scores(rows: Rows, keys: Any, begin: jax.Array, size: int) -> Callable[[Any, Any], None]:

@@ -16,7 +16,6 @@ from rqjax.backends.hopper_columns import TransformCode
 from rqjax.cache import attention
 from rqjax.cache.key_forms import TurnedMean
 from rqjax.cache.kv import KVCache
-from rqjax.cache.queries import Queries
 from rqjax.core import Codes, Quantizer
 from rqjax.quantizers.affine import Affine
 from rqjax.quantizers.per_head import PerHead
@@ -133,6 +132,19 @@ def _turning(cache: KVCache) -> Any:
     return turning.Turning(jnp.asarray(np.diag(lengths)[:, order]), matrix[0], frequencies, begins)
 
 
+def _angles(cache: KVCache) -> Any:
+    """Returns `Angles` of a cache that turns queries to their positions, else None."""
+    rope, dim, prologue = cache.key_form.rope, cache.key_quantizer.dim, kernel("attention_prologue")
+    if rope is None:
+        return None
+    rests = np.arange(-cache.sinks, prologue.SPAN)[:, None] * rope.frequencies(dim).astype(np.float64)
+    within = rope.length * np.concatenate([np.cos(rests), np.sin(rests)], axis=1)
+    room = -(-max(cache.max_len - cache.sinks, 1) // prologue.SPAN) * prologue.SPAN
+    begins = jnp.concatenate(rope.begins(dim, cache.sinks, room), axis=1)
+    fast, slow = rope.spans(dim)
+    return prologue.Angles(begins, jnp.asarray(within, jnp.float32), jnp.asarray(rope.length * fast), jnp.asarray(slow))
+
+
 def _of_unit_vectors(function: Any, quantizer: Quantizer, cache: KVCache, vectors: Any) -> Array:
     """Applies a function of a quantizer to vectors (n, d): (1, heads, n, ...), one head if all have one quantizer."""
     heads = cache.exact_keys.shape[1] if isinstance(quantizer, PerHead) else 1
@@ -171,10 +183,6 @@ def _attend_one(
     sink_logits: Array | None,
 ) -> Array:
     one = kernel("attention")
-    q, form, shift = cache.key_form.turned(q, cache.lengths[:, None, None] - 1), cache.key_form, None
-    if isinstance(form, TurnedMean):
-        y = Queries.of(cache, q, cache.lengths[:, None] - 1, None, scale, None, None).y
-        shift = form.bias(y, jnp.int32(cache.sinks), cache.capacity)
     return one.attend(
         q,
         (cache.exact_keys, cache.exact_values),
@@ -183,9 +191,8 @@ def _attend_one(
         *_sides(cache),
         constants(cache) if cache.constants is None else cache.constants,
         jnp.asarray(scale, jnp.float32).reshape(1),
-        form.mean if shift is None else None,
+        cache.key_form.mean,
         sink_logits,
-        shift,
         window=one.Window(cache.sinks, cache.window, cache.unit, sliding_window),
         tables=cache.tables,
         softcap=softcap,
@@ -223,7 +230,7 @@ def constants(cache: KVCache) -> Any:
     def restored(sums: Array) -> Array:
         return _of_unit_vectors(ATTENTION.as_restored, quantizer, cache, sums[0, 0])
 
-    return kernel("attention").constants(*_sides(cache), multiplied, restored)
+    return kernel("attention").constants(*_sides(cache), multiplied, restored, _angles(cache))
 
 
 def _sides(cache: KVCache) -> tuple[Packed, Packed]:

@@ -12,6 +12,7 @@ from rqjax.cache.kv import KVCache, over
 from rqjax.cache.queries import Queries
 from rqjax.cache.sums import NEVER, Sums, merged
 from rqjax.core import PAGE, Codes, Quantizer, platforms
+from rqjax.core.mesh import varying
 from rqjax.scoring import integers
 
 BLOCK_BYTES, GPU_BLOCK_BYTES = 2**23, 2**29
@@ -50,6 +51,7 @@ def coded_sums(cache: KVCache, queries: Queries) -> Sums:
     shapes = jax.eval_shape(lambda: block(0, small, jnp.zeros((1, 1, 1))))
     sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     sums = sums._replace(largest=jnp.full(shapes.largest.shape, NEVER))
+    sums = varying(sums, queries, jax.tree.leaves(cache))
     at, last = 0, cache.capacity
     if not platforms.on_gpu():
         at = first.min() // PAGE * PAGE
@@ -84,6 +86,7 @@ def float_sums(cache: KVCache, queries: Queries) -> Sums:
 
     none = jnp.zeros(y.shape[:3])
     sums = Sums(none + NEVER, none, jnp.zeros((*y.shape[:3], cache.value_quantizer.dim)))
+    sums = varying(sums, queries, jax.tree.leaves(cache))
     return lax.scan(add, sums, jnp.arange(0, cache.capacity, PAGE))[0]
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
@@ -221,6 +222,28 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of all arrays: codes, norms, tokens in full precision, lengths, quantizers."""
         return nbytes(self)
+
+    def specs(self, axis: Any) -> "KVCache":
+        """Partition specs of a cache whose sequences lie along an axis of a mesh, quantizers on all devices.
+
+        `jax.shard_map` with them runs `append` and `attend` where each sequence is: devices exchange nothing. Under
+        `jax.jit` alone, XLA gathers what a kernel takes.
+
+        Raises:
+          ValueError: the cache is in pages, which all sequences share.
+
+        Example:
+          >>> import jax, rqjax
+          >>> cache = rqjax.strategy("eden_4", jax.random.key(0), dim=64).cache(4, 2, 512)
+          >>> specs = cache.specs("data")
+          >>> tuple(specs.lengths), tuple(specs.key_quantizer.inner.rotation.matrix)
+          (('data',), ())
+        """
+        if self.tables is not None:
+            raise ValueError("expected a cache without pages, which all sequences share")
+        whole = {"key_quantizer", "own_value_quantizer", "constants"}
+        by_sequence = lambda path, _: PartitionSpec(*[axis] * (path[0].name not in whole))  # noqa: E731
+        return jax.tree_util.tree_map_with_path(by_sequence, self)
 
     @property
     def unit(self) -> int:

@@ -196,8 +196,8 @@ class Rope:
         (y_left, y_right), y_rest = self._planes(y)
         (left, right), rest = self._planes(x[..., None, :])
         a, b = (self.length * part for part in (y_left * left + y_right * right, y_right * left - y_left * right))
-        cos, sin = map(materialized, self._begins(x.shape[-1], first, count))
-        table, coefficients = self._spans(x.shape[-1])
+        cos, sin = map(materialized, self.begins(x.shape[-1], first, count))
+        table, coefficients = self.spans(x.shape[-1])
         fast = cos.shape[-1] - len(coefficients) // 2
 
         def begun(part: slice) -> Float[Array, "*n r spans planes"]:
@@ -215,13 +215,13 @@ class Rope:
         `SPAN`."""
         dim, count = x.shape[-2:]
         table = np.split(self._table(dim)[:, None], 2)
-        begin = [materialized(x).T[:, :, None] for x in self._begins(dim, first, count)]
+        begin = [materialized(x).T[:, :, None] for x in self.begins(dim, first, count)]
         cos = materialized(self.length * (begin[0] * table[0] - begin[1] * table[1]).reshape(-1, count))
         sin = materialized(self.length * (begin[1] * table[0] + begin[0] * table[1]).reshape(-1, count))
         left, right, *rest = jnp.split(materialized(x), [len(cos), 2 * len(cos)], axis=-2)
         return jnp.concatenate([left * cos - right * sin, right * cos + left * sin, *rest], axis=-2)
 
-    def _begins(
+    def begins(
         self, dim: int, first: Int[Array, ""] | int, count: int
     ) -> tuple[Float[Array, "spans half"], Float[Array, "spans half"]]:
         """Cosines and sines of the positions where spans begin."""
@@ -234,7 +234,7 @@ class Rope:
         angles = self.frequencies(dim).astype(np.float64)[:, None] * np.arange(SPAN)
         return np.concatenate([np.cos(angles), np.sin(angles)]).astype(np.float32)
 
-    def _spans(self, dim: int) -> tuple[Float[np.ndarray, "rows span"], Float[np.ndarray, "slow terms"]]:
+    def spans(self, dim: int) -> tuple[Float[np.ndarray, "rows span"], Float[np.ndarray, "slow terms"]]:
         """Rows of the fast planes' cosines and sines, then of Chebyshev polynomials; and the coefficients of these for
         the slow planes."""
         table, frequencies = np.split(self._table(dim).astype(np.float64), 2), self.frequencies(dim)

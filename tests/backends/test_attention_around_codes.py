@@ -15,6 +15,7 @@ from pallas_kernels.gpu.attention_prologue import Exact, Window, prologue
 from pallas_kernels.gpu.turning import turned_queries
 from pallas_kernels.packed import LARGEST, NEVER
 from rqjax.backends import hopper
+from rqjax.backends.hopper_attention import _angles as angles_of
 from rqjax.cache.append import entered
 from rqjax.cache.queries import Queries
 from tests.tools.suites import some
@@ -76,7 +77,7 @@ def run_prologue(
         )  # fmt: skip
 
     arguments = q, cache.exact_keys, cache.exact_values, cache.lengths, cache.held, matrix, of_groups, mean
-    found, exact = jax.jit(call, compiler_options=FAST)(*arguments)
+    found, exact, _ = jax.jit(call, compiler_options=FAST)(*arguments)
     assert not mosaic.races_found()
 
     y = np.asarray(q, np.float64).reshape(batch, heads, each, dim) * 0.3
@@ -130,7 +131,7 @@ def test_queries_of_keys_that_turn(each, dim):
         )  # fmt: skip
 
     exact = cache.exact_keys, cache.exact_values
-    found, _ = jax.jit(call, compiler_options=FAST)(q, *exact, cache.lengths, cache.held, matrix)
+    found, *_ = jax.jit(call, compiler_options=FAST)(q, *exact, cache.lengths, cache.held, matrix)
     assert not mosaic.races_found()
     y = np.pad(0.3 * LOG2E * q.reshape(4, each, dim), [(0, 0), (0, padded - each), (0, 0)])
     vectors, factors = turned_queries(matrix, y.astype(np.float32))
@@ -138,6 +139,61 @@ def test_queries_of_keys_that_turn(each, dim):
     assert relative(found.vectors, np.float64(vectors)) < TOLERANCE
     assert relative(found.columns[:, 0], 0.5 * np.float64(factors)) < TOLERANCE
     assert not found.columns[:, 1].any()
+
+
+TURNING = {
+    "all coordinates": {"rope": rqjax.Rope(1e4), "each": 3},
+    "a share of them, longer ones, a sliding window": {
+        "rope": rqjax.Rope(5e5, "yarn", (4.0, 128.0, 32.0, 1.0, 1.3), share=0.5),
+        "dim": 128,
+        "each": 6,
+        "sliding": 150,
+    },
+    "all turn fast, or not at all": {"rope": rqjax.Rope(1.0), "each": 1, "lengths": (2, 419)},
+    "none turns": {"rope": rqjax.Rope(1e4, "none"), "each": 5},
+}
+
+
+@pytest.mark.parametrize("case", some(TURNING, list(TURNING)[:1]))
+def test_queries_and_a_mean_turn_with_positions(case):
+    options = {"dim": 64, "lengths": (300, 77), "sliding": None, **TURNING[case]}
+    rope, dim, each = options["rope"], options["dim"], options["each"]
+    rng, padded = np.random.default_rng(4), -(-each // 4) * 4
+    cache = cache_of(rng, dim, 16, "float32", options["lengths"], (0, 0))
+    cache = dataclasses.replace(cache, key_form=rqjax.BeforeRope(rope=rope))
+    q = rng.normal(size=(2, 1, 2 * each, dim)).astype(np.float32)
+    mean = rng.normal(size=(2, 2, dim)).astype(np.float32)
+    matrix = rng.normal(size=(1, dim, dim)).astype(np.float32)
+
+    def call(q, keys, values, lengths, held, matrix, mean):
+        return prologue(
+            q, keys, values, lengths, held, matrix, None, jnp.full(1, 0.3), mean,
+            window=Window(cache.sinks, cache.window, cache.unit, options["sliding"]), padded=padded, unit=0.5,
+            softcap=None, angles=angles_of(cache), tokens=cache.capacity, interpret=mosaic.interpret(),
+        )  # fmt: skip
+
+    exact = cache.exact_keys, cache.exact_values
+    found, exact, shift = jax.jit(call, compiler_options=FAST)(q, *exact, cache.lengths, cache.held, matrix, mean)
+    assert not mosaic.races_found()
+
+    def turned(x, positions):
+        """Turns vectors, in float64."""
+        angles = np.asarray(positions, np.float64)[..., None] * rope.frequencies(dim)
+        half = angles.shape[-1]
+        cos, sin, (left, right, rest) = np.cos(angles), np.sin(angles), np.split(np.float64(x), [half, 2 * half], -1)
+        parts = [rope.length * (left * cos - right * sin), rope.length * (right * cos + left * sin)]
+        return np.concatenate([*parts, np.broadcast_to(rest, (*parts[0].shape[:-1], rest.shape[-1]))], axis=-1)
+
+    y = np.pad(turned(q[:, 0], cache.lengths[:, None] - 1).reshape(4, each, dim), [(0, 0), (0, padded - each), (0, 0)])
+    y *= 0.3 * LOG2E
+    limbs = np.asarray(found.vectors, np.float64)
+    vectors = (limbs[:, :padded] * 128 + limbs[:, padded:]) * (found.columns[:, 0] / 0.5)[..., None]
+    assert relative(vectors, y @ np.float64(matrix[0])) < 1e-4  # 15 bits
+    assert not found.columns[:, 1].any()
+    keys = turned(mean.reshape(4, 1, dim), cache.sinks + np.arange(cache.capacity))
+    expected = np.einsum("nrd,ntd->nrt", y, keys)
+    for i, (start, stop) in enumerate(zip(found.start.tolist(), found.stop.tolist(), strict=True)):
+        assert start == stop or relative(shift[i, :, start:stop], expected[i, :, start:stop]) < TOLERANCE
 
 
 @pytest.mark.parametrize(

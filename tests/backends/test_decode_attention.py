@@ -308,6 +308,7 @@ def both(cache, q, **options):
             ),
             ("turboquant_trellis_3/rotorquant_trellis_2", (310, 150), 1, {"sliding_window": 140}),
             ("eden_3+centered+pre_rope", (310, 1), 1, {"pages": 9}),
+            ("eden_4/eden_3+turned", (310, 180), 1, {"sliding_window": 140}),
             ("turboquant_2/turboquant_trellis_2+centered", (310, 0), 1, {"pages": 9}),
         ],
         [("rotorquant_4/v3_2", (150, 20), 2, {})],

@@ -67,6 +67,7 @@ TESTED = (
     "attention_prologue heads of 128",
     "attention_prologue heads of 256, 16 queries, float32",
     "attention_prologue keys that turn",
+    "attention_prologue a mean that turns",
     "append_token heads of 128",
     "attention_epilogue heads of 128",
     "attention_epilogue heads of 256, 16 queries, float32",

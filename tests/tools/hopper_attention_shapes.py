@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gpu.attention_prologue import Exact
+from pallas_kernels.gpu.attention_prologue import SPAN as POSITIONS, Angles, Exact
 from pallas_kernels.gpu.columns import Lookup
 from pallas_kernels.gpu.levels import PAGE
 from pallas_kernels.gpu.rings import StateLevels
@@ -147,16 +147,34 @@ class Around(NamedTuple):
     heads: int = 8
     turns: bool = False
     """True of queries of keys that turn."""
+    spans: int = 0
+    """Spans of tokens in codes, of queries and a mean that turn with positions."""
 
     def prologue(self) -> tuple[Any, ...]:
-        """Shapes of queries, tokens in full precision, lengths, numbers held, matrices, the scale and a mean."""
+        """Shapes of queries, tokens in full precision, lengths, numbers held, matrices, scale, mean, angles."""
         exact = self._floats(self.batch, self.heads, self.slots, self.dim, dtype=self.dtype)
         lengths = jax.ShapeDtypeStruct((self.batch,), jnp.int32)
         groups = None if self.turns else self._floats(self.heads, self.groups, self.dim)
         matrices = self._floats(self.heads, self.dim, self.columns), groups
         mean = self._floats(self.batch, self.heads, self.dim) if self.mean else None
         q = self._floats(self.batch, 1, self.heads * self.each, self.dim, dtype=self.dtype)
-        return q, exact, exact, lengths, lengths, *matrices, self._floats(1), mean
+        return (
+            q,
+            exact,
+            exact,
+            lengths,
+            lengths,
+            *matrices,
+            self._floats(1),
+            mean,
+            self._angles() if self.spans else None,
+        )
+
+    def _angles(self) -> Angles:
+        fast, terms = self.dim // 4, 9
+        rows = self.spans, 4 + POSITIONS, 2 * fast + terms, self.dim - 2 * fast
+        columns = self.dim, self.dim, POSITIONS, terms
+        return Angles(*(self._floats(*shape) for shape in zip(rows, columns, strict=True)))
 
     def entering(self) -> tuple[Any, ...]:
         """Shapes of tokens in full precision, a new one, lengths, its count and numbers held."""
@@ -186,4 +204,5 @@ AROUND = {
     "heads of 256, 16 queries, float32": Around(256, 16, 256, "float32", groups=2, softcap=30.0, heads=1, splits=50),
     "columns": Around(128, 8, 192, mean=True),
     "keys that turn": Around(128, 8, 256, turns=True),
+    "a mean that turns": Around(128, 4, 128, mean=True, spans=64),
 }

@@ -87,7 +87,12 @@ def attention(name: str, **sizes: int) -> Configuration:
 def before_codes(name: str) -> Configuration:
     one = AROUND[name]
     options = {"padded": -(-one.each // 8) * 8, "unit": 1.0, "softcap": one.softcap, "turns": one.turns}
-    return functools.partial(prologue, window=_window(one), **options), one.prologue()
+
+    def run(*arguments):
+        *arguments, angles = arguments
+        return prologue(*arguments, angles=angles, window=_window(one), tokens=128 * one.spans, **options)
+
+    return run, one.prologue()
 
 
 def new_token(name: str) -> Configuration:

@@ -3,6 +3,7 @@
 python tests/tools/mesh_decoder.py FOLDER PROCESSES RANK PORT, after `write(FOLDER)`
 """
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import Mesh
+from jax.experimental.shard_map import shard_map
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import rqjax
 from rqjax.core import nbytes
 from rqjax.core.mesh import fetched
 from rqjax.nn import Decoder, DecoderConfig, Engine, checkpoint, generate, load_decoder, save_decoder
@@ -129,13 +132,42 @@ def check_logits(one: Decoder, many: Decoder, name: str) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
 
+def exchanged(program: Any) -> list[tuple[str, str, int]]:
+    """Returns what devices exchange: the operation, the dtype, how many numbers."""
+    kinds = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+    sent = re.findall(rf"= (\w+)\[([\d,]*)\]\S* ({kinds})(?:-start)?\(", program.as_text())
+    return [(kind, dtype, int(np.prod([int(n) for n in shape.split(",") if n]))) for dtype, shape, kind in sent]
+
+
+def check_sequences(name: str) -> None:
+    """Sequences along a mesh: what each device does with its own is what one device does with all."""
+    mesh, by = Mesh(np.array(jax.devices()), "data"), PartitionSpec("data")
+    cache = rqjax.strategy(name, jax.random.key(0), 32).cache(8, 2, 256, **OPTIONS, rope=rqjax.Rope(1e4))
+    q, k, v = jax.random.normal(jax.random.key(1), (3, 8, 150, 2, 32))
+
+    def run(cache: Any, q: Any, k: Any, v: Any) -> Any:
+        cache = rqjax.append(cache, k[:, :-1], v[:, :-1])
+        return rqjax.dot_product_attention(q[:, -1:], k[:, -1:], v[:, -1:], cache)
+
+    specs = cache.specs("data")
+    mapped = jax.shard_map if hasattr(jax, "shard_map") else shard_map  # jax 0.5
+    options = {"mesh": mesh, "in_specs": (specs, by, by, by), "out_specs": (by, specs)}
+    there = [NamedSharding(mesh, by)] * 3
+    laid = [jax.tree.map(functools.partial(NamedSharding, mesh), specs), *there]
+    arguments = jax.device_put((cache, q, k, v), tuple(laid))
+    program = jax.jit(mapped(run, **options)).lower(*arguments).compile()
+    assert not exchanged(program)
+    out, found = program(*arguments)
+    expected, caches = jax.jit(run)(cache, q, k, v)
+    np.testing.assert_allclose(fetched(out), expected, atol=1e-5, rtol=0)
+    assert turned_over(caches, found) < 1e-3
+
+
 def check_program(many: Decoder, strategy: str, **paged: Any) -> None:
     """Devices exchange only two sums a layer, one of embeddings, and logits; caches stay in place."""
     caches = many.caches(strategy, jax.random.key(0), 2, 1024, **OPTIONS, **paged)
     program = FORWARD.lower(many, TEXT[:, :20], caches).compile()
-    kinds = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
-    sent = re.findall(rf"= (\w+)\[([\d,]*)\]\S* ({kinds})(?:-start)?\(", program.as_text())
-    sizes = [(kind, dtype, int(np.prod([int(n) for n in shape.split(",")]))) for dtype, shape, kind in sent]
+    sizes = exchanged(program)
     assert sorted(sizes) == [("all-gather", "f32", 40 * 96)] + [("all-reduce", "f32", 40 * 32)] * 5, sizes
     for before, after in zip(jax.tree.leaves(caches), jax.tree.leaves(program.output_shardings[1]), strict=True):
         assert before.sharding.is_equivalent_to(after, before.ndim)
@@ -178,6 +210,8 @@ def main(folder: Path, processes: int) -> None:
         return
     assert written(one) == written(many)
     check_program(many, "eden_4")
+    for strategy in ("turboquant_trellis_3+turned", "v2_lean"):
+        check_sequences(strategy)
     check_program(many, "turboquant_trellis_3", pages=16)
     first = engine(many, folder=prefixes)
     assert answers(first) == expected
