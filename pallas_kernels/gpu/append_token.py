@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.gpu.attention_prologue import Window, spread
+from pallas_kernels.gpu.attention_prologue import Window
 from pallas_kernels.gpu.mosaic import in_place
 from pallas_kernels.gpu.registers import THREADS
-from pallas_kernels.gpu.rows import Rows
+from pallas_kernels.gpu.rows import Rows, spread
 
 AT_ONCE = 16
 """Tokens that are on their way to a thread at once."""

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 
 from pallas_kernels.gpu import decode_attention, warp_attention
 from pallas_kernels.gpu.attention_epilogue import epilogue
-from pallas_kernels.gpu.attention_prologue import STEP, Angles, Window, prologue
+from pallas_kernels.gpu.attention_prologue import Window, prologue
 from pallas_kernels.gpu.columns import Columns
 from pallas_kernels.gpu.levels import PAGE
+from pallas_kernels.gpu.positions import Angles
+from pallas_kernels.gpu.rows import STEP
 from pallas_kernels.gpu.turning import Turned, Turning, turned
 from pallas_kernels.packed import Packed
 

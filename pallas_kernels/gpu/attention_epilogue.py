@@ -12,11 +12,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gpu.attention_prologue import ROWS, Exact, multiplier, spread
+from pallas_kernels.gpu.attention_prologue import ROWS, Exact, multiplier
 from pallas_kernels.gpu.decode_attention import LOG2E
 from pallas_kernels.gpu.mosaic import LANE
 from pallas_kernels.gpu.registers import THREADS
-from pallas_kernels.gpu.rows import Rows
+from pallas_kernels.gpu.rows import Rows, spread
 from pallas_kernels.packed import NEVER
 
 PARTS = 8

@@ -7,7 +7,7 @@ threads: a matrix product of four rows is too small for tensor cores to pay.
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gpu.decode_attention import LOG2E, Queries
 from pallas_kernels.gpu.mosaic import LANE
+from pallas_kernels.gpu.positions import SPAN, Angles, inner_products, turns_of
 from pallas_kernels.gpu.registers import THREADS
-from pallas_kernels.gpu.rows import Rows
+from pallas_kernels.gpu.rows import STEP, Rows, Spread, spread
 from pallas_kernels.gpu.turning import place_of
 from pallas_kernels.packed import LARGEST, NEVER
 
@@ -28,17 +29,8 @@ SLOTS = 64
 """Tokens in full precision of a block of threads."""
 MAGIC = 1.5 * 2**23
 """Float32 that rounds a smaller number added to it."""
-STEP = 32
-"""Rows of a matrix that are on their way to a thread at once, while it multiplies as many others."""
-
-
-SPAN = 128
-"""Positions of a span: each thread has one."""
 SHARES = 32
 """Most blocks of threads that share the spans of a head."""
-
-
-Spread: TypeAlias = tuple[jax.Array, jax.Array | None]
 
 
 class Window(NamedTuple):
@@ -48,22 +40,6 @@ class Window(NamedTuple):
     window: int
     unit: int
     sliding: int | None
-
-
-class Angles(NamedTuple):
-    """Angles by which queries and a mean turn: of the first r coordinates, i and i + r / 2 in the plane i.
-
-    A position is that where its span begins and the rest. The first span begins behind the sinks.
-    """
-
-    begins: jax.Array
-    """float32 (spans, r): cosines, then sines, of where spans begin."""
-    within: jax.Array
-    """float32 (sinks + `SPAN`, r): the same of the rests, from minus the sinks on, times the length of what turns."""
-    fast: jax.Array
-    """float32 (2 fast + terms, `SPAN`): cosines, then sines, of fast planes in a span, then polynomials."""
-    slow: jax.Array
-    """float32 (r - 2 fast, terms): coefficients of the polynomials for cosines, then sines, of the other planes."""
 
 
 class Exact(NamedTuple):
@@ -163,7 +139,7 @@ def prologue(
         def read_queries(first):
             factor = scale_ref[0] * LOG2E
             for column, there in spread(rows, dim):
-                turn = None if turn_refs is None else _turn(rows, *turn_refs, length - 1 - window.sinks, column)
+                turn = None if turn_refs is None else turns_of(rows, *turn_refs, length - 1 - window.sinks, column)
                 for r in range(ROWS):
                     row = rows.full(jnp.minimum(first + r, each - 1), jnp.int32)
                     x = rows.block(q_ref.at[i], row, column)[0][0].astype(jnp.float32)
@@ -261,7 +237,7 @@ def prologue(
                 return
             first, share = lax.div(part - whole, shares) * ROWS, lax.rem(part - whole, shares)
             read_queries(first)
-            inner = _inner(rows, y, mean_ref.at[i], turn_refs[0], *span_refs, across, *of_spans)
+            inner = inner_products(rows, y, mean_ref.at[i], turn_refs[0], *span_refs, across, *of_spans)
 
             def step(k, _):
                 span = lax.div(start, SPAN) + share + k * shares
@@ -304,15 +280,6 @@ def prologue(
     return queries, Exact(sums, largest, total), shift[0] if shift else None
 
 
-def spread(rows: Rows, count: int) -> list[Spread]:
-    """Columns of a matrix with `count` of them, one a thread at a time, and where there is one; None: everywhere.
-    Other threads have the last."""
-    thread = rows.thread
-    whole = [(thread + start, None) for start in range(0, count - THREADS + 1, THREADS)]
-    rest = thread + count // THREADS * THREADS
-    return whole + ([(jnp.minimum(rest, count - 1), rest < count)] if count % THREADS else [])
-
-
 def multiplier(rows: Rows, matrix: Any, columns: list[Spread], dim: int) -> Callable[[Any], list[list[jax.Array]]]:
     """Begins to read a matrix (dim, n), and returns the product with it: of y, (`ROWS`, dim) in shared memory, for each
     of the columns. The next rows of the matrix are read while one multiplies: dim is a multiple of `STEP`."""
@@ -344,85 +311,6 @@ def multiplier(rows: Rows, matrix: Any, columns: list[Spread], dim: int) -> Call
         return add(last, sums, numbers)
 
     return multiply
-
-
-def _turn(rows: Rows, begins: Any, within: Any, position: jax.Array, column: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns the other column of the plane of each column, and by what both are multiplied to turn to a position
-    behind the sinks."""
-    count = begins.shape[1]
-    half, span = count // 2, lax.div(jnp.maximum(position, 0), SPAN)
-    plane = jnp.where(column < count, lax.rem(column, half), 0)
-
-    def angle(ref, row):
-        row = rows.full(row, jnp.int32)
-        return [rows.block(ref, row, plane + start)[0][0] for start in (0, half)]
-
-    (cos, sin), (own_cos, own_sin) = angle(begins, span), angle(within, position - span * SPAN + within.shape[0] - SPAN)
-    cos, sin = cos * own_cos - sin * own_sin, sin * own_cos + cos * own_sin
-    lower, turning = column < half, column < count
-    partner = jnp.where(turning, jnp.where(lower, column + half, column - half), column)
-    return partner, jnp.where(turning, cos, 1.0), jnp.where(turning, jnp.where(lower, -sin, sin), 0.0)
-
-
-def _inner(
-    rows: Rows, y: Any, mean: Any, begins: Any, fast: Any, slow: Any, across: Any, both: Any, terms: Any
-) -> Callable[[jax.Array], list[jax.Array]]:
-    """Returns what computes products as `rqjax.Rope.inner`: of the rows of y with a mean (1, d) that turns to each
-    thread's position in a span.
-
-    In shared memory are y, (`ROWS`, d), and room for what is turned, `both` (d, `ROWS`) and `terms` (terms, `ROWS`).
-    """
-    dim, half, zero, thread = y.shape[1], begins.shape[1] // 2, rows.full(0, jnp.int32), rows.thread
-    count = fast.shape[0] - terms.shape[0] >> 1
-    planes = []
-    for plane, there in spread(rows, half):
-        (left, right), (y_left, y_right) = zip(*(
-            (rows.block(mean, zero, plane + start)[0][0], [x for (x,) in rows.block(y, zero, plane + start, ROWS)])
-            for start in (0, half)
-        ), strict=True)  # fmt: skip
-        pairs = list(zip(y_left, y_right, strict=True))
-        planes.append(
-            (plane, there, [a * left + b * right for a, b in pairs], [b * left - a * right for a, b in pairs])
-        )
-    rest = [rows.full(0.0)] * ROWS
-    if 2 * half < dim:
-        for column, there in spread(rows, dim):
-            there = (column >= 2 * half) if there is None else there & (column >= 2 * half)
-            factor = jnp.where(there, rows.block(mean, zero, column)[0][0], 0.0)
-            rest = [s + x * factor for s, (x,) in zip(rest, rows.block(y, zero, column, ROWS), strict=True)]
-        rest = rows.over_threads(operator.add, rest, across)
-
-    def of_span(span):
-        rows.synchronize()  # all have read what is written now
-        for plane, there, a, b in planes:
-            row = rows.full(span, jnp.int32)
-            cos, sin = (rows.block(begins, row, plane + start)[0][0] for start in (0, half))
-            pairs = list(zip(a, b, strict=True))
-            rows.poke(both, plane, zero, [a * cos + b * sin for a, b in pairs], there)
-            rows.poke(both, plane + half, zero, [b * cos - a * sin for a, b in pairs], there)
-        rows.synchronize()
-        row, term = thread & (ROWS - 1), jnp.minimum(thread >> 2, terms.shape[0] - 1)
-        sums = rows.full(0.0)
-        for k, start in enumerate((count, half + count)):
-            for first in range(0, half - count, STEP):
-                size = min(STEP, half - count - first)
-                x = rows.block(both, rows.full(start + first, jnp.int32), row, size)
-                factors = rows.block(slow, rows.full(k * (half - count) + first, jnp.int32), term, size)
-                sums = sum((a * b for (a,), (b,) in zip(x, factors, strict=True)), sums)
-        rows.poke(terms, term, row, [sums], thread < ROWS * terms.shape[0])
-        rows.synchronize()
-        found = rest
-        parts = (both, 0, 0, count), (both, half, count, count), (terms, 0, 2 * count, terms.shape[0])
-        for ref, start, at, size in parts:
-            for first in range(0, size, STEP):
-                step = min(STEP, size - first)
-                x = rows.block(ref, rows.full(start + first, jnp.int32), zero, step, ROWS)
-                factors = rows.block(fast, rows.full(at + first, jnp.int32), thread, step)
-                for of_rows, (factor,) in zip(x, factors, strict=True):
-                    found = [s + a * factor for s, a in zip(found, of_rows, strict=True)]
-        return found
-
-    return of_span
 
 
 def _scores(rows: Rows, keys: Any, begin: jax.Array, size: int) -> Callable[[Any, Any], None]:

@@ -25,6 +25,11 @@ PER_THREAD = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
 Combine: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 
 
+STEP = 32
+"""Numbers of an array that are on their way to a thread at once, while it multiplies as many others."""
+Spread: TypeAlias = tuple[jax.Array, jax.Array | None]
+
+
 class Rows(NamedTuple):
     """Partition of a tile among the threads: thread t has token t % tokens of the tile and part t // tokens of it."""
 
@@ -210,6 +215,15 @@ class Rows(NamedTuple):
         """Waits for all threads: values that one poked before, others may peek after."""
         if not self.interpret:
             plgpu.inline_mgpu()(lambda _: mgpu.warpgroup_barrier())()
+
+
+def spread(rows: Rows, count: int) -> list[Spread]:
+    """Columns of a matrix with `count` of them, one a thread at a time, and where there is one; None: everywhere.
+    Other threads have the last."""
+    thread = rows.thread
+    whole = [(thread + start, None) for start in range(0, count - THREADS + 1, THREADS)]
+    rest = thread + count // THREADS * THREADS
+    return whole + ([(jnp.minimum(rest, count - 1), rest < count)] if count % THREADS else [])
 
 
 def _columns(dim: int, dtype: Any) -> int:

@@ -134,15 +134,17 @@ def _turning(cache: KVCache) -> Any:
 
 def _angles(cache: KVCache) -> Any:
     """Returns `Angles` of a cache that turns queries to their positions, else None."""
-    rope, dim, prologue = cache.key_form.rope, cache.key_quantizer.dim, kernel("attention_prologue")
+    rope, dim, positions = cache.key_form.rope, cache.key_quantizer.dim, kernel("positions")
     if rope is None:
         return None
-    rests = np.arange(-cache.sinks, prologue.SPAN)[:, None] * rope.frequencies(dim).astype(np.float64)
+    rests = np.arange(-cache.sinks, positions.SPAN)[:, None] * rope.frequencies(dim).astype(np.float64)
     within = rope.length * np.concatenate([np.cos(rests), np.sin(rests)], axis=1)
-    room = -(-max(cache.max_len - cache.sinks, 1) // prologue.SPAN) * prologue.SPAN
+    room = -(-max(cache.max_len - cache.sinks, 1) // positions.SPAN) * positions.SPAN
     begins = jnp.concatenate(rope.begins(dim, cache.sinks, room), axis=1)
     fast, slow = rope.spans(dim)
-    return prologue.Angles(begins, jnp.asarray(within, jnp.float32), jnp.asarray(rope.length * fast), jnp.asarray(slow))
+    return positions.Angles(
+        begins, jnp.asarray(within, jnp.float32), jnp.asarray(rope.length * fast), jnp.asarray(slow)
+    )
 
 
 def _of_unit_vectors(function: Any, quantizer: Quantizer, cache: KVCache, vectors: Any) -> Array:

@@ -2,6 +2,7 @@
 token into the rings, against plain JAX."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,12 @@ from rqjax.backends import hopper
 from rqjax.backends.hopper_attention import _angles as angles_of
 from rqjax.cache.append import entered
 from rqjax.cache.queries import Queries
+from tests.tools import computed
 from tests.tools.suites import some
 
 LOG2E = np.log2(np.e)
 TOLERANCE = 3e-6
 """Relative to the largest number of an array: all is computed in float32. Measured: 6e-7 at most."""
-FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 CASES = {
     "one query, an empty sequence": {"lengths": (300, 0), "each": 1},
     "heads of 128, six queries, float32": {"dim": 128, "each": 6, "dtype": "float32", "window": 60},
@@ -77,8 +78,7 @@ def run_prologue(
         )  # fmt: skip
 
     arguments = q, cache.exact_keys, cache.exact_values, cache.lengths, cache.held, matrix, of_groups, mean
-    found, exact, _ = jax.jit(call, compiler_options=FAST)(*arguments)
-    assert not mosaic.races_found()
+    found, exact, _ = computed.run(call, *arguments)
 
     y = np.asarray(q, np.float64).reshape(batch, heads, each, dim) * 0.3
     products = [y * LOG2E @ np.float64(x) for x in (matrix, np.swapaxes(of_groups, 1, 2))]
@@ -131,8 +131,7 @@ def test_queries_of_keys_that_turn(each, dim):
         )  # fmt: skip
 
     exact = cache.exact_keys, cache.exact_values
-    found, *_ = jax.jit(call, compiler_options=FAST)(q, *exact, cache.lengths, cache.held, matrix)
-    assert not mosaic.races_found()
+    found, *_ = computed.run(call, q, *exact, cache.lengths, cache.held, matrix)
     y = np.pad(0.3 * LOG2E * q.reshape(4, each, dim), [(0, 0), (0, padded - each), (0, 0)])
     vectors, factors = turned_queries(matrix, y.astype(np.float32))
     assert found.vectors.shape == vectors.shape
@@ -173,8 +172,7 @@ def test_queries_and_a_mean_turn_with_positions(case):
         )  # fmt: skip
 
     exact = cache.exact_keys, cache.exact_values
-    found, exact, shift = jax.jit(call, compiler_options=FAST)(q, *exact, cache.lengths, cache.held, matrix, mean)
-    assert not mosaic.races_found()
+    found, _, shift = computed.run(call, q, *exact, cache.lengths, cache.held, matrix, mean)
 
     def turned(x, positions):
         """Turns vectors, in float64."""
@@ -227,8 +225,7 @@ def test_merges_and_rotates_back(each, dim, columns, splits, blocks, sinks, per_
     def call(*arguments):
         return epilogue(*arguments, shape=shape, dtype=jnp.float32, interpret=mosaic.interpret())
 
-    found = jax.jit(call, compiler_options=FAST)(sums, largest, total, exact, matrix, logits)
-    assert not mosaic.races_found()
+    found = computed.run(call, sums, largest, total, exact, matrix, logits)
 
     some = lambda x: np.float64(x)[..., :each]  # noqa: E731
     with np.errstate(under="ignore"):
@@ -259,9 +256,9 @@ def test_a_new_token_enters_the_rings(case):
 
     def run(implementation):
         token = hopper.INTERPRET.set(mosaic.interpret())
-        found = entered(cache, k, v, cache.lengths, count, implementation=implementation)
+        call = functools.partial(entered, implementation=implementation)
+        found = computed.run(call, cache, k, v, cache.lengths, count)
         hopper.INTERPRET.reset(token)
         return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
 
     jax.tree.map(np.testing.assert_array_equal, run("mosaic_gpu"), run("xla"))
-    assert not mosaic.races_found()

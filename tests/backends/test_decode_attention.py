@@ -20,14 +20,13 @@ from pallas_kernels.packed import Packed
 from rqjax.backends import hopper
 from rqjax.core import Unsupported
 from rqjax.core.dispatch import only_xla
+from tests.tools import computed
 from tests.tools.packed_codes import attention, by_token, encoded, error, hidden, in_pages
 from tests.tools.suites import some
 
 TOLERANCE = 5e-4
 """Relative root mean square error of a head: queries and weights are rounded to 15 bits of their largest. Measured:
 3e-4 at most."""
-FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Compiler options for the interpreter, whose programs are compiled once and run once."""
 
 CASES = {
     "2 bits, 4 bits, one query head": (64, 1, "2", "4", (256, 200), 1),
@@ -150,8 +149,7 @@ def run(
     options |= {"latent": True, "dim": dim} if latent else {}
     call = lambda *a: decode_attention(*a[:6], tables=a[6], turning=a[7], **options)  # noqa: E731
     arguments = y, keys, values, start, np.asarray(stop, np.int32)[:, None], shift, tables, turning
-    sums = jax.jit(call).lower(*arguments).compile(compiler_options=FAST)(*arguments)
-    assert not mosaic.races_found()
+    sums = computed.run(call, *arguments)
     total = np.asarray(sums.total, np.float64)
     output = np.asarray(sums.values, np.float64) / np.where(total > 0, total, 1)[..., None]
     expected = attention(k, v, y, seen, softcap, 0 if shift is None else shift)
@@ -270,7 +268,7 @@ def filled(name, *, lengths, time, pages=None):
     k, v = rng.normal(size=(2, batch, max(lengths), 1, 64)).astype(np.float32)
     k[0] += 4  # a mean that dominates
     append = rqjax.append if "trellis" not in name else only_xla(rqjax.append)  # its kernel takes minutes interpreted
-    append = jax.jit(append, compiler_options=FAST)
+    append = jax.jit(append, compiler_options=computed.FAST)
     cache = append(empty(name, batch=batch, pages=pages), k, v, valid=jnp.asarray(lengths))
     return cache, jnp.asarray(rng.normal(size=(batch, time, 3, 64)), jnp.float32)
 
@@ -285,13 +283,12 @@ def interpreted():
 def both(cache, q, **options):
     """Attention by the kernel, and by XLA."""
 
-    def attend(implementation):
-        call = functools.partial(rqjax.attend, implementation=implementation, **options)
-        return np.asarray(jax.jit(call, compiler_options=FAST)(cache, q), np.float64)
-
-    found = attend("mosaic_gpu")
-    assert not mosaic.races_found()
-    return found, attend("xla")
+    by_kernel, plain = (
+        functools.partial(rqjax.attend, implementation=name, **options) for name in ("mosaic_gpu", "xla")
+    )
+    found = computed.run(by_kernel, cache, q)
+    expected = jax.jit(plain, compiler_options=computed.FAST)(cache, q)
+    return np.asarray(found, np.float64), np.asarray(expected, np.float64)
 
 
 @pytest.mark.full
@@ -334,7 +331,7 @@ def test_a_transform_code_of_keys_before_they_turn():
     rope = rqjax.Rope(1e4, "yarn", (4.0, 64.0, 32.0, 1.0, 1.2), 0.5)
     strategy = rqjax.Strategy(keys, rqjax.eden(jax.random.key(1), 64, 4), rqjax.BeforeRope())
     cache = strategy.cache(3, 2, 512, window=128, sinks=4, rope=rope)
-    append = jax.jit(only_xla(rqjax.append), compiler_options=FAST)
+    append = jax.jit(only_xla(rqjax.append), compiler_options=computed.FAST)
     cache = append(cache, k + 0.5, v, valid=jnp.asarray(lengths))
     found, expected = both(cache, jnp.asarray(rng.normal(size=(3, 1, 8, 64)), jnp.float32))
     assert error(found, expected) < IN_FLOAT16 * TOLERANCE

@@ -13,7 +13,8 @@ from rqjax.backends import hopper
 from rqjax.core import Unsupported
 from rqjax.quantizers.gain import Gain
 from rqjax.rotations import Dense, Hadamard
-from tests.backends.test_decode_attention import FAST, TOLERANCE, error
+from tests.backends.test_decode_attention import TOLERANCE, error
+from tests.tools.computed import FAST
 from tests.tools.suites import some
 
 pytestmark = pytest.mark.full

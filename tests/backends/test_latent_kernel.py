@@ -8,7 +8,8 @@ import pytest
 import rqjax
 from pallas_kernels.gpu import warp_attention
 from rqjax.core.dispatch import only_xla
-from tests.backends.test_decode_attention import FAST, TOLERANCE, both, check, empty, error, interpreted, run
+from tests.backends.test_decode_attention import TOLERANCE, both, check, empty, error, interpreted, run
+from tests.tools.computed import FAST
 
 __all__ = ["interpreted"]
 pytestmark = pytest.mark.full

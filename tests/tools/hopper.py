@@ -150,8 +150,22 @@ def launched(names: list[str]) -> dict[str, dict[str, int]]:
     return _run("launches", names)
 
 
+def on_ptx(tests: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs tests of pytest with kernels as PTX, see `tests.tools.on_ptx`; errors are those of `compiled`."""
+    options = ["-p", "tests.tools.on_ptx", "-p", "no:cacheprovider", "-q", "-m", "full or not full"]
+    return _process(["pytest", *options, *tests], MOSAIC_GPU_DUMP_HOST_LLVM="1")
+
+
 def _run(tool: str, arguments: list[str]) -> Any:
     """Runs a tool that compiles, in a process of its own, and returns what it prints as JSON."""
+    done = _process([f"tests.tools.{tool}", *arguments])
+    if done.returncode:
+        raise RuntimeError(f"compiling for Hopper failed:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout)
+
+
+def _process(arguments: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs a module of Python with the compiler on its path."""
     cuda = folder() / "nvidia" / "cu13"
     if not ((cuda / "bin" / "ptxas").exists() and (folder() / "jax_cuda13_plugin").exists()):
         raise FileNotFoundError(f"there is no compiler for NVIDIA GPUs in {folder()}: run `make gpu-compile-env`")
@@ -165,11 +179,8 @@ def _run(tool: str, arguments: list[str]) -> Any:
         "MOSAIC_GPU_DUMP_PTXAS": "1",
     }
     environment.pop("MOSAIC_GPU_DUMP_TO", None)
-    line = [sys.executable, "-m", f"tests.tools.{tool}", *arguments]
-    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"compiling for Hopper failed:\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout)
+    line = [sys.executable, "-m", *arguments]
+    return subprocess.run(line, cwd=ROOT, env=environment | more, capture_output=True, text=True, check=False)
 
 
 def complaints(name: str, kernels: Kernels, golden: Kernels | None, *, slack: float = 1) -> list[str]:

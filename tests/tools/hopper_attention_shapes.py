@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gpu.attention_prologue import SPAN as POSITIONS, Angles, Exact
+from pallas_kernels.gpu.attention_prologue import Exact
 from pallas_kernels.gpu.columns import Lookup
 from pallas_kernels.gpu.levels import PAGE
+from pallas_kernels.gpu.positions import SPAN as POSITIONS, Angles
 from pallas_kernels.gpu.rings import StateLevels
 from pallas_kernels.gpu.turning import SPAN, Turning
 from pallas_kernels.packed import WIDTHS, Packed
