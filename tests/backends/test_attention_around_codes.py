@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rqjax
-from pallas_kernels.gpu import mosaic
+from pallas_kernels.gpu import attention_prologue, mosaic
 from pallas_kernels.gpu.attention_epilogue import epilogue
 from pallas_kernels.gpu.attention_prologue import Exact, Window, prologue
 from pallas_kernels.gpu.turning import turned_queries
@@ -154,7 +154,8 @@ TURNING = {
 
 
 @pytest.mark.parametrize("case", some(TURNING, list(TURNING)[:1]))
-def test_queries_and_a_mean_turn_with_positions(case):
+def test_queries_and_a_mean_turn_with_positions(case, monkeypatch):
+    monkeypatch.setattr(attention_prologue, "SHARES", 1)  # so that a block of threads has several spans
     options = {"dim": 64, "lengths": (300, 77), "sliding": None, **TURNING[case]}
     rope, dim, each = options["rope"], options["dim"], options["each"]
     rng, padded = np.random.default_rng(4), -(-each // 4) * 4

@@ -69,10 +69,11 @@ def _launched(equation: Any, operands: list[Any]) -> list[Any]:
         arrays.append(arrays[aliased[k]] if k in aliased else out)
     launch = Launch.of(printed, [x.dtype.itemsize for x in arrays])
     flat = [x.reshape(-1).view(np.uint8) for x in arrays]
+    rng = np.random.default_rng(0)  # warps go on in any order, but where a warpgroup multiplies together
     machine = Machine(text, flat, launch.arrays, launch.maps, launch.shared)
     for y in range(launch.grid[1]):
         for x in range(launch.grid[0]):
-            machine.run(x, y)
+            machine.run(x, y, None if "wgmma" in text else rng)
     return [jax.numpy.asarray(x) for x in arrays[len(operands) :]]
 
 

@@ -1,8 +1,8 @@
 """A machine that runs PTX instruction by instruction, for kernels of one warpgroup on computers without a GPU.
 
 Numbers of the 128 threads of a block lie side by side in arrays. Threads that wait at the first instruction of all go
-on together, so that what has parted meets again. Copies by tensor maps are done when they are issued. Races are not
-found: Pallas' interpreter does that. Source: NVIDIA, PTX ISA 9.0.
+on together, so that what has parted meets again; or warps go on one by one in any order between barriers, so that a
+missing barrier shows. Copies by tensor maps are done when they are issued. Source: NVIDIA, PTX ISA 9.0.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ TYPES: dict[str, Any] = {
     **{"f16": np.dtype("f2"), "f32": np.dtype("f4"), "f64": np.dtype("f8"), "bf16": np.dtype(ml_dtypes.bfloat16)},
     "pred": np.dtype(bool),
 }  # fmt: skip
-FREE = ("bar", "fence", "mbarrier", "wgmma", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cvta", "membar")
+FREE = ("bar", "fence", "wgmma", "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cvta", "membar")
 """Instructions with nothing to do where threads run in step and copies are done at once; `cvta` moves an address."""
 
 
@@ -42,6 +42,22 @@ class TensorMap:
     itemsize: int
     swizzle: int
     """Bytes of the rows in shared memory whose chunks of 16 bytes are permuted; 16 if none are."""
+
+
+@dataclasses.dataclass
+class Barrier:
+    """State of a barrier in memory: arrivals and bytes that are missing, and how many phases are over."""
+
+    count: int
+    missing: int
+    bytes: int = 0
+    phase: int = 0
+
+    def come(self, arrivals: int, expected: int) -> None:
+        """Takes arrivals, and bytes that are expected, or below 0 that have come."""
+        self.missing, self.bytes = self.missing - arrivals, self.bytes + expected
+        if self.missing == self.bytes == 0:
+            self.missing, self.phase = self.count, self.phase + 1
 
 
 @dataclasses.dataclass
@@ -110,8 +126,8 @@ class Machine:
         for instruction in self.program:
             instruction.run = self._compiled(instruction)
 
-    def run(self, x: int, y: int) -> None:
-        """Runs the block (x, y)."""
+    def run(self, x: int, y: int, apart: np.random.Generator | None = None) -> None:
+        """Runs the block (x, y); warp by warp in any order between barriers, if `apart` draws it."""
         rng = np.random.default_rng(0)
         self.memory[0] = rng.integers(0, 256, self.shared + 1024, np.uint8)  # nobody has written it
         self.memory[LOCAL] = np.zeros(THREADS * OWN, np.uint8)
@@ -122,15 +138,22 @@ class Machine:
             "%ctaid.y": same(y),
             "%ctaid.z": same(0),
         }
-        ready, waiting = {0: np.ones(THREADS, bool)}, {}
+        self.barriers: dict[int, Barrier] = {}
+        units = [np.ones(THREADS, bool)] if apart is None else [np.arange(THREADS) // 32 == k for k in range(4)]
+        ready, waiting = [{0: unit} for unit in units], {}
         with np.errstate(all="ignore"):
-            while ready or waiting:
-                if not ready:  # all have come to a barrier
-                    ready, waiting = {place + 1: mask for place, mask in waiting.items()}, {}
-                place = min(ready)
-                mask = ready.pop(place)
-                for at, some, waits in self._through(place, mask, ready):
-                    there = waiting if waits else ready
+            while any(ready) or waiting:
+                if not any(ready):  # all have come to a barrier
+                    ready = [
+                        {at + 1: mask & unit for at, mask in waiting.items() if mask[unit].any()} for unit in units
+                    ]
+                    waiting = {}
+                able = [one for one in ready if one]
+                own = able[0] if apart is None else able[apart.integers(len(able))]
+                place = min(own)
+                mask = own.pop(place)
+                for at, some, waits in self._through(place, mask, own):
+                    there = waiting if waits else own
                     there[at] = there.get(at, False) | some
 
     def _through(
@@ -156,6 +179,8 @@ class Machine:
                 if active.any():
                     instruction.run(active, whole and active is mask)
                 place += 1
+                if "try_wait" in instruction.name:  # others may have to go on first
+                    return [(place, mask, False)]
             if ready and place >= min(ready):
                 return [(place, mask, False)]
 
@@ -232,8 +257,8 @@ class Machine:
                 return method(kinds, operands)
         if first == "cvta":
             return self._plain(lambda x: x, ["b64", "b64"], operands)
-        if first == "mbarrier" and "try_wait" in kinds:
-            return lambda active, whole: self._write(operands[0], np.ones(THREADS, bool), active, whole)
+        if first == "mbarrier":
+            return self._barrier(kinds, operands)
         if name.startswith(FREE) or first in ("bra", "ret"):
             return lambda active, whole: None
         if first == "mov" and (operands[0].startswith("{") or operands[-1].startswith("{")):
@@ -382,12 +407,31 @@ class Machine:
 
         return run
 
+    def _barrier(self, kinds: list[str], operands: list[str]) -> Callable[..., None]:
+        """Returns the beginning of a barrier, an arrival that expects bytes, or a question whether a phase is over."""
+        address = self._address(operands[kinds[0] != "init"])
+        number = self._read(operands[1 + (kinds[0] != "init")], "u32")
+
+        def run(active: np.ndarray, whole: bool) -> None:
+            place = int(address()[active][0]) & (2**SPACE - 1)
+            if kinds[0] == "init":
+                count = int(number()[active][0])
+                self.barriers[place] = Barrier(count, count)
+            elif kinds[0] == "arrive":
+                self.barriers[place].come(int(active.sum()), int(number()[active].sum()))
+            else:
+                over = (self.barriers[place].phase & 1) != number()
+                self._write(operands[0], over, active, whole)
+
+        return run
+
     def _copy(self, kinds: list[str], operands: list[str]) -> Callable[..., None]:
         """Returns a copy between the box of a tensor map and shared memory."""
         stores = kinds[4] == "global"
         at, described = (operands[1], operands[0]) if stores else (operands[0], operands[1])
         shared = self._address(at)
         base, places = re.match(r"\[(\S+?)\s*,\s*(\{[^}]*\})\s*\]", described).groups()
+        barrier = None if stores else self._address(operands[2])
         base, places = self._address(base), [self._read(x, "s32") for x in re.findall(r"[^{},\s]+", places)]
 
         def run(active: np.ndarray, whole: bool) -> None:
@@ -395,6 +439,9 @@ class Machine:
                 described = self.maps[int(base()[thread] & np.uint64(2**SPACE - 1)) // 128]
                 corner = [int(place()[thread]) for place in reversed(places)]
                 self._move(described, corner, int(shared()[thread]) & (2**SPACE - 1), stores)
+                if barrier is not None:
+                    size = int(np.prod(described.box)) * described.itemsize
+                    self.barriers[int(barrier()[thread]) & (2**SPACE - 1)].come(0, -size)
 
         return run
 
