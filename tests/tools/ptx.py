@@ -1,8 +1,8 @@
 """A machine that runs PTX instruction by instruction, for kernels of one warpgroup on computers without a GPU.
 
 Numbers of the 128 threads of a block lie side by side in arrays. Threads that wait at the first instruction of all go
-on together, so that what has parted meets again; or warps go on one by one in any order between barriers, so that a
-missing barrier shows. Copies by tensor maps are done when they are issued. Source: NVIDIA, PTX ISA 9.0.
+on together, so that what has parted meets again. Warps may also go on one by one in any order between barriers: a
+missing one shows. Copies by tensor maps are done when they are issued. Source: NVIDIA, PTX ISA 9.0.
 """
 
 import dataclasses
