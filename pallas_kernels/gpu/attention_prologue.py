@@ -231,10 +231,7 @@ def prologue(
                 for r, sums in enumerate(_weighted(rows, weights, x)):
                     rows.poke(one(sums_ref, i, block, first + r), zero, column, [sums], there)
 
-        @pl.when(part >= whole)
-        def _():
-            if not turned_mean:
-                return
+        def turn_mean():
             first, share = lax.div(part - whole, shares) * ROWS, lax.rem(part - whole, shares)
             read_queries(first)
             inner = inner_products(rows, y, mean_ref.at[i], turn_refs[0], *span_refs, across, *of_spans)
@@ -247,6 +244,9 @@ def prologue(
 
             behind = lax.div(stop + SPAN - 1, SPAN) - lax.div(start, SPAN) - share
             lax.fori_loop(0, lax.div(jnp.maximum(behind + shares - 1, 0), shares), step, 0)
+
+        if turned_mean:
+            pl.when(part >= whole)(turn_mean)
 
     def shape(dtype, *dims):
         return jax.ShapeDtypeStruct((n, *dims), dtype)
