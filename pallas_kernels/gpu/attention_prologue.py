@@ -127,6 +127,7 @@ def prologue(
         passed = lax.div(jnp.maximum(length - window.sinks - window.window, 0), window.unit) * window.unit
         coded = jnp.maximum(passed, held_ref[lax.div(i, heads)])
         oldest = jnp.int32(0) if window.sliding is None else jnp.maximum(length - window.sliding, 0)
+        position = jnp.maximum(length - 1, 0) - window.sinks
         start, stop = (jnp.clip(bound - window.sinks, 0, coded) for bound in (oldest, length))
 
         def of_head(ref):
@@ -139,7 +140,7 @@ def prologue(
         def read_queries(first):
             factor = scale_ref[0] * LOG2E
             for column, there in spread(rows, dim):
-                turn = None if turn_refs is None else turns_of(rows, *turn_refs, length - 1 - window.sinks, column)
+                turn = None if turn_refs is None else turns_of(rows, *turn_refs, position, column)
                 for r in range(ROWS):
                     row = rows.full(jnp.minimum(first + r, each - 1), jnp.int32)
                     x = rows.block(q_ref.at[i], row, column)[0][0].astype(jnp.float32)

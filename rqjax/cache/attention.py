@@ -117,7 +117,7 @@ def attend(
             raise ValueError(
                 f"expected fewer than {time} queries: what the first would see was forgotten before `truncate`"
             )
-    if time == 0:
+    if 0 in (batch, time):
         return q[..., : cache.value_quantizer.dim]
     if mask is not None:
         shape = (batch, q_heads, time, cache.max_len)

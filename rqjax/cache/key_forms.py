@@ -78,7 +78,7 @@ class KeyForm:
             raise ValueError(f"expected a mean ({heads}, {dim}) of the keys, got {mean.shape}")
         if not jnp.issubdtype(mean.dtype, jnp.floating):
             raise TypeError(f"expected a mean of floating-point numbers, got {mean.dtype}")
-        return self.changed(mean=jnp.tile(mean, (batch, 1, 1)))
+        return self.changed(mean=jnp.tile(mean.astype(jnp.float32), (batch, 1, 1)))
 
     def turned(self, x: Float[Array, "*n d"], positions: Int[Array, "*#n"]) -> Float[Array, "*n d"]:
         """Rotates keys or queries to their positions, as attention multiplies them."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from rqjax.cache.key_forms import AS_GIVEN, KeyForm, check_form
 from rqjax.cache.kv import KVCache, LastPart
 from rqjax.core import Quantizer, nbytes, pytree, static
+from rqjax.core.pytree import without_derived
 from rqjax.quantizers.exact import Exact
 from rqjax.rotations import Rope
 
@@ -68,7 +69,7 @@ class Strategy:
         options |= {"key_form": AS_GIVEN, "sliding_window": sliding_window}
         exact = Exact(self.keys.dim, jnp.dtype(options["dtype"]).name)
         ring = functools.partial(KVCache.init, batch, kv_heads, max_len, exact, exact, **options)
-        return min(ring, whole, key=lambda make: nbytes(jax.eval_shape(make)))()
+        return min(ring, whole, key=lambda make: nbytes(without_derived(jax.eval_shape(make))))()
 
     def nbytes(self, batch: int, kv_heads: int, max_len: int, **options: Any) -> int:
         """Bytes of the cache that `cache` would make, without making it: codes, window, quantizers, everything."""

@@ -1,5 +1,6 @@
 """A cache as other engines see it: a pytree whose leaves have the batch in front."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +11,16 @@ from jaxtyping import Array
 from rqjax.cache.kv import KVCache
 from rqjax.cache.strategy import Strategy
 from rqjax.core import pytree, static
+from rqjax.core.pytree import without_derived
 from rqjax.rotations import Rope
 
 
 class Held:
-    """Arrays that functions under jit take in as constants. Two are equal only if they are the same object."""
+    """Fields of a cache that functions under jit take in as constants. Two are equal only if they are the same
+    object."""
 
-    def __init__(self, arrays: list[Array]):
-        self.arrays = arrays
+    def __init__(self, **fields: Any):
+        self.fields = fields
 
 
 @pytree
@@ -30,16 +33,17 @@ class Opaque:
 
     arrays: tuple[Array, ...]
     structure: Any = static(default=None)
-    quantizers: Held = static(default=Held([]))
+    quantizers: Held = static(default=Held())
 
     @classmethod
     def of(cls, cache: KVCache, quantizers: Held) -> "Opaque":
+        cache = dataclasses.replace(without_derived(cache), **dict.fromkeys(quantizers.fields))
         arrays, structure = jax.tree.flatten(cache)
-        return cls(tuple(arrays[: len(arrays) - len(quantizers.arrays)]), structure, quantizers)
+        return cls(tuple(arrays), structure, quantizers)
 
     @property
     def cache(self) -> KVCache:
-        return jax.tree.unflatten(self.structure, [*self.arrays, *self.quantizers.arrays])
+        return dataclasses.replace(jax.tree.unflatten(self.structure, self.arrays), **self.quantizers.fields)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -66,8 +70,10 @@ def empty_caches(
     options: dict[str, Any],
 ) -> Callable[[int, int], dict[str, Opaque]]:
     """Returns a function of batch and length that makes the caches of a model's layers."""
-    one = [(s.keys, None if s.keys is s.values else s.values) for s in strategies]
-    held, none = [Held([jnp.asarray(x) for x in jax.tree.leaves(pair)]) for pair in one], Held([])
+    one = [
+        {"key_quantizer": s.keys, "own_value_quantizer": None if s.keys is s.values else s.values} for s in strategies
+    ]
+    held, none = [Held(**jax.tree.map(jnp.asarray, fields)) for fields in one], Held()
 
     def empty(batch: int, max_len: int) -> dict[str, Opaque]:
         parts = zip(strategies, ropes, windows, kv_heads, held, strict=True)

@@ -149,7 +149,7 @@ TURNING = {
         "sliding": 150,
     },
     "all turn fast, or not at all": {"rope": rqjax.Rope(1.0), "each": 1, "lengths": (2, 419)},
-    "none turns": {"rope": rqjax.Rope(1e4, "none"), "each": 5},
+    "none turns, a sequence without tokens": {"rope": rqjax.Rope(1e4, "none"), "each": 5, "lengths": (0, 77)},
 }
 
 

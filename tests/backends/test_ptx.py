@@ -14,6 +14,7 @@ TESTS = {
         "test_queries_and_tokens_in_full_precision[heads of 128, six queries, float32]",
         "test_queries_of_keys_that_turn[3-64]",
         "test_queries_and_a_mean_turn_with_positions[all coordinates]",
+        "test_queries_and_a_mean_turn_with_positions[none turns, a sequence without tokens]",
         "test_merges_and_rotates_back[5-128-129-17-2-False-True]",
         "test_a_new_token_enters_the_rings[a sink, and a unit that is complete]",
     ),

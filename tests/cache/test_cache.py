@@ -504,6 +504,12 @@ def test_centering_takes_a_common_bias_off():
     assert divergence("v3_4+centered", 10) < 1.2 * divergence("v3_4", 0)
 
 
+def test_a_mean_is_held_in_float32():
+    q = rqjax.eden(jax.random.key(0), 64, 4)
+    form = rqjax.SubtractedMean(mean=jnp.ones((2, 64), jnp.bfloat16))
+    assert rqjax.KVCache.init(3, 2, 300, q, q, key_form=form).key_form.mean.dtype == jnp.float32
+
+
 def test_centering_leaves_keys_without_a_dominant_mean_as_they_are():
     """A mean that the first keys share by chance, or by slow rotary angles, is not that of all, nor subtracted."""
     k = random(1, 2, 300, 1, DIM) + np.array([1.5, 2.0], np.float32)[:, None, None, None]  # shares of 0.69 and 0.8

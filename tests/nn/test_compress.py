@@ -106,7 +106,7 @@ class Tunix:
 
 TUNIX = {
     "llama3": ("float32+pre_rope", "v3_4"),
-    "qwen2": ("float32+pre_rope",),
+    "qwen2": ("float32+pre_rope", "turboquant_trellis_3+turned"),
     "qwen3": ("float32", "turboquant_trellis_3"),
     "gemma": ("float32", "v3_4"),
     "gemma3": ("float32+pre_rope", "v3_4"),

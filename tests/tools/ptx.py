@@ -129,8 +129,8 @@ class Machine:
     def run(self, x: int, y: int, apart: np.random.Generator | None = None) -> None:
         """Runs the block (x, y); warp by warp in any order between barriers, if `apart` draws it."""
         rng = np.random.default_rng(0)
-        self.memory[0] = rng.integers(0, 256, self.shared + 1024, np.uint8)  # nobody has written it
-        self.memory[LOCAL] = np.zeros(THREADS * OWN, np.uint8)
+        self.memory[0] = rng.integers(0, 256, self.shared, np.uint8)  # nobody has written it
+        self.memory[LOCAL] = rng.integers(0, 256, THREADS * OWN, np.uint8)
         same = lambda value: np.full(THREADS, value, np.uint32)  # noqa: E731
         self.registers: dict[str, np.ndarray] = {
             "%tid.x": np.arange(THREADS, dtype=np.uint32),
@@ -143,7 +143,8 @@ class Machine:
         ready, waiting = [{0: unit} for unit in units], {}
         with np.errstate(all="ignore"):
             while any(ready) or waiting:
-                if not any(ready):  # all have come to a barrier
+                if not any(ready):
+                    assert sum(mask.sum() for mask in waiting.values()) == THREADS, "some never come to a barrier"
                     ready = [
                         {at + 1: mask & unit for at, mask in waiting.items() if mask[unit].any()} for unit in units
                     ]
@@ -255,6 +256,8 @@ class Machine:
         ):
             if name.startswith(f"{start}.") or (start == name):
                 return method(kinds, operands)
+        assert not {"sat", "rmi", "rpi"} & {*kinds}
+        assert first not in ("bar", "ret") or instruction.guard is None
         if first == "cvta":
             return self._plain(lambda x: x, ["b64", "b64"], operands)
         if first == "mbarrier":
@@ -283,6 +286,7 @@ class Machine:
             return self._plain(COMPARE[kinds[0]], ["pred", kind, kind], operands)
         if first == "selp":
             return self._plain(lambda a, b, p: np.where(p, a, b), [kind, kind, kind, "pred"], operands)
+        assert first != "madc" or "cc" not in kinds
         if first in ("mad", "madc") and ("cc" in kinds or first == "madc"):
             return self._carried(kinds, operands)
         if first in ("mul", "mad") and kinds[0] in ("wide", "hi", "lo"):
@@ -297,6 +301,7 @@ class Machine:
                 return np.where(n[1], gone, shifted)
 
             return self._plain(shift, [kind, kind, "u32"], operands)
+        assert first != "bfe" or kind[0] in "bu"
         if first == "bfe":
             return self._plain(
                 lambda a, at, n: a >> at.astype(a.dtype) & ((1 << n.astype(np.uint64)) - 1).astype(a.dtype),
@@ -392,6 +397,8 @@ class Machine:
 
     def _shuffle(self, kinds: list[str], operands: list[str]) -> Callable[..., None]:
         to, source, lane = operands[0], *(self._read(x, "b32") for x in operands[1:3])
+
+        assert "idx" in kinds or "bfly" in kinds
 
         def run(active: np.ndarray, whole: bool) -> None:
             assert _of_whole_warps(active), "threads of a warp have parted"
