@@ -31,6 +31,7 @@ from experiments.models import chat, models
 from rqjax.core import PAGE, check_int
 from rqjax.nn import Decoder, Engine, generate
 from rqjax.nn.tokenizer import decoded
+from rqjax.paging.pages import CHUNK
 
 MODEL = flags.DEFINE_string(
     "model", "llama-d128", "Of results/models, smollm2-135m, a folder, a GGUF file, or a name on Hugging Face."
@@ -83,7 +84,7 @@ def main(argv: list[str]) -> None:
 
 def _many() -> None:
     decoder, tokenizer = models.load(MODEL.value, DTYPE.value)
-    lines = [line for line in Path(PROMPTS.value).read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for line in Path(PROMPTS.value).read_text(encoding="utf-8").split("\n") if line.strip()]
     if OUT.value:  # or all is computed before the folder is missed
         Path(OUT.value).parent.mkdir(parents=True, exist_ok=True)
     asked = [_request(number, line) for number, line in enumerate(lines, 1)]
@@ -117,6 +118,7 @@ def _engine(decoder: Decoder, pages: int, slots: int, room: int) -> Engine:
         pages=pages,
         slots=slots,
         max_len=room,
+        chunk=max(CHUNK, -(-max(WINDOW.value + PAGE, SINKS.value) // PAGE) * PAGE),
         degrade=[models.strategies(decoder, MODEL.value, name) for name in DEGRADE.value],
         window=WINDOW.value,
         sinks=SINKS.value,
@@ -176,7 +178,12 @@ def _request(number: int, line: str) -> dict[str, Any]:
         raise ValueError(f'{PROMPTS.value}, line {number}: expected {{"prompt": "..."}}, got {line[:60]}')
     if more := [name for name in request if name not in ("messages" if talk else "prompt", *usual)]:
         raise ValueError(f"{PROMPTS.value}, line {number}: unknown {more[0]!r}, expected one of {', '.join(usual)}")
-    return usual | request
+    request = usual | request
+    try:
+        check_int("max_tokens", request["max_tokens"], 1, 2**30)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{PROMPTS.value}, line {number}: {error}") from None
+    return request
 
 
 def _sampling() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The leaderboard's methods with keys alone in codes, and with values alone.
 
-Claim (KIVI, KVarN, llama.cpp): keys need more bits than values. It holds for all of them, 3 to 13 times, and for codes
+Claim (KIVI, KVarN, llama.cpp): keys need more bits than values. It holds for all of them, 3 to 20 times, and for codes
 of keys before rotary positions, too. Values without bias lose half as much, which is lost beside what keys lose.
 
     python -m experiments.run --config=configs/language/leaderboard_parts.py

@@ -19,6 +19,8 @@ with extras.explained():
 
 MADE = 256
 """Tokens of a text, if a task does not say how many."""
+LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names by which tasks say it."""
 
 
 class CachedLM(TemplateLM):
@@ -96,7 +98,11 @@ class CachedLM(TemplateLM):
         wanted = [dict(request.args[1]) for request in requests]
         if any(one.get("do_sample") for one in wanted):
             raise ValueError("expected tasks that take the likeliest tokens, got do_sample: true")
-        limits = [check_int("max_gen_toks", one.get("max_gen_toks", MADE), 1, self.max_length - 1) for one in wanted]
+        most = self.max_length - 1
+        limits = [
+            check_int("max_gen_toks", next((one[name] for name in LIMITS if name in one), min(MADE, most)), 1, most)
+            for one in wanted
+        ]
         stops = [one.get("until") or [] for one in wanted]
         stops = [[stop] if isinstance(stop, str) else [text for text in stop if text] for stop in stops]
         ids = []

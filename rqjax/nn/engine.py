@@ -101,6 +101,7 @@ class Engine:
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._events: list[Event] = []
+        self._blamed: Request | None = None  # if what runs now raises
 
     @functools.cached_property
     def paged(self) -> PagedCache:
@@ -234,7 +235,8 @@ class Engine:
         """Computes a piece of a prompt and a token of each text that has begun; no events if there is nothing to do.
 
         If the decoder raises, all texts are read again in later steps, and no event is lost. A request whose prompt it
-        fails to read twice in a row is dropped, so that others go on; the exception has a note of its number.
+        reads, or whose `stop_texts` are decoded, is dropped if that fails twice at the same token. The exception then
+        has a note of its number, and others go on.
         """
         with self._turns:
             self._advance()
@@ -242,35 +244,45 @@ class Engine:
         return events
 
     def run(self) -> dict[int, list[int]]:
-        """Steps until nothing waits or runs; returns the tokens of each request that has ended."""
+        """Steps until nothing waits or runs; returns the tokens of each request that has ended. Of several threads one
+        runs or steps."""
         made: dict[int, list[int]] = {}
-        while self._waiting or self._running:
+        while True:
             with self._turns:
+                if not (self._waiting or self._running):
+                    events, self._events = self._events, []
+                    break
                 self._advance()
-        for event in self.step():
+        for event in events:
             made.setdefault(event.id, []).append(event.token)
         return made
 
     def _advance(self) -> None:
         if not self._weights.are_of(self.decoder):
             self._reset()
-        reading = None
+        self._blamed = None
         try:
             self._admit()
-            reading = next(filter(Request.reading, self._running), None)
+            reading = self._blamed = next(filter(Request.reading, self._running), None)
             if reading is not None:
                 self._read(reading)
-            others, reading = [r for r in self._running if not r.reading() and r is not reading], None
-            self._write(others)
+            self._blamed = None
+            self._write([r for r in self._running if not r.reading() and r is not reading])
         except BaseException as error:
+            blamed, place = self._blamed, self._blamed.fed if self._blamed else 0
             self._reset()  # the caches were donated, and the book may be half written
-            if isinstance(error, Exception) and reading is not None:
-                if reading.failed:
-                    self._waiting.remove(reading)
-                    for request in (reading, *reading.others):
-                        error.add_note(f"request {request.id} is dropped")
-                reading.failed = True
+            if isinstance(error, Exception) and blamed is not None:
+                if blamed.failed == place:
+                    self._forgotten(blamed, error, whole=place < len(blamed.prompt))
+                blamed.failed = place
             raise
+
+    def _forgotten(self, request: Request, error: Exception, *, whole: bool) -> None:
+        """Drops a request that waits, and if `whole` all samples of its prompt; the error has a note of each."""
+        place = self._waiting.index(request)
+        self._waiting[place : place + 1] = [] if whole else request.heir()
+        for one in (request, *request.others) if whole else (request,):
+            error.add_note(f"request {one.id} is dropped")
 
     def _admit(self) -> None:
         # A prompt is looked up in the pages once those before it have been read.
@@ -302,11 +314,11 @@ class Engine:
             wanted = np.array([request.wanted])
             found, caches = scores(self.decoder, tokens, self.paged.caches, targets, wanted, valid, slots)
             self.paged.update(caches)
-            request.fed, request.failed = stop, False
+            request.fed = stop
             self._scored(request, Logprobs(*map(np.asarray, found)))
             return
         found = self._called([request], tokens, valid, slots)
-        request.fed, request.failed = stop, False
+        request.fed = stop
         if stop == len(request.prompt):
             self._branched(request, found)
             self._made({request: 0}, found)
@@ -391,7 +403,7 @@ class Engine:
         for request, row in rows.items():
             if request.after < len(request.made):
                 continue
-            token = int(tokens[row])
+            token, self._blamed = int(tokens[row]), request
             done = request.ends(token, self._decode)
             request.made.append(token)
             self._events.append(request.event(token, done, logprobs, row))

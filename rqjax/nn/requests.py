@@ -49,8 +49,8 @@ class Request:
     fed: int = 0
     """Tokens in the cache, of the prompt and of what was made."""
 
-    failed: bool = False
-    """True if the decoder failed while it read the prompt."""
+    failed: int = -1
+    """Tokens that were in the cache when the decoder failed at this request; -1 if it did not."""
 
     @property
     def length(self) -> int:

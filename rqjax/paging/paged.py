@@ -319,5 +319,5 @@ class PagedCache:
     def _taken(self, count: int) -> list[int]:
         """Takes unused pages."""
         self.evict(count)
-        self._stale = True
+        self._stale |= count > 0
         return self._pool.take(count)

@@ -108,12 +108,15 @@ class Layers:
         self.in_pages = np.array([not layer.sliding_window for layer in self.all])
         if not self.in_pages.any():
             raise ValueError("expected a layer with pages, got layers that keep a window of tokens alone")
-        sizes = [(*_size(layer), layer.window) for layer in self.paged]
+        widths, pages = zip(*map(_size, self.paged), strict=True)
+        sizes = [*zip(pages, (layer.window for layer in self.paged), strict=True)]
         shapes = [(len(layer.lengths), layer.sinks, layer.max_len) for layer in self.all]
         if len(set(sizes)) > 1 or len(set(shapes)) > 1:
             got = sorted({(*size, *shape) for size, shape in zip(sizes, shapes, strict=False)})
             raise ValueError(f"expected layers alike in pages, window, sinks and max_len, got {got}")
-        (self.width, self.pages, self.window), (self.slots, self.sinks, self.max_len) = sizes[0], shapes[0]
+        (self.pages, self.window), (self.slots, self.sinks, self.max_len) = sizes[0], shapes[0]
+        self.width = max(widths)
+        """Most pages of a slot: layers that encode more tokens together may have fewer."""
         self.units, self.windows = (np.array([getattr(x, name) for x in self.all]) for name in ("unit", "window"))
         self.learned = max((x.sinks + x.window + x.unit for x in self.paged if x.key_form.learned), default=0)
         """Tokens that decide the mean of all keys of a text in codes."""
@@ -184,7 +187,8 @@ class Layers:
 
     def tell(self, tables: np.ndarray) -> None:
         """Tells the layers the pages of each slot."""
-        self.each_paged(lambda layer: dataclasses.replace(layer, tables=jnp.array(tables)))
+        own = lambda layer: jnp.array(tables[:, : layer.tables.shape[1]])  # noqa: E731
+        self.each_paged(lambda layer: dataclasses.replace(layer, tables=own(layer)))
 
     def begin(
         self,

@@ -39,7 +39,8 @@ def learned(
     sample = check_int("sample", min(SAMPLE * lists, len(x)) if sample is None else sample, lists, len(x))
     first, second, third = random.split(key, 3)
     places = np.arange(sample) + np.asarray(random.uniform(first, (sample,)), np.float64)
-    chosen = jnp.asarray(x[np.minimum(places * (len(x) / sample), len(x) - 1).astype(np.int64)])
+    places, back = np.unique(np.minimum(places * (len(x) / sample), len(x) - 1).astype(np.int64), return_inverse=True)
+    chosen = jnp.asarray(np.asarray(x[places])[back])  # a file may take growing places alone
     few = random.permutation(second, sample)[: START * lists]
     chosen = as_float32(chosen)
     chosen = norms.direction(chosen) if metric == "cosine" else chosen

@@ -107,7 +107,7 @@ def narrowed(rows: Rows, where: Filter, least: int, most: int | None) -> tuple[R
     """Restricts rows to those that pass; also returns whether they are a copy without the others.
 
     A copy has a power of two of rows, at least `least`, so that searches are compiled for few numbers. There is no copy
-    of more than `most` rows, none if `most` is None, and none where numbers are not known.
+    where more than `most` rows pass, none if `most` is None, and none where numbers are not known.
     """
     if most is None or any(map(is_traced, jax.tree.leaves((rows, where)))):
         return dataclasses.replace(rows, ids=masked(rows.ids, where)), False
@@ -115,6 +115,6 @@ def narrowed(rows: Rows, where: Filter, least: int, most: int | None) -> tuple[R
     found = (ids != FREE) & passes(where if wide(rows.ids) else _of_32_bits(where), ids)
     places = np.flatnonzero(found)
     count = 2 ** (max(len(places), least) - 1).bit_length()
-    if count > most:
+    if len(places) > most:
         return dataclasses.replace(rows, ids=kept(found, rows.ids)), False
     return taken(rows, np.pad(places, (0, count - len(places)), constant_values=len(ids))), True

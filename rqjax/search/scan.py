@@ -99,7 +99,8 @@ def _groups(
     rows, in_block = len(bias), size // group
     blocks = -(-rows // size)
     parts = -(-blocks * in_block // max(count, in_block, limits().scores // max(1, m)))
-    together = -(-blocks // parts)
+    together = max(-(-blocks // parts), -(-count // in_block))  # a part has groups enough
+    parts = -(-blocks // together)
 
     def block(i: Array, j: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
         start = jnp.minimum(i * size, rows - size)  # the last block overlaps the one before

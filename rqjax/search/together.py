@@ -65,7 +65,7 @@ def dealt(
     def members(i: Array) -> tuple[Array, Array, Array]:
         of = jnp.searchsorted(groups, i, side="right")
         place = firsts[of + 1] - together * (groups[of] - i)  # groups of a list are full but for the first
-        place = place + jnp.arange(together)
+        place = place + jnp.arange(together, dtype=jnp.int32)
         return of, place, place >= firsts[of]
 
     return order, groups, members

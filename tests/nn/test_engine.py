@@ -10,6 +10,7 @@ from flax import nnx
 
 import rqjax
 from rqjax.nn import Engine, engine as engines, generate, load_decoder, sampling
+from rqjax.nn.requests import Request
 from rqjax.nn.sampling import BEST, Sampling, batched, compiled, logprobs, next_tokens, sampled
 from tests.paging.test_paged import checked
 from tests.tools import soak
@@ -426,6 +427,41 @@ def test_a_prompt_that_always_fails_is_dropped(decoder, monkeypatch):
         notes += getattr(raised.value, "__notes__", [])
     assert notes == [f"request {wrong} is dropped"]
     assert engine.run() == {id: alone(decoder, "float32", [first, 5, 6], 4) for id, first in ((good, 7), (later, 8))}
+
+
+@pytest.mark.full
+def test_a_later_piece_or_a_stop_text_that_always_fails_is_dropped(decoder, monkeypatch):
+    engine = Engine(decoder, "float32", KEY, pages=8, slots=3, chunk=128, **OPTIONS)
+    wrong = engine.submit([*text(0, 200), 9], max_tokens=2)
+    stops, good = (engine.submit([first, 5, 6], max_tokens=4) for first in (8, 7))
+    ends = Request.ends
+
+    def ended(request, token, decode):
+        if request.id == stops and len(request.made) == 2:
+            raise RuntimeError("failed")
+        return ends(request, token, decode)
+
+    monkeypatch.setattr(Request, "ends", ended)
+    fails(monkeypatch, lambda _, tokens: "before" if tokens.shape[1] > 1 and 9 in tokens[:, -1] else None)
+    notes = []
+    for _ in range(4):
+        with pytest.raises(RuntimeError, match="failed") as raised:
+            engine.run()
+        notes += getattr(raised.value, "__notes__", [])
+    assert notes == [f"request {wrong} is dropped", f"request {stops} is dropped"]
+    assert engine.run()[good] == alone(decoder, "float32", [7, 5, 6], 4)
+    assert not engine.waiting + engine.running
+
+
+@pytest.mark.full
+def test_layers_that_encode_other_numbers_of_tokens_together(decoder):
+    """Those of a tile have fewer pages of a slot."""
+    layers = decoder.config.num_layers
+    named = ["float32", "kvarn_4", *["float32"] * layers][:layers]
+    strategies = [rqjax.strategy(name, KEY, decoder.config.head_dim) for name in named]
+    engine = Engine(decoder, strategies, KEY, pages=8, slots=1, max_len=420, **OPTIONS)
+    id = engine.submit(text(0, 300), max_tokens=3)
+    assert len(engine.run()[id]) == 3
 
 
 def changed(decoder, seed, size=0.5, step=1):

@@ -179,6 +179,8 @@ def test_selective_filters_search_all_lists(ivf):
     assert_same(ivf.search(queries, 20, probes=2, where=many), expected_of(ivf, x, queries, 20, 2, many))
     traced = jax.jit(lambda ivf, y, where: ivf.search(y, 20, probes=3, where=where))
     assert_same(traced(ivf, queries, many), expected_of(ivf, x, queries, 20, 3, many))
+    large = ivf.search(queries, 200, probes=1, where=few)  # more neighbors than a list has
+    assert sorted(large[1][0][large[1][0] >= 0].tolist()) == few.tolist()
     nothing = ivf.search(queries, 2, where=[])
     assert np.asarray(nothing[1]).tolist() == [[-1, -1]] * 5
 

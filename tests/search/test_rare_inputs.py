@@ -28,6 +28,38 @@ def test_an_index_that_began_with_one_vector(metric):
     np.testing.assert_array_equal(one.search(y, 10)[1], none.search(y, 10)[1])
 
 
+@pytest.mark.full
+def test_many_queries_of_many_neighbors():
+    """A part of the groups of a large scan holds as many as are wanted."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((32_500, 4)).astype(np.float32), rng.standard_normal((1100, 4)).astype(np.float32)
+    scores, ids = rqjax.Index.build(rqjax.Exact(4, "float32"), x).search(y, 1000)
+    wanted = np.sort(y[-3:] @ x.T, axis=1)[:, :-1001:-1]
+    np.testing.assert_allclose(scores[-3:], wanted, rtol=1e-5)
+    assert len(np.unique(ids[-1])) == 1000
+
+
+class Growing:
+    """An array that takes growing places alone, as a dataset of h5py."""
+
+    def __init__(self, x):
+        self.x, self.shape, self.dtype, self.ndim = x, x.shape, x.dtype, x.ndim
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, places):
+        assert not isinstance(places, np.ndarray) or (np.diff(places) > 0).all()
+        return self.x[places]
+
+
+@pytest.mark.full
+def test_lists_of_a_file_that_takes_growing_places_alone():
+    options = {"lists": 10, "key": KEY}
+    found, wanted = (rqjax.Index.build(rqjax.Exact(64), x, **options) for x in (Growing(X), X))
+    np.testing.assert_array_equal(found.search(X[:5], 3, probes=10)[1], wanted.search(X[:5], 3, probes=10)[1])
+
+
 def test_vectors_of_wide_ids():
     ids = np.array([2**60, 2**60 + 1], np.uint64)
     index = rqjax.Index.build(rqjax.Exact(4, "float32"), np.eye(4, dtype=np.float32)[:2], ids=ids)
