@@ -314,10 +314,12 @@ class Engine:
             wanted = np.array([request.wanted])
             found, caches = scores(self.decoder, tokens, self.paged.caches, targets, wanted, valid, slots)
             self.paged.update(caches)
+            request.passed()
             request.fed = stop
             self._scored(request, Logprobs(*map(np.asarray, found)))
             return
         found = self._called([request], tokens, valid, slots)
+        request.passed()
         request.fed = stop
         if stop == len(request.prompt):
             self._branched(request, found)
@@ -405,6 +407,7 @@ class Engine:
                 continue
             token, self._blamed = int(tokens[row]), request
             done = request.ends(token, self._decode)
+            request.passed()
             request.made.append(token)
             self._events.append(request.event(token, done, logprobs, row))
             if done:

@@ -66,6 +66,11 @@ class Request:
         """Returns whether a part of the prompt is still to be read."""
         return self.fed < len(self.prompt)
 
+    def passed(self) -> None:
+        """Forgets a failure at the token that has been computed now."""
+        if self.failed == self.fed:
+            self.failed = -1
+
     def heir(self) -> list["Request"]:
         """Returns the next sample, if there is one, with those after it as its own."""
         if self.others:

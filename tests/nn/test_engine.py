@@ -380,11 +380,12 @@ def fails(monkeypatch, wrong):
 @pytest.mark.full
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_failure_loses_nothing(decoder, monkeypatch, when):
-    """Every third call fails, when the caches have been donated or not; all answers are those of each alone."""
+    """Some calls fail, none twice at a token, when the caches have been donated or not; all answers are those of each
+    alone."""
     engine = Engine(decoder, "float32", KEY, pages=4, slots=2, chunk=128, **OPTIONS)
     prompts = [text(0, 20), text(1, 9), text(2, 30)]
     ids = [engine.submit(prompt, max_tokens=5, seed=i) for i, prompt in enumerate(prompts)]
-    fails(monkeypatch, lambda call, _: when if call in (0, 2, 4, 9) else None)
+    fails(monkeypatch, lambda call, _: when if call in (0, 2, 6, 11) else None)
     events, failed = [], 0
     while engine.running + engine.waiting:
         try:
@@ -456,7 +457,7 @@ def test_a_later_piece_or_a_stop_text_that_always_fails_is_dropped(decoder, monk
 @pytest.mark.full
 def test_layers_that_encode_other_numbers_of_tokens_together(decoder):
     """Those of a tile have fewer pages of a slot."""
-    layers = decoder.config.num_layers
+    layers = decoder.config.num_hidden_layers
     named = ["float32", "kvarn_4", *["float32"] * layers][:layers]
     strategies = [rqjax.strategy(name, KEY, decoder.config.head_dim) for name in named]
     engine = Engine(decoder, strategies, KEY, pages=8, slots=1, max_len=420, **OPTIONS)

@@ -268,8 +268,8 @@ def test_few_that_pass_are_searched_alone(index):
     some_scores, some_ids = index.search(vectors(1, seed=1), 200, where=few)
     np.testing.assert_array_equal(some_ids[0], ids[0][np.isin(ids[0], few)])
     np.testing.assert_allclose(some_scores[0], scores[0][np.isin(ids[0], few)], rtol=1e-5)
-    sizes = [len(filters.narrowed(index.rows, few[:n].astype(np.int32), 1, 250)[0].ids) for n in (1, 3, 128, 129)]
-    assert sizes == [1, 4, 128, 1000]
+    sizes = [len(filters.narrowed(index.rows, few[:n].astype(np.int32), 1, 150)[0].ids) for n in (1, 3, 128, 129, 151)]
+    assert sizes == [1, 4, 128, 256, 1000]
 
 
 def test_the_bytes_are_those_of_the_codes_and_four_an_id():
