@@ -31,9 +31,8 @@ class Engine:
 
     The decoder's weights may change between steps, as by `nnx.update`: each step compares the identity of their arrays
     and calls `reset` if one is new. `nnx.jit` of a function of the decoder makes all its arrays new, `jax.jit` none.
-    `update` takes another decoder and says what becomes of texts that run.
-
-    Any number of threads may call any method. They take turns, each waiting for one step at most.
+    `update` takes another decoder and says what becomes of texts that run. Any number of threads may call any method.
+    They take turns, each waiting for one step at most.
 
     Example:
       >>> import jax
@@ -90,16 +89,14 @@ class Engine:
         counts = [pages, *(one[-1] for one in self._degrade)]
         if sorted(set(counts)) != counts:
             raise ValueError(f"expected degrade= of fewer and fewer bits, got strategies of {counts} pages")
-        self._levels = [*self._degrade]
         self.degraded: list[tuple[str | Sequence[Strategy], int]] = []
         """Strategies that the cache was encoded again with, and the number of pages from then on."""
-        self._total, self._count, self._decode = slots, 0, decode
+        self._levels, self._total, self._count, self._decode = [*self._degrade], slots, 0, decode
         self.begun = 0
         """Number of requests that were given a slot; one that is begun again counts again."""
         self.read = 0
         """Number of tokens of prompts that were computed, not found in pages."""
-        self._waiting: list[Request] = []
-        self._running: list[Request] = []
+        self._waiting, self._running = list[Request](), list[Request]()
         self._events: list[Event] = []
         self._blamed: Request | None = None  # if what runs now raises
 
@@ -244,8 +241,7 @@ class Engine:
         return events
 
     def run(self) -> dict[int, list[int]]:
-        """Steps until nothing waits or runs; returns the tokens of each request that has ended. Of several threads one
-        runs or steps."""
+        """Steps until nothing waits or runs, in one thread; returns the tokens of each request that has ended."""
         made: dict[int, list[int]] = {}
         while True:
             with self._turns:
@@ -272,17 +268,10 @@ class Engine:
             blamed, place = self._blamed, self._blamed.fed if self._blamed else 0
             self._reset()  # the caches were donated, and the book may be half written
             if isinstance(error, Exception) and blamed is not None:
-                if blamed.failed == place:
-                    self._forgotten(blamed, error, whole=place < len(blamed.prompt))
+                for request in blamed.dropped(self._waiting) if blamed.failed == place else ():
+                    error.add_note(f"request {request.id} is dropped")
                 blamed.failed = place
             raise
-
-    def _forgotten(self, request: Request, error: Exception, *, whole: bool) -> None:
-        """Drops a request that waits, and if `whole` all samples of its prompt; the error has a note of each."""
-        place = self._waiting.index(request)
-        self._waiting[place : place + 1] = [] if whole else request.heir()
-        for one in (request, *request.others) if whole else (request,):
-            error.add_note(f"request {one.id} is dropped")
 
     def _admit(self) -> None:
         # A prompt is looked up in the pages once those before it have been read.
@@ -306,21 +295,18 @@ class Engine:
         piece = request.prompt[request.fed : stop]
         if not self._reserved(request, piece):
             return
-        tokens, valid = padded(piece, self.paged.chunk)
-        slots = np.array([request.slot])
+        (tokens, valid), slots = padded(piece, self.paged.chunk), np.array([request.slot])
         self.read += len(piece)
         if stop >= request.scored < len(request.prompt):
             targets, _ = padded(np.append(request.prompt, 0)[request.fed + 1 : stop + 1], self.paged.chunk)
             wanted = np.array([request.wanted])
             found, caches = scores(self.decoder, tokens, self.paged.caches, targets, wanted, valid, slots)
             self.paged.update(caches)
-            request.passed()
-            request.fed = stop
+            request.read(stop)
             self._scored(request, Logprobs(*map(np.asarray, found)))
             return
         found = self._called([request], tokens, valid, slots)
-        request.passed()
-        request.fed = stop
+        request.read(stop)
         if stop == len(request.prompt):
             self._branched(request, found)
             self._made({request: 0}, found)

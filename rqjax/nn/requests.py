@@ -71,6 +71,17 @@ class Request:
         if self.failed == self.fed:
             self.failed = -1
 
+    def read(self, stop: int) -> None:
+        """Takes note of a piece of the prompt that is in the cache now."""
+        self.passed()
+        self.fed = stop
+
+    def dropped(self, waiting: list["Request"]) -> list["Request"]:
+        """Takes the request out of those that wait, and with a prompt that cannot be read all of its samples."""
+        place, whole = waiting.index(self), self.failed < len(self.prompt)
+        waiting[place : place + 1] = [] if whole else self.heir()
+        return [self, *self.others] if whole else [self]
+
     def heir(self) -> list["Request"]:
         """Returns the next sample, if there is one, with those after it as its own."""
         if self.others:

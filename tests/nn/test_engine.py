@@ -456,7 +456,7 @@ def test_a_later_piece_or_a_stop_text_that_always_fails_is_dropped(decoder, monk
 
 @pytest.mark.full
 def test_layers_that_encode_other_numbers_of_tokens_together(decoder):
-    """Those of a tile have fewer pages of a slot."""
+    """Layers whose units are tiles have fewer pages of a slot."""
     layers = decoder.config.num_hidden_layers
     named = ["float32", "kvarn_4", *["float32"] * layers][:layers]
     strategies = [rqjax.strategy(name, KEY, decoder.config.head_dim) for name in named]
