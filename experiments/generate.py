@@ -118,7 +118,7 @@ def _engine(decoder: Decoder, pages: int, slots: int, room: int) -> Engine:
         pages=pages,
         slots=slots,
         max_len=room,
-        chunk=max(CHUNK, -(-max(WINDOW.value + PAGE, SINKS.value) // PAGE) * PAGE),
+        chunk=max(CHUNK, -(-max(WINDOW.value, SINKS.value) // PAGE) * PAGE),
         degrade=[models.strategies(decoder, MODEL.value, name) for name in DEGRADE.value],
         window=WINDOW.value,
         sinks=SINKS.value,

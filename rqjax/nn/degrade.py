@@ -13,14 +13,30 @@ from rqjax.cache.strategy import Strategy
 from rqjax.core import nbytes
 
 
-def level(
-    decoder: Any, name: Any, key: Array, caches: Sequence[KVCache], room: int, options: dict[str, Any]
-) -> tuple[Any, list[Strategy], int]:
-    """Returns a name, its strategy of each layer, and how many of its pages fit in the bytes of those of `caches`.
+def levels(
+    decoder: Any,
+    names: Sequence[Any],
+    key: Array,
+    caches: Sequence[KVCache],
+    pages: int,
+    room: int,
+    options: dict[str, Any],
+) -> list[tuple[Any, list[Strategy], int]]:
+    """Returns each name, its strategy of each layer, and how many of its pages fit in the bytes of those of `caches`.
 
     Raises:
-      ValueError: texts are too short for codes.
+      ValueError: texts are too short for codes, or a strategy has no fewer bits than the one before.
     """
+    found = [_level(decoder, name, key, caches, room, options) for name in names]
+    counts = [pages, *(one[-1] for one in found)]
+    if sorted(set(counts)) != counts:
+        raise ValueError(f"expected degrade= of fewer and fewer bits, got strategies of {counts} pages")
+    return found
+
+
+def _level(
+    decoder: Any, name: Any, key: Array, caches: Sequence[KVCache], room: int, options: dict[str, Any]
+) -> tuple[Any, list[Strategy], int]:
     size = lambda layers: sum(nbytes((layer.keys, layer.values)) for layer in layers)  # noqa: E731
     boundary, options = options.get("boundary", 0), {k: v for k, v in options.items() if k != "boundary"}
     layers = decoder.strategies(name, key, boundary, options.get("dtype"))

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from rqjax.cache.strategy import Strategy
 from rqjax.core import PAGE, check_int
 from rqjax.nn.decoder import Decoder
-from rqjax.nn.degrade import level
+from rqjax.nn.degrade import levels
 from rqjax.nn.requests import Event, Request, asked, checked_prompt, checked_sampling, checked_stops, options
 from rqjax.nn.sampling import Found, Logprobs, chosen, next_tokens, padded, scores
 from rqjax.nn.turns import Turns
@@ -24,10 +24,10 @@ from rqjax.paging.pages import CHUNK, NoRoom
 class Engine:
     """Answers to many prompts, in as many slots at a time as there are pages for.
 
-    Each step computes a piece of one prompt and a token of every text that has begun (continuous batching; Yu et al.,
-    2022). Requests wait for a slot and for pages. If pages run out, the text that was admitted last gives its own back
-    and is computed again later. Its prompt is read by pieces, then its tokens one by one, so that the cache is as it
-    was. A request's tokens are those of `generate` with `jax.random.key(seed)`, whatever else is computed beside it.
+    Each step computes pieces of prompts and a token of each text that has begun (continuous batching; Yu et al., 2022).
+    Requests wait for a slot and for pages. If pages run out, the text that was admitted last gives its own back and is
+    computed again later, its prompt by pieces, then its tokens one by one, so that the cache is as it was. A request's
+    tokens are those of `generate` with `jax.random.key(seed)`, whatever else is computed beside it.
 
     The decoder's weights may change between steps, as by `nnx.update`: each step compares the identity of their arrays
     and calls `reset` if one is new. `nnx.jit` of a function of the decoder makes all its arrays new, `jax.jit` none.
@@ -57,6 +57,7 @@ class Engine:
         slots: int,
         max_len: int | None = None,
         chunk: int = CHUNK,
+        step_tokens: int = 1024,
         folder: str | os.PathLike[str] | None = None,
         degrade: Sequence[str | Sequence[Strategy]] = (),
         decode: Callable[[list[int]], str] | None = None,
@@ -72,11 +73,13 @@ class Engine:
           slots: texts at a time.
           max_len: tokens of a text at most; as many as the pages hold, if not given.
           chunk: as in `PagedCache`.
+          step_tokens: tokens of prompts that a step computes before it makes one of each text; the last piece may pass
+            it. More of them serve more texts a second, fewer let texts wait less for their next token.
           folder: where prefixes are kept for other engines of this decoder, strategy and key; see `PagedCache`. Then
             all weights are hashed here and after each `reset`, at about 0.5 GB a second.
           degrade: strategies of fewer and fewer bits, each as `strategy`. Where pages run out, all codes are made anew
-            by the next one, in the same bytes, before any text waits or gives its pages back; `degraded` says so.
-            Tokens are those of `generate` up to then.
+            by the next one, in the same bytes, before any text waits or gives its pages back; `degraded` says so, and
+            tokens are those of `generate` up to then.
           decode: makes a text of tokens, as `load_tokenizer(...).decode`; only `stop_texts` need it.
           **options: as in `Decoder.caches`.
         """
@@ -84,21 +87,18 @@ class Engine:
         self.decoder, self.max_len, self._turns = decoder, room, Turns()
         self._caches = lambda: self.decoder.caches(strategy, key, slots, room, pages=pages, **options)
         self._book = {"chunk": chunk, "folder": folder}
-        caches = self.paged.caches
-        self._degrade = [level(decoder, name, key, caches, room, options) for name in degrade]
-        counts = [pages, *(one[-1] for one in self._degrade)]
-        if sorted(set(counts)) != counts:
-            raise ValueError(f"expected degrade= of fewer and fewer bits, got strategies of {counts} pages")
+        self._degrade = levels(decoder, degrade, key, self.paged.caches, pages, room, options)
         self.degraded: list[tuple[str | Sequence[Strategy], int]] = []
         """Strategies that the cache was encoded again with, and the number of pages from then on."""
         self._levels, self._total, self._count, self._decode = [*self._degrade], slots, 0, decode
+        self._step_tokens = check_int("step_tokens", step_tokens, 1, 2**30)
         self.begun = 0
-        """Number of requests that were given a slot; one that is begun again counts again."""
+        """Number of requests that were given a slot, each time that they begin."""
         self.read = 0
         """Number of tokens of prompts that were computed, not found in pages."""
-        self._waiting, self._running = list[Request](), list[Request]()
-        self._events: list[Event] = []
-        self._blamed: Request | None = None  # if what runs now raises
+        self._waiting, self._running, self._events = list[Request](), list[Request](), list[Event]()
+        # Who is blamed if what runs now raises; who has found too few pages, and how many were free.
+        self._blamed, self._refused, self._free = None, None, 0
 
     @functools.cached_property
     def paged(self) -> PagedCache:
@@ -229,7 +229,7 @@ class Engine:
         raise ValueError(f"request {id} is not waiting or running")
 
     def step(self) -> list[Event]:
-        """Computes a piece of a prompt and a token of each text that has begun; no events if there is nothing to do.
+        """Computes pieces of prompts and a token of each text that has begun; no events if there is nothing to do.
 
         If the decoder raises, all texts are read again in later steps, and no event is lost. A request whose prompt it
         reads, or whose `stop_texts` are decoded, is dropped if that fails twice at the same token. The exception then
@@ -256,14 +256,12 @@ class Engine:
     def _advance(self) -> None:
         if not self._weights.are_of(self.decoder):
             self._reset()
-        self._blamed = None
+        stop = self.read + self._step_tokens
         try:
-            self._admit()
-            reading = self._blamed = next(filter(Request.reading, self._running), None)
-            if reading is not None:
-                self._read(reading)
+            while self._read() and self.read < stop:
+                pass
             self._blamed = None
-            self._write([r for r in self._running if not r.reading() and r is not reading])
+            self._write()
         except BaseException as error:
             blamed, place = self._blamed, self._blamed.fed if self._blamed else 0
             self._reset()  # the caches were donated, and the book may be half written
@@ -277,39 +275,48 @@ class Engine:
         # A prompt is looked up in the pages once those before it have been read.
         while self._waiting and len(self._running) < self._total and not any(map(Request.reading, self._running)):
             request = self._waiting[0]
+            if self._running and self._refused is request and self.paged.free_pages <= self._free:
+                return
             while self.paged.pages_for(request.length) > self.paged.pages:
                 self._shrunk()
             request.slot, request.fed = self.paged.admit(request.prompt[: request.scored])
-            missing = sum(self.paged.missing(r.slot, len(r.prompt) + len(r.made)) for r in (*self._running, request))
+            texts = (*self._running, request)
+            missing = sum(self.paged.missing(r.slot, r.expected(degrades=bool(self._levels))) for r in texts)
             if self._running and missing > self.paged.free_pages:
                 self.paged.release(request.slot)
                 if self._shrunk():
                     continue
+                self._refused, self._free = request, self.paged.free_pages
                 return
             self.begun += 1
             self._running.append(self._waiting.pop(0))
 
-    def _read(self, request: Request) -> None:
-        """Reads a piece of a prompt."""
+    def _read(self) -> bool:
+        """Reads a piece of the oldest prompt; False if there is none, or no room for it."""
+        self._blamed = None
+        self._admit()
+        request = self._blamed = next(filter(Request.reading, self._running), None)
+        if request is None:
+            return False
         stop = self.paged.pieces(request.fed, len(request.prompt))[0]
         piece = request.prompt[request.fed : stop]
         if not self._reserved(request, piece):
-            return
-        (tokens, valid), slots = padded(piece, self.paged.chunk), np.array([request.slot])
+            return False
+        (tokens, valid), slots, wanted = padded(piece, self.paged.chunk), *np.array([[request.slot], [request.wanted]])
         self.read += len(piece)
         if stop >= request.scored < len(request.prompt):
             targets, _ = padded(np.append(request.prompt, 0)[request.fed + 1 : stop + 1], self.paged.chunk)
-            wanted = np.array([request.wanted])
             found, caches = scores(self.decoder, tokens, self.paged.caches, targets, wanted, valid, slots)
-            self.paged.update(caches)
-            request.read(stop)
-            self._scored(request, Logprobs(*map(np.asarray, found)))
-            return
-        found = self._called([request], tokens, valid, slots)
+        else:
+            found, caches = next_tokens(self.decoder, tokens, self.paged.caches, *options([request]), valid, slots)
+        self.paged.update(caches)
         request.read(stop)
-        if stop == len(request.prompt):
+        if isinstance(found, Logprobs):
+            self._scored(request, Logprobs(*map(np.asarray, found)))
+        elif stop == len(request.prompt):
             self._branched(request, found)
             self._made({request: 0}, found)
+        return True
 
     def _scored(self, request: Request, found: Logprobs) -> None:
         """Records events of the tokens of a prompt that the newest piece predicts."""
@@ -334,9 +341,9 @@ class Engine:
             self._made({other: 0}, chosen(found.logits, *options([other])))
         self._waiting[:0], request.others = request.others, []
 
-    def _write(self, requests: list[Request]) -> None:
+    def _write(self) -> None:
         """Makes a token of each text."""
-        requests = [r for r in requests if self._reserved(r, 1)]
+        requests = [r for r in [*self._running] if not r.reading() and self._reserved(r, 1)]
         requests = [r for r in requests if r in self._running]  # reserving for one may drop another
         if not requests:
             return
@@ -345,7 +352,9 @@ class Engine:
         for r in requests:
             tokens[r.slot], valid[r.slot], rows[r.slot] = r.made[r.after], 1, r
             r.fed += 1
-        self._made({r: r.slot for r in requests}, self._called(rows, tokens[:, None], valid, None))
+        found, caches = next_tokens(self.decoder, tokens[:, None], self.paged.caches, *options(rows), valid, None)
+        self.paged.update(caches)
+        self._made({r: r.slot for r in requests}, found)
 
     def _reserved(self, request: Request, tokens: Any) -> bool:
         """Reserves pages for tokens, if need be those of the texts that were admitted last; False if it fails."""
@@ -355,9 +364,8 @@ class Engine:
                 return True
             except NoRoom:
                 if not self._shrunk():
-                    last = self._running[-1]
-                    self._dropped(last)
-                    self._waiting.insert(0, last)
+                    self._waiting.insert(0, self._running[-1])
+                    self._dropped(self._running[-1])
         return False
 
     def _shrunk(self) -> bool:
@@ -375,14 +383,6 @@ class Engine:
             self._running.remove(request)
         else:
             self._waiting.remove(request)
-
-    def _called(
-        self, rows: Sequence[Request | None], tokens: np.ndarray, valid: np.ndarray, slots: np.ndarray | None
-    ) -> Found:
-        """Appends tokens to the rows' slots, and returns the token after each row."""
-        found, caches = next_tokens(self.decoder, tokens, self.paged.caches, *options(rows), valid, slots)
-        self.paged.update(caches)
-        return found
 
     def _made(self, rows: dict[Request, int], found: Found) -> None:
         """Records events of the tokens in rows of what was found; a request that is read again had some before."""

@@ -57,6 +57,11 @@ class Request:
         """Tokens of the text in all, if none ends it before."""
         return len(self.prompt) + self.max_tokens
 
+    def expected(self, *, degrades: bool) -> int:
+        """Tokens to have pages for before another text begins: all that are asked for, since a text that must give its
+        pages back costs more than one that waits. Where the cache `degrades` instead, those that there are."""
+        return len(self.prompt) + len(self.made) if degrades else self.length
+
     @property
     def after(self) -> int:
         """Index of the made token that comes after those in the cache."""

@@ -31,10 +31,10 @@ class PagedCache:
           found = end
 
     If all texts are cut by `pieces`, a prefix has the same keys, values and pages in all layers whoever computes it.
-    `admit` then gives them to the next text with this prefix. The last whole piece that is found is computed once more,
-    since its newest tokens are to be in full precision. Tokens that are reserved otherwise, such as one after the
-    other, are not shared. With layers that keep a window alone, a prefix is found up to where an earlier prompt ended,
-    or two texts parted.
+    `admit` then gives them to the next text with this prefix. Unless the window is 0, the last whole piece that is
+    known is computed once more, since its newest tokens are to be in full precision. Tokens that are reserved
+    otherwise, such as one after the other, are not shared. With layers that keep a window alone, a prefix is found up
+    to where an earlier prompt ended, or two texts parted.
 
     Example:
       >>> import jax, jax.numpy as jnp, rqjax
@@ -61,7 +61,7 @@ class PagedCache:
         Args:
           caches: a cache of `KVCache.init(..., pages=)`, or one for each layer, alike but for their quantizers. Some
             may keep a window alone (`sliding_window=`).
-          chunk: tokens of a piece: a multiple of 128, at least the sinks, and the window and what is encoded together.
+          chunk: tokens of a piece: a multiple of 128, at least the window and the sinks.
           folder: where prefixes are kept that are forgotten or that `save` writes, a file for each piece, for any
             number of processes at once; nowhere, if not given.
           seed: anything else that pages depend on beside tokens and quantizers, as a digest of a model's weights.
@@ -135,10 +135,12 @@ class PagedCache:
         if len(text) > self._layers.max_len or self.pages_for(len(text)) > self.pages:
             most = f"the {self._layers.max_len} of a slot or all {self.pages} pages"
             raise ValueError(f"{len(text)} tokens take more than {most}")
-        i, chain, found = self._free_slot(), self._prefixes.hashes(text), []
+        i, found, lag = self._free_slot(), [], self._layers.lag
+        chain = self._prefixes.hashes(text[: len(text) - 1 + lag])  # a token at least is to be computed
+        keys = chain[lag:]
         # The first piece may have no page that would keep it from being evicted for the others.
-        self._prefixes.touch([key for key in chain[1:] if key in self._prefixes.blocks])
-        for key in chain[1:]:  # a piece is in codes once the next one has been appended
+        self._prefixes.touch([key for key in keys if key in self._prefixes.blocks])
+        for key in keys:
             block = self._known(key, len(found))
             if block is None:
                 break
@@ -147,15 +149,16 @@ class PagedCache:
         known, rings = len(found), None
         while found and (rings := self._prefixes.ring(chain[len(found) - 1])) is None:
             self._pool.give(found.pop().pages)
-        self._prefixes.touch(chain[1 : len(found) + 1])
+        self._prefixes.touch(keys[: len(found)])
         pages = [page for block in found for page in block.pages]
         held = PAGE * len(pages)
         length = self._layers.sinks + held if found else 0
         appended, coded = np.full_like(self._layers.units, length), np.where(self._layers.in_pages, held, 0)
-        marks = frozenset([known, len(chain) - 1]) - {0} if self._layers.rings else frozenset()
+        marks = frozenset([known, len(keys)]) - {0} if self._layers.rings else frozenset()
         self._slots[i] = Slot(pages, length, appended, coded, chain[: len(found)], marks)
         self._stale = True
-        self._layers.begin(i, length, held, found[0].roots if found else None, rings)
+        roots = next((block.roots for block in reversed(found) if block.roots), None)
+        self._layers.begin(i, length, held, roots, rings)
         return i, length
 
     def reserve(self, slot: int, tokens: Iterable[SupportsIndex] | int) -> None:
@@ -187,10 +190,11 @@ class PagedCache:
           ValueError: a slot has fewer tokens than before or more than were reserved, as in caches from before another
             verb; nothing has changed.
         """
-        before = [(i, s, s.appended) for i, s in self._slots.items()]
+        before = [(i, s, s.appended, [*s.pages]) for i, s in self._slots.items()]
         self._layers.update(caches, self._slots)
-        for i, s, appended in before:
+        for i, s, appended, pages in before:
             self._prefixes.add(i, s, appended, self._pool)
+            self._stale |= s.pages != pages
 
     def fork(self, slot: int) -> int:
         """Copies a slot with the tokens that have been appended. Whole pages are shared, the others copied, so that
@@ -297,7 +301,7 @@ class PagedCache:
         prefixes = self._prefixes
         if key not in prefixes.blocks:
             count = prefixes.grid.pages(before + 1) - prefixes.grid.pages(before)
-            loaded = None if count > self.free_pages else prefixes.load(key, count, before == 0)
+            loaded = None if count > self.free_pages else prefixes.load(key, count, not prefixes.grid.pages(before))
             if loaded is None:
                 return None
             pages = self._taken(count)

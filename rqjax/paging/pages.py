@@ -18,7 +18,7 @@ from rqjax.cache.truncate import truncate
 from rqjax.core import PAGE, check_int, check_text, treefile
 from rqjax.core.mesh import fetched
 
-CHUNK = 256
+CHUNK = 128
 """Tokens of a piece of text that may be shared."""
 Root: TypeAlias = tuple[Array | np.ndarray, ...]
 """Part of a text that slots hold, not pages: keys and values of the sinks, and the mean key if it is learned. Layers
@@ -115,6 +115,8 @@ class Layers:
             got = sorted({(*size, *shape) for size, shape in zip(sizes, shapes, strict=False)})
             raise ValueError(f"expected layers alike in pages, window, sinks and max_len, got {got}")
         (self.pages, self.window), (self.slots, self.sinks, self.max_len) = sizes[0], shapes[0]
+        self.lag = int(self.window > 0)
+        """Pieces that come after a piece before all of it is in codes."""
         self.width = max(widths)
         """Most pages of a slot: layers that encode more tokens together may have fewer."""
         self.units, self.windows = (np.array([getattr(x, name) for x in self.all]) for name in ("unit", "window"))
@@ -138,7 +140,7 @@ class Layers:
 
     def grid(self, chunk: int) -> Grid:
         """Makes the cuts of texts for these layers."""
-        chunk, least = check_int("chunk", chunk, 1, 2**20), max(self.window + self.units.max(), self.sinks)
+        chunk, least = check_int("chunk", chunk, 1, 2**20), max(self.window, self.sinks)
         if chunk % PAGE or chunk < least:
             raise ValueError(f"expected a chunk that is a multiple of {PAGE} and at least {least}, got {chunk}")
         return Grid(chunk, self.sinks)

@@ -21,12 +21,12 @@ class Block(NamedTuple):
 
     pages: tuple[int, ...]
     roots: tuple[Root, ...] | None
-    """Roots of a first piece, one for each layer with pages."""
+    """Roots of a piece that no page comes before, one for each layer with pages."""
 
 
 class Prefixes:
-    """Blocks by hash, the least recently used first. The hash is of the tokens up to the end of the next piece, with
-    which a block is whole.
+    """Blocks by hash, the least recently used first. The hash is of the tokens up to the end of the piece, or of the
+    next one where the window delays its codes until then.
 
     A prefix needs what layers without pages held at its end, too. This takes more bytes than codes of a piece. It is
     kept only where other texts are likely to go on: after a prompt's pieces, and where two texts have parted.
@@ -58,17 +58,23 @@ class Prefixes:
         return chain
 
     def add(self, i: int, slot: Slot, before: np.ndarray, pool: Pool) -> None:
-        """Adds the blocks of a slot that are whole now. A piece that has come in part was not appended in one call: its
-        hash is dropped."""
+        """Adds the blocks of a slot that are whole now, or gives it the pages of those that are known. A piece that has
+        come in part was not appended in one call: its hash is dropped."""
         whole = self.grid.whole(slot.appended)
         if whole in slot.marks and whole <= len(slot.chain) and (slot.appended == self.grid.end(whole)).all():
             self._keep(slot.chain[whole - 1], tuple(root(layer, i) for layer in self.layers.rings))
-        for n in range(max(1, self.grid.whole(before)), min(len(slot.chain), whole)):
-            if slot.chain[n] not in self.blocks:
-                pages = slot.pages[self.grid.pages(n - 1) : self.grid.pages(n)]
-                roots = tuple(root(layer, i) for layer in self.layers.paged) if n == 1 else None
-                self.blocks[slot.chain[n]] = Block(tuple(pages), roots)
-                pool.use(pages)
+        lag = self.layers.lag
+        for n in range(max(lag, self.grid.whole(before)), min(len(slot.chain), whole)):
+            first, stop = self.grid.pages(n - lag), self.grid.pages(n - lag + 1)
+            own = slot.pages[first:stop]
+            if known := self.blocks.get(slot.chain[n]):
+                pool.use(known.pages)
+                pool.give(own)
+                slot.pages[first:stop] = known.pages
+            else:
+                roots = None if first else tuple(root(layer, i) for layer in self.layers.paged)
+                self.blocks[slot.chain[n]] = Block(tuple(own), roots)
+                pool.use(own)
         if slot.appended.min() > self.grid.end(whole):
             del slot.chain[whole:]
 

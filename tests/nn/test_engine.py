@@ -33,9 +33,9 @@ def text(seed, length):
     return np.random.default_rng(seed).integers(3, 60, length)
 
 
-def alone(decoder, strategy, prompt, count, seed=0, stop=(), **sampling):
+def alone(decoder, strategy, prompt, count, seed=0, stop=(), options=OPTIONS, **sampling):
     """Tokens of `generate` for one request alone."""
-    caches = decoder.caches(strategy, KEY, 1, 1024, **OPTIONS)
+    caches = decoder.caches(strategy, KEY, 1, 1024, **options)
     tokens = []
     for token, _ in generate(decoder, caches, prompt, key=jax.random.key(seed), chunk=128, **sampling):
         tokens.append(token)
@@ -89,18 +89,46 @@ def test_tokens_are_those_of_each_alone(decoder, strategy):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("strategy", "options", "found"),
+    [("eden_2+centered", {}, 260), ("eden_2+turned", {}, 260), ("bfloat16", {"window": 0}, 388)],
+)
+def test_prefixes_at_the_default_window(decoder, strategy, options, found):
+    """All whole pages are found but the one that fills the window, with the mean that their codes are relative to."""
+    engine = Engine(decoder, strategy, KEY, pages=16, slots=2, **options)
+    for prompt, known in (([*text(0, 420), 5], 0), ([*text(0, 420), 6, 7], found), (text(0, 388), 260)):
+        before, id = engine.read, engine.submit(prompt, max_tokens=9)
+        assert engine.run()[id] == alone(decoder, strategy, prompt, 9, options=options)
+        assert engine.read - before == len(prompt) - known
+
+
+@pytest.mark.full
+def test_a_step_reads_as_many_tokens_of_prompts_as_it_is_told(decoder):
+    """Pieces are of 4, 128, 128 and 40 tokens; the last may pass the number."""
+    for step_tokens, reads in ((1, [4, 132, 260, 300, 304]), (132, [132, 300, 432]), (1000, [600])):
+        engine = Engine(decoder, "eden_4", KEY, pages=16, slots=2, step_tokens=step_tokens)
+        for seed in (0, 1):
+            engine.submit(text(seed, 300), max_tokens=2)
+        for read in reads:
+            engine.step()
+            assert engine.read == read
+
+
+@pytest.mark.full
 def test_the_text_admitted_last_gives_its_pages_back(decoder):
-    """Three texts need three pages, and there are two: the youngest is made again, before a fourth, once another is
-    done."""
+    """Three samples need three pages, and there are two: the youngest is made again, before another text, once one is
+    done. That text waits until all that it asks for fits beside the others."""
     engine = Engine(decoder, "float32", KEY, pages=2, slots=3, max_len=256, chunk=128, **OPTIONS)
-    ids = [engine.submit(text(i, 30), max_tokens=14, seed=i) for i in range(4)]
+    first = engine.submit(text(0, 30), max_tokens=14, n=3)
+    ids = [*range(first, first + 3), engine.submit(text(3, 30), max_tokens=14, seed=3)]
     events = []
     while engine.running + engine.waiting:
         events += engine.step()
     assert [event.id for event in events if event.done] == ids
     assert engine.begun == 5
     for i, id in enumerate(ids):
-        assert [event.token for event in events if event.id == id] == alone(decoder, "float32", text(i, 30), 14, seed=i)
+        made = [event.token for event in events if event.id == id]
+        assert made == alone(decoder, "float32", text(i // 3 * 3, 30), 14, seed=i)
 
 
 @pytest.mark.full
@@ -176,7 +204,7 @@ def test_samples_share_the_pages_of_their_prompt(decoder, strategy):
     assert (engine.running, engine.read) == (3, 300)
     pages = [slot.pages for slot in engine.paged._slots.values()]
     assert pages[0][:2] == pages[1][:2] == pages[2][:2]
-    while engine.running:
+    while engine.running or engine.waiting:
         events += engine.step()
     assert engine.read == 300 + 300 - 132  # of the fourth, all but its first page
     for id, seed in ((first, 2**32 - 2), (first + 2, 0), (first + 3, 1), (first + 4, 2)):
@@ -541,7 +569,8 @@ def test_files_of_prefixes_are_of_all_weights(decoder, tmp_path):
     prompt = text(0, 300)
 
     def found(model):
-        engine = Engine(model, "float32", KEY, pages=6, slots=3, chunk=128, folder=tmp_path, **OPTIONS)
+        options = {"pages": 6, "slots": 3, "chunk": 128, "step_tokens": 1, "folder": tmp_path}
+        engine = Engine(model, "float32", KEY, **options, **OPTIONS)
         engine.submit(prompt, max_tokens=1)
         engine.step()
         held = max(engine.paged.slots.values())
