@@ -14,7 +14,7 @@ from absl import app, flags
 
 import experiments
 from experiments.models import models
-from rqjax.core import extras, unknown_name
+from rqjax.core import PAGE, extras, unknown_name
 from rqjax.paging import pages
 
 with extras.explained():
@@ -66,7 +66,7 @@ def _run() -> dict[str, Any]:
         tokenizer,
         models.strategies(decoder, MODEL.value, STRATEGY.value),
         batch=BATCH.value,
-        chunk=CHUNK.value,
+        chunk=max(CHUNK.value, -(-max(WINDOW.value, SINKS.value) // PAGE) * PAGE),
         max_length=LENGTH.value,
         seed=SEED.value,
         window=WINDOW.value,

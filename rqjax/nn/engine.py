@@ -31,8 +31,7 @@ class Engine:
 
     The decoder's weights may change between steps, as by `nnx.update`: each step compares the identity of their arrays
     and calls `reset` if one is new. `nnx.jit` of a function of the decoder makes all its arrays new, `jax.jit` none.
-    `update` takes another decoder and says what becomes of texts that run. Any number of threads may call any method.
-    They take turns, each waiting for one step at most.
+    `update` takes another decoder and says what becomes of texts that run. Threads that call methods take turns.
 
     Example:
       >>> import jax
@@ -73,8 +72,7 @@ class Engine:
           slots: texts at a time.
           max_len: tokens of a text at most; as many as the pages hold, if not given.
           chunk: as in `PagedCache`.
-          step_tokens: tokens of prompts that a step computes before it makes one of each text; the last piece may pass
-            it. More of them serve more texts a second, fewer let texts wait less for their next token.
+          step_tokens: tokens of prompts that a step reads, up to a piece more, before it makes one of each text.
           folder: where prefixes are kept for other engines of this decoder, strategy and key; see `PagedCache`. Then
             all weights are hashed here and after each `reset`, at about 0.5 GB a second.
           degrade: strategies of fewer and fewer bits, each as `strategy`. Where pages run out, all codes are made anew
@@ -97,8 +95,7 @@ class Engine:
         self.read = 0
         """Number of tokens of prompts that were computed, not found in pages."""
         self._waiting, self._running, self._events = list[Request](), list[Request](), list[Event]()
-        # Who is blamed if what runs now raises; who has found too few pages, and how many were free.
-        self._blamed, self._refused, self._free = None, None, 0
+        self._blamed, self._refused = None, None  # who raises, if it does; who found no room, with pages to spare
 
     @functools.cached_property
     def paged(self) -> PagedCache:
@@ -275,21 +272,24 @@ class Engine:
         # A prompt is looked up in the pages once those before it have been read.
         while self._waiting and len(self._running) < self._total and not any(map(Request.reading, self._running)):
             request = self._waiting[0]
-            if self._running and self._refused is request and self.paged.free_pages <= self._free:
+            if self._running and self._refused == (request, self._spare()):
                 return
             while self.paged.pages_for(request.length) > self.paged.pages:
                 self._shrunk()
             request.slot, request.fed = self.paged.admit(request.prompt[: request.scored])
-            texts = (*self._running, request)
-            missing = sum(self.paged.missing(r.slot, r.expected(degrades=bool(self._levels))) for r in texts)
-            if self._running and missing > self.paged.free_pages:
+            if self._running and self._spare(request) < 0:
                 self.paged.release(request.slot)
                 if self._shrunk():
                     continue
-                self._refused, self._free = request, self.paged.free_pages
+                self._refused = request, self._spare()
                 return
             self.begun += 1
             self._running.append(self._waiting.pop(0))
+
+    def _spare(self, *more: Request) -> int:
+        """Pages that are free beside those that texts that run are to have."""
+        texts, some = (*self._running, *more), bool(self._levels)
+        return self.paged.free_pages - sum(self.paged.missing(r.slot, r.expected(degrades=some)) for r in texts)
 
     def _read(self) -> bool:
         """Reads a piece of the oldest prompt; False if there is none, or no room for it."""

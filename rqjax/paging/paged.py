@@ -138,26 +138,27 @@ class PagedCache:
         i, found, lag = self._free_slot(), [], self._layers.lag
         chain = self._prefixes.hashes(text[: len(text) - 1 + lag])  # a token at least is to be computed
         keys = chain[lag:]
-        # The first piece may have no page that would keep it from being evicted for the others.
-        self._prefixes.touch([key for key in keys if key in self._prefixes.blocks])
+        self._prefixes.touch(keys)
         for key in keys:
             block = self._known(key, len(found))
             if block is None:
                 break
             self._pool.use(block.pages)
             found.append(block)
+        if found and not found[-1].pages:
+            found.pop()
         known, rings = len(found), None
         while found and (rings := self._prefixes.ring(chain[len(found) - 1])) is None:
             self._pool.give(found.pop().pages)
-        self._prefixes.touch(keys[: len(found)])
+        self._prefixes.touch(keys)
         pages = [page for block in found for page in block.pages]
         held = PAGE * len(pages)
         length = self._layers.sinks + held if found else 0
         appended, coded = np.full_like(self._layers.units, length), np.where(self._layers.in_pages, held, 0)
-        marks = frozenset([known, len(keys)]) - {0} if self._layers.rings else frozenset()
-        self._slots[i] = Slot(pages, length, appended, coded, chain[: len(found)], marks)
+        marks = [n for n in (known, len(keys)) if self._layers.rings and self._prefixes.grid.pages(n)]
+        self._slots[i] = Slot(pages, length, appended, coded, chain[: len(found)], frozenset(marks))
         self._stale = True
-        roots = next((block.roots for block in reversed(found) if block.roots), None)
+        roots = next((block.roots for block in found if block.roots), None)
         self._layers.begin(i, length, held, roots, rings)
         return i, length
 
@@ -272,7 +273,7 @@ class PagedCache:
         its codes are encoded once."""
         self._layers.requantize([strategies] if isinstance(strategies, Strategy) else strategies, pages)
         self._pool.grow(pages)
-        self._prefixes.folder = None
+        self._prefixes.folder, self._prefixes.mixed = None, True
 
     def save(self) -> None:
         """Writes all known prefixes to the folder.
@@ -299,8 +300,10 @@ class PagedCache:
     def _known(self, key: bytes, before: int) -> Block | None:
         """Finds the pages of a piece after `before` others, if need be in its file and if there are pages for it."""
         prefixes = self._prefixes
+        count = prefixes.grid.pages(before + 1) - prefixes.grid.pages(before)
+        if not count:  # of the sinks alone
+            return Block((), None)
         if key not in prefixes.blocks:
-            count = prefixes.grid.pages(before + 1) - prefixes.grid.pages(before)
             loaded = None if count > self.free_pages else prefixes.load(key, count, not prefixes.grid.pages(before))
             if loaded is None:
                 return None

@@ -38,12 +38,14 @@ class Prefixes:
             if any(not leaf.is_fully_addressable for leaf in jax.tree.leaves(layers.all)):
                 raise ValueError(f"expected caches on devices of one process to keep prefixes in {folder}, got several")
             self.folder.mkdir(parents=True, exist_ok=True)
-            seed += f"{grid} {digest(layers.all)}".encode()
+            seed += f"{grid} {layers.lag} {digest(layers.all)}".encode()
         self.seed = hashlib.blake2b(seed).digest()
         self.blocks: collections.OrderedDict[bytes, Block] = collections.OrderedDict()
         self.rings: collections.OrderedDict[bytes, tuple[Root, ...]] = collections.OrderedDict()
         """Tokens of layers without pages, by the hash of all up to there; at most twice as many as slots."""
         self.damaged: set[str] = set()
+        self.mixed = False
+        """True if codes have been made anew, so that pages of a piece are no longer those of whoever computes it."""
 
     def hashed(self, chain: list[bytes], piece: np.ndarray) -> bytes:
         """Hash of a piece after those of `chain`."""
@@ -66,21 +68,22 @@ class Prefixes:
         lag = self.layers.lag
         for n in range(max(lag, self.grid.whole(before)), min(len(slot.chain), whole)):
             first, stop = self.grid.pages(n - lag), self.grid.pages(n - lag + 1)
-            own = slot.pages[first:stop]
-            if known := self.blocks.get(slot.chain[n]):
-                pool.use(known.pages)
-                pool.give(own)
-                slot.pages[first:stop] = known.pages
-            else:
+            own, known = slot.pages[first:stop], self.blocks.get(slot.chain[n])
+            if known is None and own:
                 roots = None if first else tuple(root(layer, i) for layer in self.layers.paged)
                 self.blocks[slot.chain[n]] = Block(tuple(own), roots)
                 pool.use(own)
+                self.touch(slot.chain)
+            elif known is not None and not self.mixed:
+                pool.use(known.pages)
+                pool.give(own)
+                slot.pages[first:stop] = known.pages
         if slot.appended.min() > self.grid.end(whole):
             del slot.chain[whole:]
 
     def touch(self, keys: list[bytes]) -> None:
-        """Marks blocks of a text as used, so that the longest prefixes are the first to be forgotten."""
-        for key in reversed(keys):
+        """Marks the known blocks of a text as used, so that the longest prefixes are the first to be forgotten."""
+        for key in reversed([key for key in keys if key in self.blocks]):
             self.blocks.move_to_end(key)
 
     def _keep(self, key: bytes, ring: tuple[Root, ...]) -> None:

@@ -596,3 +596,38 @@ def test_requests_of_many_kinds_from_several_threads(decoder, tmp_path):
     assert told["arrays"] < 20
     assert min(told[name] for name in ("cancelled", "failures", "damaged", "full")) > 0
     assert told["done"] + told["cancelled"] + told.get("dropped", 0) >= 200
+
+
+@pytest.mark.full
+def test_a_text_waits_no_longer_than_it_must(decoder):
+    """Each of three texts may need three of six pages; one ends early, and the third takes its place at once."""
+    engine = Engine(decoder, "float32", KEY, pages=6, slots=3, chunk=128, **OPTIONS)
+    first, *others = (engine.submit(text(i, 10), max_tokens=390, seed=i) for i in range(3))
+    engine.step()
+    assert (engine.running, engine.waiting) == (2, 1)
+    for _ in range(40):  # what they have in pages grows
+        engine.step()
+    engine.cancel(first)
+    engine.step()
+    assert (engine.running, engine.waiting) == (2, 0)
+    for id in others:
+        engine.cancel(id)
+
+
+@pytest.mark.full
+def test_pressure_does_not_forget_the_beginning_of_a_text(decoder):
+    """At the default sinks a text's first piece has no page: nothing is forgotten of it that others would have to
+    compute again before what is free."""
+    engine = Engine(decoder, "eden_4", KEY, pages=12, slots=2)
+    running = engine.submit(text(0, 700), max_tokens=40)
+    engine.step()
+    for seed in (1, 2):
+        engine.submit(text(seed, 700), max_tokens=1)
+        while engine.running + engine.waiting > 1:
+            engine.step()
+    before = engine.read
+    engine.submit(text(0, 700), max_tokens=1)
+    while engine.running + engine.waiting > 1:
+        engine.step()
+    assert engine.read - before == 700 - 516
+    engine.cancel(running)

@@ -16,7 +16,7 @@ FIRST, SECOND, THIRD, LAST, OTHER = *np.split(np.arange(664), [132, 388, 644]), 
 def test_pages_after_a_cut_do_not_mix_means():
     """The mean is of tokens 4 to 147, the first pages are of tokens 4 to 131: of a text cut at 132 they stay codes."""
     strategy = rqjax.strategy("eden_4+centered", jax.random.key(0), 32)
-    pages = rqjax.PagedCache(strategy.cache(3, 1, 1024, pages=24, dtype=jnp.float32))
+    pages = rqjax.PagedCache(strategy.cache(3, 1, 1024, pages=24, dtype=jnp.float32), chunk=256)
 
     def grow(slot, tokens):
         pages.reserve(slot, tokens)
