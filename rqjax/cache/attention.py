@@ -174,7 +174,7 @@ def dot_product_attention(
     own = cache.of(checked)
     if valid is not None:  # a sequence without tokens has no queries, and takes no time
         own = dataclasses.replace(own, lengths=jnp.where(jnp.asarray(valid) > 0, own.lengths, 0))
-    seen = time == 1 or time < (own.window if own.sliding_window is None else UNIT + 1)
+    seen = time <= (max(own.window, 1) if own.sliding_window is None else UNIT)
     return attend(own, query, new=None if seen else _new(before, own, key, value, valid), **options), cache
 
 
