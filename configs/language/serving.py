@@ -4,8 +4,8 @@ Claim (issues of serving engines): a quantized cache holds more texts at a time,
 cache has the bytes of four of the trace's longest texts in bfloat16. All texts of a turn are there at once.
 
 In `unshared` 24 prompts of up to 2,048 tokens have nothing in common. In `documents` 32 questions of up to 128 tokens
-are on eight documents of 1,024 tokens, one after the other. In `chats` 16 conversations of four turns begin with the
-same 512 tokens. Answers have 64 tokens.
+are on eight documents of 1,088 tokens, one after the other. In `chats` 16 conversations of four turns begin with the
+same 576 tokens. Answers have 64 tokens.
 
     python -m experiments.run --config=configs/language/serving.py
 
