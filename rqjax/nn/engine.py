@@ -25,8 +25,8 @@ class Engine:
     """Answers to many prompts, in as many slots at a time as there are pages for.
 
     Each step computes pieces of prompts and a token of each text that has begun (continuous batching; Yu et al., 2022).
-    Requests wait for a slot and for pages. If pages run out, the text that was admitted last gives its own back and is
-    computed again later, its prompt by pieces, then its tokens one by one, so that the cache is as it was. A request's
+    Requests wait for a slot and for pages. If pages run out, the text that was admitted last gives its own back. Later
+    its prompt is computed again by pieces, then its tokens one by one, so that the cache is as it was. A request's
     tokens are those of `generate` with `jax.random.key(seed)`, whatever else is computed beside it.
 
     The decoder's weights may change between steps, as by `nnx.update`: each step compares the identity of their arrays

@@ -616,8 +616,7 @@ def test_a_text_waits_no_longer_than_it_must(decoder):
 
 @pytest.mark.full
 def test_pressure_does_not_forget_the_beginning_of_a_text(decoder):
-    """At the default sinks a text's first piece has no page: nothing is forgotten of it that others would have to
-    compute again before what is free."""
+    """Pages that are free are taken before those of a running text's beginning, whose first piece has none."""
     engine = Engine(decoder, "eden_4", KEY, pages=12, slots=2)
     running = engine.submit(text(0, 700), max_tokens=40)
     engine.step()
