@@ -291,6 +291,19 @@ def test_a_fork_and_what_it_was_made_of_go_on_apart():
     checked(paged)
 
 
+@pytest.mark.full
+def test_a_page_of_two_texts_is_free_once_nobody_holds_it():
+    paged = rqjax.PagedCache(cache(SLOTS, PAGES, "eden_3", sinks=0), chunk=CHUNK)
+    paged.admit(TEXTS[0])
+    written(paged, 0, 0, TEXTS[0, :384])
+    paged.truncate(paged.fork(0), 256)
+    grown(paged, 1, TEXTS[1, :CHUNK])
+    checked(paged)
+    for slot in range(2):
+        paged.release(slot)
+    assert paged.free_pages == PAGES
+
+
 @pytest.mark.parametrize(("length", "together"), some([(300, 256), (300, 1), (700, 256), (700, 1)], [(700, 256)]))
 def test_pages_at_the_defaults_against_plain_attention(length, together):
     """A window of 128 tokens, 4 sinks, pieces of 128 or a token at a time, pages that another text takes over."""
