@@ -48,7 +48,7 @@ def flags_parser(argv: list[str]) -> list[str]:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error without line breaks; ml_collections quotes its messages twice."""
-    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    """The message of an error without line breaks, or its class; ml_collections quotes its messages twice."""
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
     text = text[1:-1] if text.startswith("'\\'") else text
     return " ".join(text.replace("\\n", " ").replace("\\'", "'").split())

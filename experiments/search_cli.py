@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from jax.errors import JaxRuntimeError
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 import experiments
@@ -28,6 +29,7 @@ from experiments.data import vector_files
 from rqjax import FITTED, METHODS, Exact, Index, metrics, nbytes
 from rqjax.arrays import norms
 from rqjax.core import Quantizer, Registry, nest, treefile
+from rqjax.search import filters, ids as names
 from rqjax.search.centers import Cells
 
 flags.DEFINE_string("vectors", None, "build: file of the vectors, PATH or PATH#ARRAY.")
@@ -44,22 +46,22 @@ flags.DEFINE_integer("rerank", None, "query: how many candidates are scored agai
 flags.DEFINE_integer("probes", None, "query: how many lists of an inverted file are looked into.", lower_bound=1)
 flags.DEFINE_string("where", None, "query: ids that may be found, FIRST-LAST or a file of ids or booleans.")
 flags.DEFINE_string("truth", None, "query: file of the ids of the nearest, PATH or PATH#ARRAY, to tell the recall.")
-flags.DEFINE_boolean("mapped", False, "query: rows stay in the file, which may be larger than memory.")
-flags.DEFINE_string("out", None, "query: .npz file of scores and ids (queries, k); some are printed if there is none.")
+flags.DEFINE_boolean("mapped", False, "query, info: rows stay in the file, which may be larger than memory.")
+flags.DEFINE_string("out", None, "query: .npz file for scores and ids (queries, k); some are printed if there is none.")
 
-LEARNED, TOGETHER, SHOWN = 20_000, 4096, 5
-"""Vectors that a fitted method learns from, queries that are searched for together, and those whose results are
-printed, at most."""
+TOGETHER, SHOWN = 4096, 5
+"""Queries that are searched for together, and those whose results are printed, at most."""
 
 
 def build(
     vectors: str, index: str, method: str, bits: float, metric: Any, store: str, seed: int, lists: int | None = None
 ) -> None:
     """Writes an index of the vectors of a file."""
+    path = _output("index", index, vectors)
     x = _file(vector_files.mapped, vectors)
-    path, key, dim = _output(index), jax.random.key(seed), x.shape[1]
+    key, dim = jax.random.key(seed), x.shape[1]
     stores = {"none": None, "float16": Exact(dim, "float16"), "int8": METHODS["rtn"](key, dim, 8)}
-    quantizer = _timed("fit", lambda: _quantizer(method, key, x, bits, metric))
+    quantizer = _quantizer(method, key, dim, bits)
     options = {"metric": metric, "store": stores[store]}
     options |= {"lists": lists, "key": jax.random.fold_in(key, 1)} if lists else {}
 
@@ -69,7 +71,7 @@ def build(
             watched.bar = bar
             return Index.build(quantizer, watched, **options)
 
-    made = _timed("compile and encode", encode, len(x), "vectors")
+    made = _timed("build", encode, len(x), "vectors")
     _timed("save", lambda: made.save(path))
     print(f"{len(x):,} vectors: {path}, {path.stat().st_size / 1e6:.2f} MB")
 
@@ -86,15 +88,21 @@ def query(
     out: str | None = None,
 ) -> None:
     """Finds the k vectors nearest to each query."""
+    if out and Path(out).suffix != ".npz":
+        raise ValueError(f"expected --out to end in .npz, got {out}")
+    path = out and _output("out", out, index, queries, where, truth)
     y = _file(vector_files.read, queries)
     passing = _filter(where)
     true = _file(vector_files.read_ids, truth)[:, :k] if truth else None
-    path = out and _output(out)
+    if true is not None and len(true) != len(y):
+        raise ValueError(f"expected ids for {len(y)} queries in {truth}, got those for {len(true)}")
     loaded = _timed("load", lambda: Index.load(index, mapped=mapped))
     if probes and not loaded.lists:
         raise ValueError(f"{index} has no lists to probe; build it with --lists")
     if rerank and not loaded.store:
         raise ValueError(f"{index} has no store to rerank with; build it with --store=float16 or --store=int8")
+    if where or truth:
+        _check_ids(loaded, where, passing, truth, true)
     options: dict[str, Any] = {"where": passing, "rerank": rerank} | ({"probes": probes} if probes else {})
     size = min(len(y), TOGETHER)
 
@@ -124,9 +132,9 @@ def query(
         print(f"query {i}: " + ", ".join(f"{found} ({score:.4g})" for found, score in zip(*pairs, strict=True)))
 
 
-def info(index: str) -> None:
+def info(index: str, mapped: bool = False) -> None:
     """Says what an index holds and takes."""
-    loaded = Index.load(index)
+    loaded = Index.load(index, mapped=mapped)
     quantizer, store, rows = loaded.quantizer, loaded.store, loaded.rows
     bits = quantizer.bits_per_vector - 32 * bool(loaded.lists)  # rows lie in lists and do not say in which
     quantizer, free = quantizer.inner if isinstance(quantizer, Cells) else quantizer, len(rows.ids) - len(loaded)
@@ -146,6 +154,8 @@ def info(index: str) -> None:
         parts["lists"] = (loaded.quantizer.centroids, loaded.starts)
     for name, part in {**parts, "quantizer": quantizer, "all": loaded}.items():
         lines[f"bytes of {name}"] = f"{nbytes(part):,}"
+    if mapped:
+        lines["bytes in the file"] = f"{loaded.nbytes_in_file:,}, the others in memory"
     print("\n".join(f"{name:18} {text}" for name, text in lines.items()))
 
 
@@ -162,6 +172,23 @@ def _filter(where: str | None) -> np.ndarray | range | None:
     if ends:
         return range(int(ends[1]), int(ends[2]) + 1)
     return _file(vector_files.read_filter, where) if where else None
+
+
+def _check_ids(index: Index, where: str | None, passing: Any, truth: str | None, true: np.ndarray | None) -> None:
+    """Raises if no vector passes the filter, its mask is of other ids, or true neighbors are not in the index."""
+    ids = names.known(index.rows.ids)
+    ids = ids[ids != names.FREE]
+    count = int(np.max(ids, initial=-1)) + 1
+    if isinstance(passing, np.ndarray) and passing.dtype == bool and len(passing) != count:
+        raise ValueError(f"expected {count} booleans in {where}, one for each id from 0 on, got {len(passing)}")
+    if passing is not None and not filters.passes(filters.check_filter(passing), ids).any():
+        raise ValueError(f"no vector of the index passes --where={where}")
+    if true is None:
+        return
+    wrong = np.argwhere(~np.isin(true, ids))
+    if len(wrong):
+        first = f"the first is {true[tuple(wrong[0])]} for query {wrong[0][0]}"
+        raise ValueError(f"expected ids of the index in {truth}, got {len(wrong)} others, {first}")
 
 
 def _watched(index: Index, bar: tqdm) -> Index:
@@ -185,23 +212,28 @@ class _Watched(np.ndarray):
         return part
 
 
-def _output(name: str) -> Path:
-    """Returns a file to write; raises before anything is computed if it cannot be written."""
+def _output(flag: str, name: str, *read: str | None) -> Path:
+    """Returns a file to write; raises before anything is computed if it cannot be written, or is one that is read."""
     path = Path(name)
+    if path.is_dir():
+        raise ValueError(f"expected a file for --{flag}, {name} is a folder")
+    for other in (Path(text.partition("#")[0]) for text in read if text):
+        if path.exists() and other.exists() and path.samefile(other):
+            raise ValueError(f"--{flag}={name} would overwrite {other}, which is read")
     path.parent.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=path.parent).close()
     return path
 
 
-def _quantizer(method: str, key: jax.Array, x: np.ndarray, bits: float, metric: str) -> Quantizer:
+def _quantizer(method: str, key: jax.Array, dim: int, bits: float) -> Quantizer | Callable[[Any], Quantizer]:
+    """Returns a quantizer, or a function that learns one from vectors as they are encoded: directions or residuals."""
     rate = int(bits) if bits.is_integer() else bits  # most methods take an int alone
     recipe = Registry("method", {**METHODS, **FITTED, "exact": Exact})[method]
     if method == "exact":
-        return recipe(x.shape[1], "float32")
+        return recipe(dim, "float32")
     if method in METHODS:
-        return recipe(key, x.shape[1], rate)
-    sample = jnp.asarray(x[np.linspace(0, len(x) - 1, min(len(x), LEARNED)).astype(int)], jnp.float32)
-    return recipe(key, norms.direction(sample) if metric == "cosine" else sample, rate)
+        return recipe(key, dim, rate)
+    return lambda x: recipe(key, x, rate)
 
 
 def _timed(stage: str, function: Callable[[], Any], count: int = 0, unit: str = "") -> Any:
@@ -231,7 +263,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"expected one command of {known}, got {argv[1:]}; flags begin with --, quote spaces")
     try:
         COMMANDS[argv[1]](**_arguments(argv[1]))
-    except (ValueError, TypeError, LookupError, OSError) as error:
+    except (ValueError, TypeError, LookupError, OSError, MemoryError, SafetensorError, JaxRuntimeError) as error:
         sys.exit(f"error: {experiments.one_line(error)}")
 
 

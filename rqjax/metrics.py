@@ -35,10 +35,13 @@ def correlation(true: Scalars, estimate: Scalars) -> Float[Array, ""]:
 
 
 def recall(found: Ids, true: Integer[Array | np.ndarray, "_ _"]) -> float:
-    """The share of the true nearest neighbors (m, k) that are among those found (m, l): recall k@l."""
+    """The share of the true nearest neighbors (m, k) that are among those found (m, l): recall k@l. Ids below 0, which
+    stand for none, are not counted."""
     if len(found) != len(true):
         raise ValueError(f"expected ids of as many queries, got {len(found)} and {len(true)}")
-    return float(np.mean((np.asarray(found)[:, :, None] == np.asarray(true)[:, None]).any(axis=1)))
+    found, true = (np.asarray(ids).astype(np.int64) for ids in (found, true))  # NumPy compares uint64 in float64
+    hits = sum(np.isin(near[near >= 0], own).sum() for own, near in zip(found, true, strict=True))
+    return float(np.divide(hits, (true >= 0).sum()))
 
 
 def _wide(x: Vectors) -> Float[Array, "*n d"]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import one_line
 from rqjax.core import extras, treefile, unknown_name
 
 VECS = {".fvecs": np.float32, ".bvecs": np.uint8, ".ivecs": np.int32}
@@ -15,17 +16,20 @@ VECS = {".fvecs": np.float32, ".bvecs": np.uint8, ".ivecs": np.int32}
 def read(name: str, array: str = "") -> np.ndarray:
     """The vectors that `mapped` finds, in float32 and finite."""
     vectors = np.array(mapped(name, array), np.float32)
-    if not np.isfinite(vectors).all():
-        raise ValueError(f"expected finite vectors in {name}, got NaN or Inf in {(~np.isfinite(vectors)).sum()} places")
+    places = np.argwhere(~np.isfinite(vectors))
+    if len(places):
+        found = f"NaN or Inf in {len(places)} places, the first in vector {places[0][0]}"
+        raise ValueError(f"expected finite vectors in {name}, got {found}")
     return vectors
 
 
 def mapped(name: str, array: str = "") -> np.ndarray:
-    """The vectors (n, d) of a .npy, .npz, .safetensors, .fvecs, .bvecs or .hdf5 file: its only array ("train" of a
-    .hdf5 file), or the one of that name. They are floating-point numbers, int8 or uint8. Files .npy, .fvecs and .bvecs
-    are mapped into memory, so that only what is used is read."""
+    """The vectors (n, d) of a .npy, .npz, .safetensors, .fvecs, .bvecs or .hdf5 file: its only array, or the one of
+    that name. They are floating-point numbers, int8 or uint8. Files other than .npz and .hdf5 are mapped into memory,
+    so that only what is used is read."""
     vectors = _array(name, array)
-    if vectors.ndim < 2 or vectors.size == 0 or not (vectors.dtype.kind == "f" or vectors.dtype in ("int8", "uint8")):
+    numbers = jnp.issubdtype(vectors.dtype, jnp.floating) or vectors.dtype in ("int8", "uint8")
+    if vectors.ndim < 2 or vectors.size == 0 or not numbers:
         raise ValueError(
             f"expected vectors (n, d) of floating-point numbers or bytes in {name}, got {vectors.dtype} {vectors.shape}"
         )
@@ -46,6 +50,8 @@ def read_filter(name: str, array: str = "") -> np.ndarray:
     where = _array(name, array)
     if where.dtype.kind not in "biu":
         raise ValueError(f"expected whole numbers or booleans in {name}, got {where.dtype} {where.shape}")
+    if where.dtype != bool and where.size > 2 and np.isin(where, (0, 1)).all():  # as ids, only 0 and 1 would be found
+        raise ValueError(f"expected ids or booleans in {name}, got a mask of {where.dtype}; write it as booleans")
     return np.array(where).reshape(-1)
 
 
@@ -88,7 +94,7 @@ def _array(name: str, array: str) -> np.ndarray:
         ".npz": lambda p: _read_npz(p, array),
         ".safetensors": lambda p: _read_safetensors(p, array),
         **dict.fromkeys(VECS, _read_vecs),
-        ".hdf5": lambda p: _read_hdf5(p, array or "train"),
+        ".hdf5": lambda p: _read_hdf5(p, array),
     }
     if path.suffix not in readers:
         raise ValueError(f"expected a file that ends in {', '.join(readers)}, got {path}")
@@ -99,14 +105,14 @@ def _array(name: str, array: str) -> np.ndarray:
     except extras.MissingExtra:
         raise
     except Exception as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+        raise ValueError(f"cannot read {path}: {one_line(error)}") from None
 
 
 def _choose(names: list[str], array: str) -> str:
     if not names:
         raise ValueError("it holds no array")
     if array and array not in names:
-        raise ValueError(str(unknown_name("array", array, names)))
+        raise unknown_name("array", array, names)
     if not array and len(names) > 1:
         raise ValueError(f"expected one of its arrays, as PATH#{names[0]}: {', '.join(names)}")
     return array or names[0]
@@ -118,24 +124,24 @@ def _read_npz(path: Path, array: str) -> np.ndarray:
 
 
 def _read_safetensors(path: Path, array: str) -> np.ndarray:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="numpy") as tensors:
-        name = _choose(list(tensors.keys()), array)
-        if tensors.get_slice(name).get_dtype() != "BF16":  # which NumPy lacks; jax may lack 64 bits
-            return tensors.get_tensor(name)
-    with safe_open(path, framework="flax") as tensors:
-        return np.asarray(tensors.get_tensor(name).astype(jnp.float32))
+    _, tensors = treefile.stored(path)
+    return tensors[_choose(list(tensors), array)].array()
 
 
 def _read_vecs(path: Path) -> np.ndarray:
     """Reads rows of a length as int32, then as many numbers."""
     dtype = np.dtype(VECS[path.suffix])
     raw = np.memmap(path, np.uint8, "r")
-    length = int(raw[:4].view(np.int32)[0])
+    length = int.from_bytes(raw[:4].tobytes(), "little", signed=True)
+    if length < 1:
+        raise ValueError(f"vector 0 has dimension {length}")
     width = 4 + length * dtype.itemsize
-    if length < 1 or len(raw) % width or (raw.reshape(-1, width)[:, :4] != raw[:4]).any():
-        raise ValueError("its vectors do not have one dimension")
+    lengths = np.ndarray((len(raw) + width - 4) // width, np.int32, raw, strides=(width,))  # of a torn last one, too
+    others = np.flatnonzero(lengths != length)
+    if len(others):
+        raise ValueError(f"vector {others[0]} has dimension {lengths[others[0]]}, those before it have {length}")
+    if len(raw) % width:
+        raise ValueError(f"vector {len(raw) // width} is cut off after {len(raw) % width} of {width} bytes")
     return raw.reshape(-1, width)[:, 4:].view(dtype)
 
 

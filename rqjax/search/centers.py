@@ -31,6 +31,8 @@ COORDINATES = 2**22
 """Coordinates of these, at most."""
 SAVED = 0.1
 """Least share of the error that a center saves, where one is subtracted without being asked for."""
+LEARNED = 20_000
+"""Vectors that a function fits a quantizer to, at most."""
 
 
 class Less(Quantizer):
@@ -145,45 +147,75 @@ class Cells(Less):
         return self.centroids if self.residual else jnp.zeros_like(self.centroids)
 
 
-def sampled(x: Any) -> Float[Array, "n d"]:
-    """Some of the vectors (n, d), evenly spaced."""
-    count = min(len(x), SAMPLE, max(1, COORDINATES // x.shape[1]))
+def sampled(x: Any, *, to_fit: bool = False) -> Float[Array, "n d"]:
+    """Some of the vectors (n, d), evenly spaced: as many as show what codes lose, or more to fit a quantizer to."""
+    count = min(len(x), LEARNED if to_fit else min(SAMPLE, max(1, COORDINATES // x.shape[1])))
     some = x if count == len(x) else x[np.linspace(0, len(x) - 1, count).astype(np.int64)]
     return as_float32(jnp.asarray(as_array(some)))
 
 
-def centered(quantizer: Quantizer, x: Any, metric: str) -> tuple[Quantizer, Float[Array, "d"] | None]:
+def fitted(quantizer: Any, x: Float[Array, "n d"]) -> Quantizer:
+    """Returns a quantizer as it is, or the one that a function fits to vectors."""
+    if isinstance(quantizer, Quantizer):
+        return quantizer
+    if len(x) < 2:
+        raise ValueError(f"expected at least 2 vectors to fit a quantizer to, got {len(x)}")
+    made = quantizer(x)
+    if not isinstance(made, Quantizer):
+        raise TypeError(f"expected a function that returns a quantizer, got {made!r} of it")
+    check_single(made)
+    return made
+
+
+def check_single(quantizer: Quantizer) -> None:
+    """Raises a ValueError if codes are of several vectors together."""
+    if quantizer.tile > 1:
+        raise ValueError(f"expected codes of one vector each, got those of {quantizer.tile} vectors together")
+
+
+def centered(quantizer: Any, x: Any, metric: str) -> tuple[Quantizer, Float[Array, "d"] | None]:
     """Returns a quantizer, and a center that is subtracted before it, for the metric "l2". For others the quantizer has
     the center.
 
     The center is the mean of `Centered`, or that of a sample of the vectors `x`. The latter is taken if codes of what
     is left err less, and for the metric "l2" if `Exact` keeps vectors as they are. Vectors must be known, not traced.
+    A function fits a quantizer to what is left: for the metric "l2", and where the mean has a tenth of the energy.
 
     Products and energies of vectors far from the origin are large, and float32 loses the distances that are left of
     them.
     """
-    given = isinstance(quantizer, Centered)
+    given, learns = isinstance(quantizer, Centered), not isinstance(quantizer, Quantizer)
     inner = quantizer.inner if given else quantizer
     if not given and len(x) < 2:  # one vector is its own mean, and far from those that come
-        return quantizer, None
-    sample = sampled(x)
+        return fitted(quantizer, sampled(x)), None
+    sample = sampled(x, to_fit=learns)
     sample = norms.direction(sample) if metric == "cosine" else sample
     center = jnp.asarray(quantizer.mean) if given else sample.mean(axis=0)
-    if not given and not (metric == "l2" if isinstance(inner, Exact) else _pays(inner, sample, center)):
-        return quantizer, None
+    if learns:
+        pays = metric == "l2" or _holds_energy(center, sample)
+        inner = fitted(quantizer, sample - center if pays else sample)
+    else:
+        pays = given or (metric == "l2" if isinstance(inner, Exact) else _pays(inner, sample, center))
+    if not pays:
+        return inner, None
     if metric == "l2":
         return inner, center
-    return Around(center, inner, measured(inner, sample - center)[1]), None
+    return Around(center, inner, measured(inner, sampled(sample) - center)[1]), None
 
 
 def _pays(quantizer: Quantizer, x: Float[Array, "n d"], center: Float[Array, "d"]) -> bool:
     """Returns whether codes of vectors less a center err less."""
-    if any(map(is_traced, jax.tree.leaves((quantizer, x)))):
+    if any(map(is_traced, jax.tree.leaves(quantizer))) or not _holds_energy(center, x):
         return False
-    left, own = x - center, len(x) / (len(x) - 1)  # a mean of few vectors is near them by chance
-    if not bool(own * jnp.sum(left**2) < (1 - SAVED) * jnp.sum(x**2)):
+    return bool(measured(quantizer, x - center)[0] < (1 - SAVED) * measured(quantizer, x)[0])
+
+
+def _holds_energy(center: Float[Array, "d"], x: Float[Array, "n d"]) -> bool:
+    """Returns whether the center of vectors that are known has a share `SAVED` of their energy."""
+    if is_traced(x):
         return False
-    return bool(measured(quantizer, left)[0] < (1 - SAVED) * measured(quantizer, x)[0])
+    own = len(x) / (len(x) - 1)  # a mean of few vectors is near them by chance
+    return bool(own * jnp.sum((x - center) ** 2) < (1 - SAVED) * jnp.sum(x**2))
 
 
 @operation

@@ -31,6 +31,16 @@ def check_ids(ids: Any, count: int) -> Int32[Array | np.ndarray, "n *halves"]:
     return ids.astype(np.int32) if not ids.size or ids.max() < 2**31 else halves(ids.astype(np.int64))
 
 
+def following(first: Any, count: int) -> Int[Array | np.ndarray, "n"]:
+    """Ids from `first` on; raises a ValueError if they end before. Traced ones beyond 32 bits are `FREE`."""
+    if is_traced(first):
+        ids = first + np.arange(count, dtype=np.int32)
+        return kept(ids >= 0, ids)  # int32 wraps around
+    if first + count > 2**63:
+        raise ValueError(f"expected ids= for {count} vectors: those from {first} on go beyond 2^63 - 1")
+    return np.arange(count, dtype=np.int64) + min(first, 2**63 - 1)
+
+
 def check_list(ids: Any) -> Shaped[Array | np.ndarray, "..."]:
     """Returns whole numbers, traced or of NumPy, of one axis at least."""
     ids = as_array(ids)

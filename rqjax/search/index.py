@@ -21,7 +21,7 @@ from rqjax.core.mesh import along, copied, placed
 from rqjax.search import cells, filters, find, ids as names, prepared, ranking, shards
 from rqjax.search.centers import Around, centered
 from rqjax.search.ranges import within
-from rqjax.search.rows import Rows, alike, check_matrix, encode, grow, places_of, put, without
+from rqjax.search.rows import Rows, check_matrix, encode, grow, places_of, put, without
 
 PROBES = 16
 
@@ -78,13 +78,18 @@ class Index:
         """Bytes of all arrays: the quantizers' own, centroids, codes, ids, and rows that are free."""
         return nbytes(self)
 
+    @property
+    def nbytes_in_file(self) -> int:
+        """Bytes of `nbytes` that stay in a file (`Index.load`); the others are in memory."""
+        return nbytes([leaf for leaf in jax.tree.leaves(self) if isinstance(leaf, np.memmap)])
+
     def __len__(self) -> int:
         return self.rows.held
 
     @classmethod
     def build(
         cls,
-        quantizer: Quantizer,
+        quantizer: Quantizer | Callable[[Float[Array, "n d"]], Quantizer],
         x: Any,
         *,
         ids: Any = None,
@@ -105,7 +110,9 @@ class Index:
         Args:
           quantizer: any; with lists it is of what centroids leave of the vectors. `Centered` subtracts its mean first.
             The mean of the vectors is subtracted unasked if codes then err less by a tenth, as 4,096 of them show.
-            `Scaled` of mode "unbiased" makes inner products unbiased.
+            `Scaled` of mode "unbiased" makes inner products unbiased. A function, as `lambda x: rqjax.pq(key, x, 4)`,
+            fits it to 20,000 vectors at most, in float32, as they are encoded: less their centroids, or without lists
+            less their mean for "l2" and where the mean has a tenth of the energy.
           x: vectors (n, d) of floating-point numbers, int8 or uint8; n may be 0 without lists. They may be of jax,
             NumPy or PyTorch, or in Python's lists. A part of them is converted at a time, of a mapped file, too.
           ids: n different whole numbers from 0 to 2^63 - 1; if not given, 0 to n - 1. If one is beyond 2^31 - 1, each
@@ -126,13 +133,14 @@ class Index:
           room: free rows for vectors that are added later.
 
         Raises:
-          TypeError: x holds other numbers, or ids are not whole.
+          TypeError: x holds other numbers, ids are not whole, or there is no quantizer.
           ValueError: shapes do not agree, x is not finite, ids are not different or out of range, or there is no such
             metric; or the codes of a vector overflow, as those beyond 65,504 in float16 do. With lists: there are no
             vectors, fewer than lists, or than `sample`; `sample` is less than lists; or there is no key.
         """
-        ranking.check_parts(quantizer, store, metric)
-        x, room = check_matrix(x, quantizer.dim), check_int("room", room, 0, 2**31 - 1)
+        x = check_matrix(x, quantizer.dim if isinstance(quantizer, Quantizer) else None)
+        ranking.check_parts(quantizer, store, metric, x.shape[1])
+        room = check_int("room", room, 0, 2**31 - 1)
         if lists is None and (sample is not None or not residual):
             raise ValueError("residual and sample are options of lists: pass lists= and key=, too")
         if lists is None and key is None:
@@ -150,38 +158,35 @@ class Index:
         """Adds vectors, in the lists that there are. Where there are too few free rows, rows grow by an eighth at
         least.
 
-        Under jit they do not grow: vectors for which no row is free are left out, and ids are not checked. `room` of
-        `build` makes free rows. Rows in lists cannot change there.
+        Under jit they do not grow: vectors for which no row is free, or no next id of 32 bits is left, are left out,
+        and ids are not checked. `room` of `build` makes free rows.
 
         Args:
           x: vectors (n, d).
           ids: ids as in `build`, none of them in the index; if not given, those that follow the largest there.
 
         Raises:
-          TypeError, ValueError: as in `build`; or an id is in the index, or the index is sharded.
+          TypeError, ValueError: as in `build`; or an id is in the index, none follow, or the index is sharded.
         """
         self._check_whole("add to")
+        old = count = len(self.rows.ids)
         if any(map(is_traced, jax.tree.leaves((self.rows.ids, x, ids)))):
-            if self.starts is not None:
-                raise ValueError("expected an index without lists to add to under jit")
             if ids is None and names.wide(self.rows.ids):
                 raise ValueError("expected ids= to add to ids beyond 32 bits under jit")
-            first = jnp.max(self.rows.ids, initial=-1) + 1
-            return dataclasses.replace(self, rows=put(self.rows, self._encoded(x, ids, first)))
-        old = names.known(self.rows.ids)
-        first = int(np.max(old, initial=-1)) + 1
-        new = self._encoded(x, ids, first)
-        added = names.known(new.ids)
-        twice = added[np.isin(added, old)]
-        if len(twice):
-            raise ValueError(f"{len(twice)} ids are in the index already, the first is {twice[0]}")
-        missing = len(self) + len(new.ids) - len(old)
-        count = len(old) + max(missing, len(old) // 8) * (missing > 0)
+            new = self._encoded(x, ids, jnp.max(self.rows.ids, initial=-1) + 1)
+        else:
+            known = names.known(self.rows.ids)
+            new = self._encoded(x, ids, int(np.max(known, initial=-1)) + 1)
+            added = names.known(new.ids)
+            twice = added[np.isin(added, known)]
+            if len(twice):
+                raise ValueError(f"{len(twice)} ids are in the index already, the first is {twice[0]}")
+            missing = len(self) + len(new.ids) - old
+            count += max(missing, old // 8) * (missing > 0)
         if self.starts is not None:
-            both = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *alike(self._coded(), new))
-            rows, starts = cells.in_lists(both, self.lists, count)
+            rows, starts = cells.joined(self.rows, self.starts, new, count)
             return dataclasses.replace(self, rows=rows, starts=starts)
-        rows = grow(self.rows, count - len(old)) if missing > 0 else self.rows
+        rows = grow(self.rows, count - old) if count > old else self.rows
         return dataclasses.replace(self, rows=put(rows, new))
 
     def remove(self, ids: Any) -> "Index":
@@ -353,8 +358,8 @@ class Index:
 
         Args:
           path: path of the file.
-          mapped: whether rows stay in the file, which may be larger than memory: a search has `find.IN_MEMORY` of them
-            in memory at a time. With a store, each part has candidates of its own.
+          mapped: whether rows stay in the file, which may be larger than memory: a search has `find.IN_MEMORY` bytes of
+            them in memory at a time, and of the store it reads the candidates alone. No search of it is under jit.
 
         Raises:
           As `storage.load` does, and a ValueError if it is something else, or rows that are to stay lie in lists.

@@ -14,7 +14,7 @@ def searcher(index: Any, **options: Any) -> Callable[[Any], Any]:
     run = jax.jit(lambda leaves, y: jax.tree.unflatten(tree, leaves).search(y, **options))
 
     def find(queries: Any) -> Any:
-        scores, found = run(leaves, ranking.check_numbers(queries, index.dim))
+        scores, found = run(leaves, ranking.check_numbers(index, queries))
         return scores, ids.returned(found, wide=wide)
 
     return find

@@ -13,7 +13,7 @@ from rqjax.arrays.planes import materialized, part, pick
 from rqjax.search.centers import Cells
 from rqjax.search.rough import counted, rough
 from rqjax.search.rows import Rows
-from rqjax.search.scan import QUERIES_TOGETHER, largest
+from rqjax.search.scan import QUERIES_TOGETHER, largest, ranked_together
 from rqjax.search.together import by_lists_together, dealt, queries_together
 
 LEAST_ROWS, MOST_ROWS = 64, 1024
@@ -25,7 +25,7 @@ MOST_COUNTED = 4096
 GROUP = 8
 """Rows of a group of these, which is ranked by the best of their scores."""
 RANKED_TOGETHER = 64
-"""Queries whose best rows are scored exactly together."""
+"""Queries whose best rows are scored exactly together, at most."""
 
 
 def probe(
@@ -99,7 +99,7 @@ def _by_query(
         return largest(scores + added, k, row)
 
     _, row, added = lax.map(best, (jax.vmap(first.prepare)(y[:, None, None, None]), near, chosen))
-    return blocks.in_blocks(ranked, y, row, added, rows=RANKED_TOGETHER)
+    return blocks.in_blocks(ranked, y, row, added, rows=ranked_together(RANKED_TOGETHER, wanted, cells.dim))
 
 
 def _by_list(

@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, Int32
 
 from rqjax.arrays import blocks
 from rqjax.arrays.planes import pick
-from rqjax.core import Quantizer, as_array, check_floats, check_int, is_traced, platforms
+from rqjax.core import Quantizer, as_array, check_floats, check_int, is_traced, operation, platforms
+from rqjax.search.centers import check_single
 from rqjax.search.ids import kept
 from rqjax.search.probe import probe
 from rqjax.search.rows import SMALL, Rows
@@ -23,18 +24,22 @@ GPU_BYTES = 2**28
 """Bytes of found vectors in float32 that a GPU decodes at once; a CPU decodes those of one query."""
 
 
-def check_parts(quantizer: Quantizer, store: Quantizer | None, metric: str) -> None:
+def check_parts(quantizer: Any, store: Quantizer | None, metric: str, dim: int) -> None:
+    """Raises a TypeError or ValueError for parts that no index of vectors of dimension `dim` can have."""
     if metric not in ("ip", "l2", "cosine"):
         raise ValueError(f"expected metric 'ip', 'l2' or 'cosine', got {metric!r}")
-    if store is not None and store.dim != quantizer.dim:
-        raise ValueError(f"expected a store of dimension {quantizer.dim}, got {store.dim}")
-    if tile := next((part.tile for part in (quantizer, store) if part is not None and part.tile > 1), None):
-        raise ValueError(f"expected codes of one vector each, got those of {tile} vectors together")
+    if store is not None and store.dim != dim:
+        raise ValueError(f"expected a store of dimension {dim}, got {store.dim}")
+    if not isinstance(quantizer, Quantizer) and not callable(quantizer):
+        raise TypeError(f"expected a quantizer or a function that fits one, got {quantizer!r}")
+    for part in (quantizer, store):
+        if isinstance(part, Quantizer):
+            check_single(part)
 
 
 def check_queries(index: Any, queries: Any, k: Any, rerank: Any) -> Array | np.ndarray:
     """Returns the queries, if the index can be searched for k of them."""
-    y = check_numbers(queries, index.dim)
+    y = check_numbers(index, queries)
     rows = len(index.rows.ids) if is_traced(index.rows.ids) else len(index)
     if rows == 0:
         raise ValueError("the index is empty")
@@ -43,19 +48,22 @@ def check_queries(index: Any, queries: Any, k: Any, rerank: Any) -> Array | np.n
         check_int("rerank", rerank, k, rows)
         if index.store is None:
             raise ValueError("expected an index with a store to rerank with; pass store= to Index.build")
-    return np.asarray(y) if index.sharding and not is_traced(y) else y
+    return y
 
 
-def check_numbers(queries: Any, dim: int) -> Array | np.ndarray:
-    """Returns queries (*m, dim), if they are finite as far as that is known."""
+def check_numbers(index: Any, queries: Any) -> Array | np.ndarray:
+    """Returns queries (*m, d), if they are finite as far as that is known. Those of an index on a mesh may be on any
+    device."""
     y = as_array(queries)
     y = y.astype(np.float32) if y.dtype in SMALL else y
-    check_floats(y, dim)
-    if not is_traced(y):
-        finite = np.isfinite(np.asarray(y))
-        if not finite.all():
-            raise ValueError(f"expected finite queries, got {(~finite).sum()} NaN or Inf")
-    return y
+    check_floats(y, index.dim)
+    if is_traced(y):
+        return y
+    known = np.asarray(y)
+    finite = np.isfinite(known)
+    if not finite.all():
+        raise ValueError(f"expected finite queries, got {(~finite).sum()} NaN or Inf")
+    return known if index.sharding else y
 
 
 def scores(metric: str, keys: Float[Array, "*m k"]) -> Float[Array, "*m k"]:
@@ -64,6 +72,7 @@ def scores(metric: str, keys: Float[Array, "*m k"]) -> Float[Array, "*m k"]:
     return jnp.maximum(-2 * keys, 0) if metric == "l2" else keys
 
 
+@operation
 def rescored(
     metric: str,
     store: Quantizer | None,

@@ -14,7 +14,7 @@ from rqjax.arrays import norms
 from rqjax.arrays.planes import as_float32
 from rqjax.core import Codes, Quantizer, as_array, is_traced, operation, pytree
 from rqjax.search.centers import Cells
-from rqjax.search.ids import FREE, check_ids, free, halves, kept, known, wide
+from rqjax.search.ids import FREE, check_ids, following, free, halves, kept, known, wide
 
 SMALL = ("int8", "uint8")
 """Dtypes of whole numbers that vectors and queries may have."""
@@ -59,9 +59,7 @@ def encode(
 ) -> Rows:
     """Rows of checked vectors, a part at a time; ids from `first` on if they are not given."""
     x = check_matrix(x, quantizer.dim)
-    if ids is None:
-        ids = first + np.arange(len(x), dtype=np.int32 if is_traced(first) else np.int64)
-    ids = check_ids(ids, len(x))
+    ids = check_ids(following(first, len(x)) if ids is None else ids, len(x))
     size = _together(quantizer)
 
     def part(start: int) -> PyTree:
@@ -115,14 +113,14 @@ def _energies(quantizer: Quantizer, x: Float[Array, "n d"], codes: Codes) -> Flo
     return jnp.sum(origin**2 + 2 * origin * left + (x - origin) * left, axis=-1).astype(jnp.float32)
 
 
-def check_matrix(x: Any, dim: int) -> Array | np.ndarray:
-    """Returns `x`, if it holds vectors (n, dim) of floats or bytes. An object with a dtype of NumPy's may be a file, of
-    which a part is read at a time."""
+def check_matrix(x: Any, dim: int | None) -> Any:
+    """Returns `x`, if it holds vectors (n, dim) of floats or bytes, of any dimension if None. An object with a dtype of
+    NumPy's may be a file, of which a part is read at a time."""
     x = x if isinstance(getattr(x, "dtype", None), np.dtype) and not isinstance(x, np.ndarray) else as_array(x)
     if not (jnp.issubdtype(x.dtype, jnp.floating) or x.dtype in SMALL):
         raise TypeError(f"expected vectors of a floating-point dtype, int8 or uint8, got {x.dtype}")
-    if x.ndim != 2 or x.shape[1] != dim:
-        raise ValueError(f"expected vectors (n, {dim}), got shape {x.shape}")
+    if x.ndim != 2 or dim not in (None, x.shape[1]):
+        raise ValueError(f"expected vectors (n, {'d' if dim is None else dim}), got shape {x.shape}")
     return x
 
 

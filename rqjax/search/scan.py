@@ -29,16 +29,23 @@ class Block(NamedTuple):
     coordinates: int
     """Coordinates of a block of codes, a byte each in int8."""
     ranked: int
-    """Queries whose best groups are scored row by row together."""
+    """Queries whose best groups are scored row by row together, at most."""
+    gathered: int
+    """Coordinates of the rows that are gathered for them."""
 
 
-IN_CACHE, IN_MEMORY = Block(2**20, 2**21, 16), Block(2**27, 2**28, 1024)
+IN_CACHE, IN_MEMORY = Block(2**20, 2**21, 16, 2**22), Block(2**27, 2**28, 1024, 2**26)
 """Limits on a CPU, whose cache a block fits, and on a GPU, where each block is a dozen launches."""
 
 
 def limits() -> Block:
     """Returns the limits for the device."""
     return IN_MEMORY if platforms.on_gpu() else IN_CACHE
+
+
+def ranked_together(most: int, rows: int, dim: int) -> int:
+    """Queries of which so many rows each are gathered together, `most` at most and one at least."""
+    return max(1, min(most, limits().gathered // (rows * dim)))
 
 
 def scan(
@@ -89,7 +96,8 @@ def _scan(
         scores = quantizer.scores(quantizer.prepare(y[:, None, None]), some)[:, 0, 0]
         return largest(scores + jnp.where(seen, -jnp.inf, bias[row]), k, row)
 
-    return in_blocks(ranked, y, *best, rows=limit.ranked)
+    together = ranked_together(limit.ranked, best[0].shape[1] * group, quantizer.dim)
+    return in_blocks(ranked, y, *best, rows=together)
 
 
 def _groups(

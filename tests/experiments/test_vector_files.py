@@ -3,8 +3,10 @@
 import sys
 
 import h5py
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.flax import save_file
 
 from experiments.data import samples, vector_files as files
 from rqjax.core.extras import MissingExtra
@@ -28,7 +30,7 @@ def folder(tmp_path):
 
 
 def test_arrays_of_ann_benchmarks(folder):
-    np.testing.assert_array_equal(files.read(folder / "x.hdf5"), X)
+    np.testing.assert_array_equal(files.read(folder / "x.hdf5", "train"), X)
     np.testing.assert_array_equal(files.read(folder / "x.hdf5", "test"), X[:5])
     assert samples.sample(f"file:{folder / 'x.hdf5'}#test", 1, 20, 16).shape == (1, 5, 16)
 
@@ -40,12 +42,22 @@ def test_ids(folder, name, array):
     np.testing.assert_array_equal(ids, IDS)
 
 
-@pytest.mark.parametrize("name", ["x.npy", "x.fvecs", "x.hdf5"])
-def test_vectors_on_disk_are_those_in_memory(folder, name):
-    vectors = files.mapped(folder / name)
+@pytest.mark.parametrize(("name", "array"), [("x.npy", ""), ("x.fvecs", ""), ("x.hdf5", "train")])
+def test_vectors_on_disk_are_those_in_memory(folder, name, array):
+    vectors = files.mapped(folder / name, array)
     assert vectors.dtype == np.float32
     assert vectors.dtype.isnative
-    np.testing.assert_array_equal(vectors, files.read(folder / name))
+    np.testing.assert_array_equal(vectors, files.read(folder / name, array))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int8"])
+def test_tensors_keep_their_dtype(tmp_path, dtype):
+    x = jnp.asarray(X * 9, dtype)
+    save_file({"x": x}, tmp_path / "x.safetensors")
+    vectors = files.mapped(tmp_path / "x.safetensors")
+    assert isinstance(vectors, np.memmap)
+    assert vectors.dtype == dtype
+    np.testing.assert_array_equal(files.read(tmp_path / "x.safetensors"), np.asarray(x, np.float32))
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("a.fvecs", "f4"), ("a.bvecs", "u1"), ("a.ivecs", "i4"), ("a.hdf5", "f8")])
@@ -60,7 +72,7 @@ def test_a_file_of_ann_benchmarks_is_written(tmp_path):
     path = tmp_path / "x.hdf5"
     for name, rows in {"train": X, "test": X[:5], "neighbors": IDS, "distances": X[:, :3]}.items():
         files.write(path, rows, name)
-    np.testing.assert_array_equal(files.read(path), X)
+    np.testing.assert_array_equal(files.read(path, "train"), X)
     np.testing.assert_array_equal(files.read_ids(path, "neighbors"), IDS)
     with pytest.raises(ValueError, match="has an array 'test'"):
         files.write(path, X, "test")
@@ -91,6 +103,9 @@ def test_filters(tmp_path):
     np.save(tmp_path / "x.npy", X)
     with pytest.raises(ValueError, match=r"expected whole numbers or booleans in .*, got float32"):
         files.read_filter(tmp_path / "x.npy")
+    np.save(tmp_path / "bits.npy", (X[:, 0] > 0).astype(np.int64))
+    with pytest.raises(ValueError, match=r"got a mask of int64; write it as booleans"):
+        files.read_filter(tmp_path / "bits.npy")
 
 
 def test_a_file_is_mapped(tmp_path):
@@ -124,7 +139,8 @@ def test_a_file_is_mapped(tmp_path):
             r"expected vectors \(n, d\) of floating-point numbers or bytes in .*, got int32 \(50, 3\)",
         ),
         (files.read_ids, "x.fvecs", "", r"expected whole numbers \(n, k\) in .*, got float32 \(50, 24\)"),
-        (files.read_ids, "x.hdf5", "", r"expected whole numbers \(n, k\) in .*, got float32 \(50, 24\)"),
+        (files.read_ids, "x.hdf5", "train", r"expected whole numbers \(n, k\) in .*, got float32 \(50, 24\)"),
+        (files.read, "x.hdf5", "", "expected one of its arrays, as PATH#distances: distances, neighbors, test, train"),
         (files.read_ids, "none.ivecs", "", "there is no file .*none.ivecs"),
     ],
 )
@@ -138,8 +154,15 @@ def test_wrong_arrays(folder, read, name, array, message):
     [
         ("x.hdf5", b"torn", r"cannot read .*x\.hdf5: "),
         ("x.ivecs", b"", r"cannot read .*x\.ivecs: "),
-        ("x.ivecs", b"\x01\x00\x00\x00\x07\x00\x00\x00\x01", r"cannot read .*x\.ivecs: "),
-        ("x.ivecs", b"\x02\x00\x00\x00\x07\x00\x00\x00", "its vectors do not have one dimension"),
+        ("x.ivecs", b"\x01\x00\x00", "vector 0 is cut off after 3 of 8 bytes"),
+        ("x.ivecs", b"\x00\x00\x00\x00", "vector 0 has dimension 0"),
+        ("x.ivecs", b"\x01\x00\x00\x00\x07\x00\x00\x00\x01", "vector 1 is cut off after 1 of 8 bytes"),
+        ("x.ivecs", b"\x02\x00\x00\x00\x07\x00\x00\x00", "vector 0 is cut off after 8 of 12 bytes"),
+        (
+            "x.ivecs",
+            b"\x01\x00\x00\x00\x07\x00\x00\x00\x02\x00\x00\x00\x07\x00\x00\x00",
+            "vector 1 has dimension 2, those before it have 1",
+        ),
         ("x.npy", b"PK\x03\x04torn", r"cannot read .*x\.npy: "),
     ],
 )

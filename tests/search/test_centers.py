@@ -7,6 +7,7 @@ import pytest
 
 import rqjax
 from rqjax import Index
+from rqjax.search import centers
 from rqjax.search.centers import Around
 from tests.tools import neighbors
 from tests.tools.suites import some
@@ -81,6 +82,25 @@ def test_every_kind_of_index_finds_the_same(metric, tmp_path):
     alone = ivf.search(y[:1], 10, where=ids[0, 1::3])  # scored apart from their lists
     np.testing.assert_array_equal(alone[1], ids[:, 1::3])
     np.testing.assert_allclose(alone[0], scores[:, 1::3], rtol=1e-4)
+
+
+@pytest.mark.parametrize("metric", some(["ip", "cosine", "l2"], ["ip"]))
+def test_a_function_fits_a_quantizer_to_what_a_center_leaves(metric, monkeypatch):
+    """A mean is subtracted where it has a tenth of the energy, and for distances."""
+    monkeypatch.setattr(centers, "LEARNED", 300)
+    for ratio in (0, 3):
+        x, seen = neighbors.around_a_mean(ratio)[0], []
+        built = Index.build(lambda x, seen=seen: seen.append(x) or rqjax.eden(KEY, DIM, 2), x, metric=metric)
+        sample = x[np.linspace(0, COUNT - 1, 300).astype(int)]
+        sample = sample / np.linalg.norm(sample, axis=1, keepdims=True) if metric == "cosine" else sample
+        (fitted_to,) = seen
+        if ratio or metric == "l2":
+            np.testing.assert_allclose(built.origin, sample.mean(axis=0), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(fitted_to, sample - sample.mean(axis=0), rtol=1e-3, atol=1e-4)
+        else:
+            assert built.origin is None
+            np.testing.assert_allclose(fitted_to, sample, rtol=1e-5, atol=1e-6)
+        assert len(built.search(x[:3], 5)[1]) == 3
 
 
 def test_a_center_is_subtracted_where_it_pays():

@@ -125,3 +125,22 @@ def test_a_mesh_keeps_large_ids(options):
         found, expected = (i.search(X[:9], 20, where=where, **probes)[1] for i in (shards, index))
         np.testing.assert_array_equal(found, expected)
     assert len(shards) == 400
+
+
+@pytest.mark.parametrize("options", some([{}, LISTS], [{}]), ids=["rows", "lists"])
+def test_ids_end(options):
+    """None follow 2^63 - 1; under jit, where rows keep 32 bits, vectors beyond 2^31 - 1 are left out."""
+    index = built(X[:9], np.arange(9) + (2**63 - 12), metric="l2", **options)
+    full = index.add(X[9:12])
+    np.testing.assert_allclose(full.reconstruct([2**63 - 1, 2**63 - 3]), X[[11, 9]], rtol=1e-5, atol=1e-5)
+    assert len(full.add(X[:0])) == 12
+    for start, count in ((full, 1), (index, 4)):
+        with pytest.raises(ValueError, match=f"expected ids= for {count} vectors"):
+            start.add(X[:count])
+    assert len(full.add(X[:1], ids=[5])) == 13
+    index = built(X[:9], np.arange(9) + (2**31 - 11), metric="l2", room=6, **options)
+    more = jax.jit(lambda index, x: index.add(x))(index, X[9:13])
+    ids = np.asarray(more.rows.ids)
+    assert sorted(ids[ids >= 0].tolist()) == list(range(2**31 - 11, 2**31))
+    assert (len(more), ids.min()) == (11, -1)
+    np.testing.assert_allclose(more.reconstruct([2**31 - 1]), X[10:11], rtol=1e-5, atol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 import rqjax
 from experiments.data import samples
 from rqjax import Index
-from rqjax.search import probe, together
+from rqjax.search import centers, probe, together
 from tests.search.test_index import brute_force
 from tests.tools.suites import some
 
@@ -213,6 +213,66 @@ def test_vectors_are_added_and_removed(ivf):
     )
     assert [len(i) for i in (ivf, without, again, more, more.add(x[:0]))] == [600, 300, 600, 601, 601]
     assert_same(more.remove([600]).search(queries, 9, probes=4), ivf.search(queries, 9, probes=4))
+
+
+@pytest.mark.parametrize("metric", some(["l2", "ip", "cosine"], ["l2"]))
+def test_a_compiled_function_adds_to_lists(metric):
+    """One of fixed shapes adds what an eager call adds, to a list that becomes the longest, too."""
+    x, y = vectors(650), vectors(5, seed=1)
+    x[600:] = x[0] + x[600:] / 9
+    step = jax.jit(lambda index, x: index.add(x))
+    start = build(x=x[:580], metric=metric, room=70)
+    grown = step(step(start, x[580:615]), x[615:650])
+    eager = start.add(x[580:615]).add(x[615:650])
+    assert (len(grown), len(grown.rows.ids)) == (650, 650)
+    np.testing.assert_array_equal(grown.rows.ids, eager.rows.ids)
+    np.testing.assert_array_equal(grown.starts, eager.starts)
+    for probes in (1, 4):
+        assert_same(grown.search(y, 60, probes=probes), eager.search(y, 60, probes=probes))
+        assert_same(grown.search(y, 60, probes=probes), expected_of(grown, x, y, 60, probes))
+    few = grown.remove([3, 4, 5])
+    full, same = step(few, x[:35]), few.add(x[:3])  # there is room for three
+    assert len(full) == 650
+    np.testing.assert_array_equal(full.rows.ids, same.rows.ids)
+    assert_same(full.search(y, 9, probes=4), same.search(y, 9, probes=4))
+    ids = jnp.array([9000, 7000])
+    named = jax.jit(lambda index, x, ids: index.add(x, ids=ids))(start, 2 * x[580:582], ids)
+    assert len(named) == 582
+    np.testing.assert_allclose(named.reconstruct([9000]), start.add(2 * x[580:581]).reconstruct([580]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "residual"),
+    some([("l2", True), ("ip", True), ("cosine", True), ("cosine", False)], [("cosine", True)]),
+)
+def test_a_function_fits_a_quantizer_to_what_is_encoded(metric, residual, monkeypatch):
+    """Some vectors, evenly spaced, less a mean for distances, and less the nearest centroids."""
+    monkeypatch.setattr(centers, "LEARNED", 100)
+    seen, x = [], vectors().astype(np.float32)
+    ivf = build(lambda x: seen.append(x) or EXACT, x, metric=metric, residual=residual)
+    x = x[np.linspace(0, 599, 100).astype(int)]
+    x = x / np.linalg.norm(x, axis=1, keepdims=True) if metric == "cosine" else x
+    x = x - np.asarray(ivf.center) if metric == "l2" else x
+    centroids = np.asarray(ivf.quantizer.centroids)
+    nearest = ((x[:, None] - centroids) ** 2).sum(2).argmin(axis=1)
+    np.testing.assert_allclose(seen[0], x - centroids[nearest] if residual else x, rtol=1e-4, atol=1e-5)
+    assert len(seen) == 1
+    assert ivf.quantizer.inner is EXACT
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["pq", "klt_trellis"])
+def test_codes_learned_of_residuals_find_more(name):
+    """More than codes learned of vectors, which are of another size."""
+    x, queries = vectors(3000).astype(np.float32), vectors(100, seed=1)
+    exact = brute_force(x, queries, "l2", 10)[1]
+    learn = lambda x: rqjax.FITTED[name](jax.random.key(3), x, 2)  # noqa: E731
+
+    def recall(quantizer):
+        ivf = build(quantizer, x, lists=50, metric="l2")
+        return rqjax.metrics.recall(ivf.search(queries, 10, probes=50)[1], exact)
+
+    assert recall(learn) > recall(learn(x)) + (0.05 if name == "pq" else 0)
 
 
 @pytest.mark.full

@@ -74,6 +74,18 @@ def test_metrics_of_half_precision():
         rqjax.metrics.recall(np.zeros((2, 3), int), np.zeros((1, 3), int))
 
 
+def test_recall_is_of_neighbors_that_are_there():
+    """Queries have numbers of neighbors and of results of their own; large ids of any kind are compared exactly."""
+    rng = np.random.default_rng(0)
+    found, true = (np.stack([rng.permutation(30)[:count] for _ in range(20)]) for count in (9, 5))
+    hits = sum(len({*own} & {*near}) for own, near in zip(found.tolist(), true.tolist(), strict=True))
+    assert rqjax.metrics.recall(found, true) == hits / 100
+    assert rqjax.metrics.recall(found[:, :1].astype(np.uint64), true) <= hits / 100
+    assert rqjax.metrics.recall(jnp.asarray([[1, 2, -1], [4, 5, 6]]), np.array([[2, 9, -1], [6, 4, 5]])) == 4 / 5
+    assert rqjax.metrics.recall(np.array([[2**53]]), np.array([[2**53 + 1]], np.uint64)) == 0
+    assert rqjax.metrics.recall(np.array([[2**62 + 1]]), np.array([[2**62 + 1]], np.uint64)) == 1
+
+
 def test_bits_of_numpy_are_saved_as_numbers(tmp_path):
     q = rqjax.rtn(KEY, 32, 4)
     object.__setattr__(q, "bits", np.int64(4))

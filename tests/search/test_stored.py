@@ -1,5 +1,7 @@
 """Things that people store: bytes, files, ranges, vectors given back, and indexes that grow under jit."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import rqjax
 from rqjax import Index
+from rqjax.search import find, ranges
 from tests.tools import neighbors
 from tests.tools.suites import some
 
@@ -82,6 +85,72 @@ def test_a_range_holds_all_within_a_radius(metric, options):
     assert some_bounds[-1] == len(few)
 
 
+@pytest.mark.parametrize("metric", some(("ip", "l2", "cosine"), ["ip"]))
+def test_ranges_of_many_queries_are_found_for_some_at_a_time(metric, monkeypatch):
+    """No search is for more than `TOGETHER` vectors, but for one query."""
+    x, queries = vectors(), vectors(9, seed=1)
+    built = Index.build(rqjax.Exact(DIM, "float32"), x, metric=metric)
+    radius = np.quantile(neighbors.scores(x, queries, metric), 0.3)
+    expected = built.range_search(queries, radius)
+    search, sizes = Index.search, []
+
+    def watched(index, y, k, **options):
+        sizes.append(len(y) * k if len(y) > 1 else 1)
+        return search(index, y, k, **options)
+
+    monkeypatch.setattr(Index, "search", watched)
+    monkeypatch.setattr(ranges, "TOGETHER", 150)
+    found = built.range_search(queries, radius)
+    assert max(sizes) == 2 * ranges.FIRST
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-5)
+    for first, last in zip(found[0], found[0][1:], strict=False):
+        assert set(found[2][first:last]) == set(expected[2][first:last])
+    within = neighbors.scores(x, queries, metric)
+    within = within < radius if metric == "l2" else within > radius
+    assert np.abs(np.diff(found[0]) - within.sum(axis=1)).max() <= 1  # on the edge
+
+
+@pytest.mark.parametrize(
+    ("metric", "stored"), some([(m, s) for m in ("ip", "l2", "cosine") for s in (False, True)], [("l2", True)])
+)
+def test_a_search_of_a_file_takes_memory_for_a_part(metric, stored, tmp_path, monkeypatch):
+    """Parts are of so many bytes, with a store or without; of a store rows of candidates alone are read."""
+    monkeypatch.setattr(find, "IN_MEMORY", 5000)
+    store = rqjax.Exact(DIM, "float32") if stored else None
+    built = Index.build(rqjax.eden(KEY, DIM, 4), vectors() + 1, metric=metric, store=store).remove(range(0, 600, 9))
+    built.save(tmp_path / "i.safetensors")
+    mapped = Index.load(tmp_path / "i.safetensors", mapped=True)
+    assert (mapped.nbytes, built.nbytes_in_file) == (built.nbytes, 0)
+    assert mapped.nbytes_in_file == rqjax.nbytes(mapped.rows)
+    assert mapped.remove([1]).nbytes_in_file == mapped.nbytes_in_file - 4 * 600
+    read = {"codes": [], "stored": []}
+
+    def watched(array, name):
+        class File(np.ndarray):
+            def __getitem__(self, key):
+                part = np.asarray(super().__getitem__(key))
+                read[name].append(part.nbytes)
+                return part
+
+        return array.view(File)
+
+    parts = {name: jax.tree.map(lambda a, name=name: watched(a, name), getattr(mapped.rows, name)) for name in read}
+    mapped = dataclasses.replace(mapped, rows=dataclasses.replace(mapped.rows, **parts))
+    y = vectors(6, seed=1) + 1
+    for options in ({}, {"where": range(50, 580)}, *([{"rerank": 20}] if stored else [])):
+        (scores, ids), (expected, same) = (i.search(y.reshape(2, 3, DIM), 7, **options) for i in (mapped, built))
+        np.testing.assert_array_equal(ids, same)
+        np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
+        assert sum(read["stored"]) == (6 * 20 * 4 * DIM if "rerank" in options else 0)
+    assert len(read["codes"]) >= 2 * 4 * len(jax.tree.leaves(mapped.rows.codes))
+    assert max(read["codes"] + read["stored"]) <= 5000
+    with pytest.raises(ValueError, match="expected queries and a filter outside jit for an index whose rows are in"):
+        jax.jit(lambda y: mapped.search(y, 7))(y)
+    with pytest.raises(ValueError, match="expected an index in memory for prepared searches"):
+        mapped.searcher(7)
+
+
 @pytest.mark.parametrize(("metric", "options"), some([(m, o) for m in ("ip", "l2", "cosine") for o in ({}, LISTS)], []))
 def test_vectors_come_back(metric, options, tmp_path):
     """Ids may have any order; vectors come from the codes and from a store, far from the origin, from a mapped file."""
@@ -106,12 +175,14 @@ def test_a_prepared_search_finds_the_same(metric, options):
     """One query after another, many at once, bytes, reranked, and with vectors added since, as if it were not so."""
     index = Index.build(rqjax.eden(KEY, DIM, 2), vectors() + 1, metric=metric, store=rqjax.Exact(DIM), **options)
     choice = {"rerank": 40, **({"probes": 3} if options else {})}
-    queries, find = vectors(9, seed=1), index.searcher(7, **choice)
+    shards = index.shard(jax.sharding.Mesh(np.array(jax.devices()), "rows"), "rows")
+    queries, finds = vectors(9, seed=1), [i.searcher(7, **choice) for i in (index, shards)]
     index.add(vectors(1, seed=2))
     for y in (queries[0], queries, queries.reshape(3, 3, DIM), queries[:0], (queries[:1] * 9).astype(np.int8)):
-        for found, expected in zip(find(y), index.search(y, 7, **choice), strict=True):
-            assert found.shape == expected.shape
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        for search in finds:
+            for found, expected in zip(search(y), index.search(y, 7, **choice), strict=True):
+                assert found.shape == expected.shape
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_compiled_function_adds_vectors():
@@ -148,9 +219,16 @@ def test_a_compiled_function_adds_vectors():
         (lambda i: i.add(vectors(2).astype(np.int32)), "of a floating-point dtype, int8 or uint8, got int32"),
         (lambda i: i.add(vectors(2) > 0), "of a floating-point dtype, int8 or uint8, got bool"),
         (lambda i: Index.build(i.quantizer, vectors(2), room=-1), "expected room to be a whole number from 0"),
+        (lambda i: Index.build(lambda x: None, vectors(9)), "a function that returns a quantizer, got None of it"),
+        (lambda i: Index.build(lambda x: i.quantizer, vectors(1)), "expected at least 2 vectors to fit a quantizer to"),
+        (lambda i: Index.build(lambda x: i.quantizer, vectors()[0]), r"expected vectors \(n, d\), got shape \(32,\)"),
         (
-            lambda i: jax.jit(Index.build(i.quantizer, vectors(9), lists=2, key=KEY).add)(vectors(1)),
-            "expected an index without lists to add to under jit",
+            lambda i: Index.build(lambda x: rqjax.strategy("kivi_2", KEY, DIM).keys, vectors(99)),
+            "expected codes of one vector each, got those of 32 vectors together",
+        ),
+        (
+            lambda i: Index.build(lambda x: i.quantizer, vectors(9), store=rqjax.Exact(8)),
+            "expected a store of dimension 32, got 8",
         ),
     ],
 )

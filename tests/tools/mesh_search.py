@@ -60,6 +60,9 @@ for metric in METRICS:
         np.testing.assert_allclose(np.asarray(scores), np.asarray(expected), rtol=1e-6, atol=1e-6)
         found, nearest = ordered(found, scores), ordered(nearest, expected)
         np.testing.assert_array_equal(found, nearest)
+    y = jax.device_put(queries, jax.local_devices()[0])  # on one device of the mesh
+    for one, other in zip(shards.searcher(10, rerank=40)(y), shards.search(y, 10, rerank=40), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-5, atol=1e-5)
 ids = ids * 2**33 + ids  # beyond 32 bits
 residuals = rqjax.turboquant_trellis(jax.random.key(2), 64, 3)
 for metric in METRICS:
