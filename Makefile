@@ -70,7 +70,7 @@ $(VENV)/.tpu-compile: $(VENV)/.test-full tests/tools/tpu.py
 tables: $(VENV)/.tables ## an environment and seven tables on synthetic data and word vectors
 	@$(RUN) -m experiments.tables --into=$(WORKDIR)
 
-models: env ## tables on language models, two hours
+models: env ## tables on language models, an hour and a half
 	@for name in $(MODEL_TABLES); do \
 		$(RUN) -m experiments.run $$name --workdir=$(WORKDIR)/$$name || exit 1; \
 	done

@@ -30,7 +30,7 @@ TABLES: dict[str, dict[str, tuple]] = {
 NEXT = """
 To try next:
   make test     the test suite
-  make models   tables on language models, two hours
+  make models   tables on language models, an hour and a half
   {python} -m experiments.run distortion
                 the whole grid of a config; it keeps the rows that are there
 The tables of all configs are in results/; README.md says what they mean."""

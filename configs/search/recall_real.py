@@ -9,8 +9,8 @@ than PQ.
 
 The worst of ours is `eden_unbiased` on the passages: RaBitQ, with 18 bytes more, finds 0.01 more. Recall as in
 `configs/search/recall.py`; vectors are unit vectors. `passages` are 384 numbers of all-MiniLM-L6-v2, with the mean that
-they have in common, and 9,510 of them are searched. OPQ, which takes hours, is in `configs/search/recall_opq.py`. Needs
-the extras `bench` and `real`.
+they have in common, and 9,510 of them are searched. OPQ takes hours and is left out (`faiss_opq`). Needs the extras
+`bench` and `real`.
 """
 
 from ml_collections import ConfigDict

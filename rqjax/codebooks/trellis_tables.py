@@ -13,7 +13,7 @@ from rqjax.arrays.levels import mirrored
 from rqjax.core import check_int, pytree, static
 
 FILE = Path(__file__).with_name("trellis_tables.npz")
-"""File of tables, made by `python -m experiments.run --config=configs/codes/trellis_tables.py`."""
+"""File of tables, made by `python -m experiments.run --config=configs/codes/trellis_tables.py:all`."""
 STATE_BITS = {
     **dict.fromkeys((1, 1.5, 2, 2.5, 3, 3.5, 4), (6, 12)),
     **dict.fromkeys((0.5, 0.75, 1.25, 1.75, 2.25, 2.75, 3.25, 3.75), (8, 8)),

@@ -219,4 +219,4 @@ BEST = (
     (16 / 7, "w2c14"),
     (2, "w4c10"),
 )
-"""Bits for each element of the matrix, and the setting of least error found by `configs/matrices/qet_best.py`."""
+"""Bits for each element of the matrix, and the setting of least error among 61 (two draws of a synthetic matrix)."""
