@@ -153,7 +153,7 @@ def test_the_nest_and_the_free_rows_are_shown(index, folder, capsys):
     assert "codes              80 bits, 10 bytes per vector; 5 bits per coordinate\n" in shown
     assert "vectors            200, and 100 free rows\n" in shown
     command("info", index=few, mapped=True)
-    stays = 300 * (10 + 2 + 2 * 16 + 4 + 4)  # codes, scales, a store of float16, energies, ids
+    stays = 300 * (10 + 2 * 16 + 4 + 4)  # codes, a store of float16, energies, ids
     assert f"bytes in the file  {stays:,}, the others in memory\n" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="expected k to be a whole number from 1 to 200, got 201"):
         command("query", index=few, queries=folder / "x.npy", k=201)
