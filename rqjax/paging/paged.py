@@ -4,6 +4,7 @@ Codes depend on tokens alone, not on how they were appended. If texts are always
 function of the tokens up to it, and their hash finds it again. (Pages: Kwon et al., 2023, arXiv:2309.06180.)
 """
 
+import collections
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
@@ -103,8 +104,7 @@ class PagedCache:
     @property
     def free_pages(self) -> int:
         """Pages that can be had: unused ones, and those that only wait for a text with their prefix."""
-        blocks = [block.pages for block in self._prefixes.blocks.values()]
-        return len(self._pool.unused) + sum(len(pages) for pages in blocks if self._pool.once(pages))
+        return len(self._pool.unused) + len(self._waiting())
 
     def pieces(self, start: int, stop: int) -> list[int]:
         """Ends of the pieces of the text from token `start` to `stop`; those after the first begin with a page."""
@@ -262,9 +262,10 @@ class PagedCache:
         """
         if pages > self.free_pages:
             raise NoRoom(f"{self.free_pages} of {self.pages} pages are free, not {pages}")
-        waiting = (key for key, block in [*self._prefixes.blocks.items()] if self._pool.once(block.pages))
+        waiting = self._waiting()
+        keys = (key for key, block in [*self._prefixes.blocks.items()] if not waiting.isdisjoint(block.pages))
         while len(self._pool.unused) < pages:
-            key = next(waiting)
+            key = next(keys)
             self._prefixes.leave(self._prefixes.save, key)
             self._pool.give(self._prefixes.blocks.pop(key).pages)
 
@@ -311,6 +312,11 @@ class PagedCache:
             self._layers.fill(pages, loaded[0])
             prefixes.blocks[key] = Block(tuple(pages), loaded[1])
         return prefixes.blocks[key]
+
+    def _waiting(self) -> set[int]:
+        """Pages that are in use by prefixes alone."""
+        named = collections.Counter(page for block in self._prefixes.blocks.values() for page in block.pages)
+        return {page for page, count in named.items() if self._pool.uses[page] == count}
 
     def _slot(self, slot: int) -> Slot:
         if slot not in self._slots:

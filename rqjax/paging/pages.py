@@ -68,7 +68,7 @@ class Grid(NamedTuple):
 
 
 class Pool:
-    """Counts of how often each page is in use: once by each slot that has it, and once by a known prefix."""
+    """Counts of how often each page is in use: once by each slot and each known prefix that has it."""
 
     def __init__(self, count: int):
         self.unused = list(range(count))[::-1]

@@ -69,7 +69,7 @@ class Prefixes:
         for n in range(max(lag, self.grid.whole(before)), min(len(slot.chain), whole)):
             first, stop = self.grid.pages(n - lag), self.grid.pages(n - lag + 1)
             own, known = slot.pages[first:stop], self.blocks.get(slot.chain[n])
-            if known is None and own and pool.once(own):  # pages after a cut may be those of another text's block
+            if known is None and own:  # after a cut, pages may be those of another text's block, too
                 roots = None if first else tuple(root(layer, i) for layer in self.layers.paged)
                 self.blocks[slot.chain[n]] = Block(tuple(own), roots)
                 pool.use(own)
