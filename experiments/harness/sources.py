@@ -1,6 +1,7 @@
 """Marks of the code that makes a row: rqjax's version, a hash of the experiment and of files it names in `MADE_BY`.
 
-Comments, docstrings, imports and code that only presents rows do not count: neither prose nor a move ages a row.
+The hash alone says whether a row is current. Comments, docstrings, imports and code that only presents rows do not
+count: neither prose nor a move nor a release ages a row.
 """
 
 import ast
@@ -46,7 +47,11 @@ def files(own: Path) -> list[Path]:
 def is_current(row: dict[str, Any]) -> bool:
     """Returns whether today's code would make this flat row; False for a row that does not know its code."""
     name = row.get("experiment")
-    return name in experiments() and row.get("made_by") == code(name)
+    return name in experiments() and _hash(row.get("made_by") or "") == _hash(code(name))
+
+
+def _hash(mark: str) -> str:
+    return mark.partition("+")[2]
 
 
 def _counts(node: Any) -> bool:

@@ -281,14 +281,16 @@ def test_a_row_is_stale_when_what_it_was_made_with_has_changed(path, old, new, c
     assert (code_in("then") != code_in("now")) == changed
 
 
-def test_a_row_of_another_version_is_stale(monkeypatch):
+def test_a_release_does_not_age_a_row(monkeypatch):
     row = {"experiment": "needle", "made_by": sources.code("needle")}
     assert sources.is_current(row)
     assert not sources.is_current({"experiment": "needle"})
     assert not sources.is_current({"experiment": "nothere", "made_by": row["made_by"]})
+    assert not sources.is_current({"experiment": "needle", "made_by": row["made_by"][:-1]})
     monkeypatch.setattr(sources.rqjax, "__version__", "0.0.1")
     monkeypatch.setattr(sources, "code", sources.code.__wrapped__)
-    assert not sources.is_current(row)
+    assert sources.code("needle").startswith("0.0.1+")
+    assert sources.is_current(row)
 
 
 @pytest.mark.parametrize("name", sources.experiments())
