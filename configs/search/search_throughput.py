@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
         {
             "experiment": "search_throughput",
             "n": 100_000,
-            "rounds": 3,
+            "rounds": 9,
             "dim": 128,
             "grid": {
                 "bits": (2, 4),
