@@ -260,6 +260,8 @@ class PagedCache:
         Raises:
           NoRoom: slots in use hold too many; nothing has changed.
         """
+        if pages <= len(self._pool.unused):  # as for each token that begins no page
+            return
         if pages > self.free_pages:
             raise NoRoom(f"{self.free_pages} of {self.pages} pages are free, not {pages}")
         waiting = self._waiting()

@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from rqjax.arrays import norms
-from rqjax.arrays.planes import as_float32
 from rqjax.core import is_traced, nbytes, operation
 from rqjax.search import ranking, shards
 from rqjax.search.ids import FREE, free, kept
-from rqjax.search.rows import Rows
+from rqjax.search.rows import Rows, moved
 from rqjax.search.scan import largest
 
 IN_MEMORY = 2**27
@@ -76,7 +74,8 @@ def _by_store(
 def _again(index: Any, y: Shaped[Array, "m d"], keys: Float[Array, "m count"], *, k: int) -> tuple[Array, Array]:
     """Finds the best k of candidates, whose rows are those of the index, query by query."""
     place = jnp.arange(keys.size, dtype=jnp.int32).reshape(keys.shape)
-    _, finals, ids = ranking.rescored(index.metric, index.store, index.rows, _moved(index, y), keys, place)
+    y = moved(index.metric, index.center, y)
+    _, finals, ids = ranking.rescored(index.metric, index.store, index.rows, y, keys, place)
     return largest(finals, k, ids)
 
 
@@ -95,7 +94,7 @@ def search_with(
     shape = (*y.shape[:-1], k)
     if y.size == 0:
         return jnp.zeros(shape), jnp.full(shape + index.rows.ids.shape[1:], FREE, jnp.int32)
-    queries = _moved(index, y.reshape(-1, index.dim))
+    queries = moved(index.metric, index.center, y.reshape(-1, index.dim))
     candidates = rerank or k
     find = functools.partial(ranking.candidates, probes, index.metric, candidates)
     arguments = (index.store if rerank else None, index.quantizer), (index.rows, index.starts), queries
@@ -106,10 +105,3 @@ def search_with(
         _, finals, ids = largest(keys, candidates, finals, ids)
     keys, ids = largest(finals, k, ids)
     return keys.reshape(shape), ids.reshape(shape + ids.shape[2:])
-
-
-def _moved(index: Any, y: Shaped[Array, "m d"]) -> Float[Array, "m d"]:
-    """Queries as vectors are before they are encoded: directions for the metric "cosine", less the index's center."""
-    y = as_float32(y)
-    y = norms.direction(y) if index.metric == "cosine" else y
-    return y if index.center is None else y - index.center

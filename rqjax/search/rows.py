@@ -95,15 +95,20 @@ def _encoded(
     """Encodes vectors. Returns whether they, and all numbers that are stored of them, are finite; codes, energies, and
     codes of the store."""
     finite = jnp.isfinite(x).all(axis=-1)
-    x = as_float32(x)
-    x = norms.direction(x) if metric == "cosine" else x
-    x = x if center is None else x - center
+    x = moved(metric, center, x)
     codes = quantizer.encode(x)
     energies = _energies(quantizer, x, codes) if metric == "l2" else None
     made = codes, energies, None if store is None else store.encode(x)
     floats = [leaf for leaf in jax.tree.leaves(made) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     held = [jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim))) for leaf in floats]
     return (finite, functools.reduce(operator.and_, held, finite)), *made
+
+
+def moved(metric: str, center: Float[Array, "d"] | None, x: Shaped[Array, "n d"]) -> Float[Array, "n d"]:
+    """Vectors or queries in float32 as codes are of them: directions for the metric "cosine", less a center."""
+    x = as_float32(x)
+    x = norms.direction(x) if metric == "cosine" else x
+    return x if center is None else x - center
 
 
 def _energies(quantizer: Quantizer, x: Float[Array, "n d"], codes: Codes) -> Float[Array, "n"]:
