@@ -95,12 +95,12 @@ test-x64: env ## a part of the core in 64 bits
 	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" -k "$(X64)" $(addprefix tests/, quantizers/test_laws.py \
 		cache/test_cache.py search/test_index.py search/test_lists.py nn/test_decoder.py)
 
-# Every kernel lowers for CUDA on the newest jax too; nothing to do where there is no Python for it.
-test-newest: ## the kernels lower on the newest jax
+# Every kernel lowers for CUDA on the newest jax, and README's examples run; nothing to do where there is no Python for it.
+test-newest: ## the kernels lower and the examples run on the newest jax
 	@if [ -z "$(NEWEST)" ]; then echo "no Python 3.12 or newer for the newest jax"; else \
 		$(NEWEST) -m venv $(VENV)-newest && \
 		$(VENV)-newest/bin/python $(INSTALL) --upgrade jax jaxtyping scipy optax safetensors absl-py pytest && \
-		$(VENV)-newest/bin/python -m pytest -q tests/backends/test_lowering.py; \
+		$(VENV)-newest/bin/python -m pytest -q tests/backends/test_lowering.py tests/test_wheel.py -k "not types"; \
 	fi
 
 # On jax 0.5, the last that jax-metal runs with, and what goes with it: the core of caches, quantizers and rotations, of a
@@ -111,6 +111,7 @@ test-metal: ## a part of the core on jax 0.5.0, the last for jax-metal
 	$(VENV)-metal/bin/python $(INSTALL) --editable '.[test]' $(METAL)
 	$(VENV)-metal/bin/python $(PYTEST) -m "not full" $(addprefix tests/, cache paging core quantizers rotations \
 		nn/test_decoder.py search/test_index.py)
+	$(VENV)-metal/bin/python -m pytest -q tests/test_wheel.py -k "not types"
 
 # Caches under the samplers of google-tunix and gemma; nothing to do where there is no Python for them.
 test-engines: ## compressed caches under google-tunix and gemma

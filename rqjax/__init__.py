@@ -117,7 +117,7 @@ from rqjax.rotations import Rope
 from rqjax.search.index import Index
 from rqjax.storage import load, save
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
 # fmt: off
 __all__ = [  # noqa: RUF022
     # In the order of the map above.

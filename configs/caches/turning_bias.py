@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
             "loud": 1,
             "seeds": 3,
             "grid": {
-                "norm": (22, 605, 921),
+                "norm": (605,),
                 "tokens": (1024, 8192, 32768),
                 "strategy": ("eden_3", "eden_3+centered", "eden_3+turned"),
             },
