@@ -76,7 +76,11 @@ def run(config: Mapping[str, Any], workdir: Path, fresh: bool = False, shard: tu
         jax.random.key = jax.random.PRNGKey  # typed ones are lowered with a custom call (jax issue 16287)
     experiment, todo = load(config["experiment"]), list(points(config))
     for point in todo if hasattr(experiment, "check") else []:
-        experiment.check(point)
+        try:
+            experiment.check(point)
+        except ValueError as error:
+            row = ", ".join(f"{name}={point[name]!r}" for name in config["grid"])
+            raise ValueError(f"{experiments.one_line(error)} (in the row {row})") from error
     part, parts = shard
     rows = Rows(workdir / ("rows.jsonl" if parts == 1 else f"rows-{part}-of-{parts}.jsonl"))
     sources.code(config["experiment"])  # reads what has been imported, whatever is edited from here on
@@ -175,10 +179,10 @@ def _check_keys(file: str, args: list[str]) -> None:
         key = name.removeprefix("--config.grid.")
         if key != name and key not in config.grid:
             sys.exit(f"error: {experiments.one_line(unknown_name('key of the grid', key, config.grid))}")
-        key = name.removeprefix("--")
-        if key in config.grid or key in config:
-            place = "config.grid" if key in config.grid else "config"
-            sys.exit(f"error: unknown flag --{key}; did you mean --{place}.{key}?")
+        key = name.rpartition(".")[2].removeprefix("--")
+        place = "config.grid" if key in config.grid else "config"
+        if (key in config.grid or key in config) and name != f"--{place}.{key}":
+            sys.exit(f"error: unknown flag {name}; did you mean --{place}.{key}?")
 
 
 def about(path: Path) -> str:

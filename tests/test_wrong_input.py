@@ -64,6 +64,10 @@ CASES = [
     (lambda: rqjax.encode(EDEN, x(2, 64), implementation="mosaic_gpu"), "need.* jax|need a Hopper or Blackwell GPU"),
     (lambda: rqjax.Affine(64, 4, group_size=48), "expected a group size that divides dim = 64, got 48"),
     (lambda: rqjax.Scaled(EDEN.inner, mode="best"), "expected mode 'mse' or 'unbiased', got 'best'"),
+    (
+        lambda: rqjax.Scaled(EDEN.inner, dtype="int8"),
+        "expected norms of dtype 'uint8' or one of floating point, got 'int8'",
+    ),
     (lambda: rqjax.Scalar(jnp.ones(3), jnp.float32(1), dim=8), "expected a power of two of levels, got 3"),
     (lambda: rqjax.Exchange(rqjax.Exact(12), levels=3), r"expected a dimension that 2\^3 = 8 divides"),
     (lambda: rqjax.Affine(4, 64, 128), r"^expected Affine\(dim, bits, \*, group_size, dtype='bfloat16'\): "),

@@ -9,7 +9,7 @@ lower. `rotorquant` equals `turboquant` on the sphere, but has 3.3 times its err
     python -m experiments.run --config=configs/codes/distortion.py
 
 Expected on the sphere, d = 128, 1 to 4 bits: 0.361 0.116 0.0340 0.0093 for turboquant, rotorquant and hadamard;
-0.457 0.197 0.081 0.032 for rotorquant_paper. Four minutes on two cores.
+0.457 0.197 0.081 0.032 for rotorquant_paper.
 """
 
 from ml_collections import ConfigDict

@@ -85,14 +85,25 @@ def _measure(name: str, recipe: Callable[..., rqjax.Quantizer], dim: int, bits: 
 
 
 def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Plots error against stored bits, one panel for each data set, between Shannon's bound and TurboQuant's."""
-    methods = ("identity", "turboquant", "rotorquant", "rotorquant_paper", "eden", "nested_e8", "turboquant_trellis")
+    """Plots error against stored bits, one panel for each data set, between Shannon's bound and TurboQuant's.
+
+    Of many methods and data sets a choice is drawn, and every method that is not of rqjax.
+    """
+    choice = {
+        "method": (
+            *("identity", "turboquant", "rotorquant", "rotorquant_paper", "eden", "nested_e8", "turboquant_trellis"),
+            *("affine", *(name for name in rqjax.METHODS if not hasattr(rqjax, name))),
+        ),
+        "data": ("sphere", "outlier_channels", "words", "decaying_spectrum"),
+    }
+    for name, some in choice.items():
+        named = tuple(dict.fromkeys(row["point"][name] for row in rows))
+        choice[name] = named if len(named) <= len(some) else some
     most, norm = max(row["point"]["bits"] for row in rows) + 0.6, 16 / rows[0]["point"]["dim"]
     shown = [
         row
         for row in rows
-        if row["point"]["method"] in (*methods, "affine")
-        and row["point"]["data"] in ("sphere", "outlier_channels", "words", "decaying_spectrum")
+        if all(row["point"][name] in some for name, some in choice.items())
         and row["metrics"]["stored_bits"] < most  # the published RotorQuant takes up to 14
     ] or rows
     lines = {

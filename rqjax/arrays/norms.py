@@ -62,6 +62,11 @@ def restored(x: Shaped[Array, "*n"]) -> Float[Array, "*n"]:
     return as_float32(x)
 
 
+def check_dtype(dtype: str) -> None:
+    if dtype != LOGARITHMIC and not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"expected norms of dtype 'uint8' or one of floating point, got {dtype!r}")
+
+
 def largest(dtype: str) -> float:
     """Largest norm that `dtype` stores."""
     return float(jnp.finfo(jnp.float32 if dtype == LOGARITHMIC else dtype).max)

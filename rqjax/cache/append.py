@@ -46,7 +46,7 @@ def append(
       slots: the sequences of a cache with pages that these are, each once; all, if not given.
 
     Raises:
-      TypeError: k or v is not of floating-point numbers.
+      TypeError: k or v is not of floating-point numbers, or the cache is no KVCache.
       ValueError: their shapes do not fit the cache or each other, `valid` or `slots` is out of range, or there is no
         room, or in a cache with pages no page for it.
 
@@ -57,11 +57,11 @@ def append(
       >>> rqjax.append(cache, x, x, valid=jnp.array([300, 100])).lengths.tolist()
       [300, 100]
     """
+    slots = checked_slots(cache, slots)
     if (v is None) != cache.values_in_keys:
         raise ValueError("expected v, got None" if v is None else "values are parts of the keys: expected v=None")
     k = jnp.asarray(as_array(k))
     v = k if v is None else jnp.asarray(as_array(v))
-    slots = checked_slots(cache, slots)
     heads, _, dim = cache.exact_keys.shape[1:]
     batch = len(cache.lengths if slots is None else slots)
     for name, x in (("k", k), ("v", v)):
@@ -88,6 +88,8 @@ def checked_valid(valid: Any, batch: int, time: int) -> Int[Array, "batch"]:
 
 def checked_slots(cache: KVCache, slots: Shaped[Array | np.ndarray, "..."] | None) -> Int[Array, "some"] | None:
     """Checks the slots of a cache's sequences; None stands for all of them."""
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"expected cache to be a KVCache, got {type(cache).__name__}")
     if slots is None:
         return None
     if cache.tables is None:

@@ -81,7 +81,7 @@ def attend(
       (batch, time, q_heads, value_dim) in the dtype of q; zeros where a query sees nothing.
 
     Raises:
-      TypeError: q or `sink_logits` are not of floating-point numbers.
+      TypeError: q or `sink_logits` are not of floating-point numbers, or the cache is no KVCache.
       ValueError: a shape does not fit the cache, or `sliding_window` or `softcap` is not positive or
         the window not a whole number that is known under jit.
       Unsupported: there is no such kernel for this; the message says why.
@@ -93,8 +93,8 @@ def attend(
       >>> rqjax.attend(cache, jnp.ones((1, 1, 8, 64))).shape  # four query heads share a head of keys
       (1, 1, 8, 64)
     """
-    q = jnp.asarray(as_array(q))
-    cache = cache.of(checked_slots(cache, slots))
+    slots = checked_slots(cache, slots)
+    cache, q = cache.of(slots), jnp.asarray(as_array(q))
     batch, kv_heads, _, dim = cache.exact_keys.shape
     if q.ndim != 4 or (q.shape[0], q.shape[3]) != (batch, dim) or q.shape[2] % kv_heads or q.shape[2] == 0:
         raise ValueError(f"expected q of shape ({batch}, time, a multiple of {kv_heads}, {dim}), got {q.shape}")
@@ -122,9 +122,9 @@ def attend(
     if mask is not None:
         shape = (batch, q_heads, time, cache.max_len)
         mask = jnp.asarray(mask)
-        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        given, mask = mask.shape, mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         if mask.dtype != bool or not all(size in (1, full) for size, full in zip(mask.shape, shape, strict=False)):
-            raise ValueError(f"expected a boolean mask broadcastable to {shape}, got {mask.dtype} {mask.shape}")
+            raise ValueError(f"expected a boolean mask broadcastable to {shape}, got {mask.dtype} {given}")
     if not is_traced(cache.overflow):
         cache.check()
     if sink_logits is not None:

@@ -51,9 +51,10 @@ class Strategy:
         wider dtype of both.
 
         Args:
-          rope: rope of the layer; left out if the form needs none.
+          rope: rope of the layer; left out if the form needs none. Keys and queries then come turned, and the cache's
+            `key_form.rope` is None.
           sliding_window: tokens up to itself that a query sees at most. Where the cache would take fewer bytes, it has
-            these in full precision, keys as given, and forgets older ones: `KVCache.init(sliding_window=)`. A cache
+            these in full precision, takes keys turned, and forgets older ones: `KVCache.init(sliding_window=)`. A cache
             whose values are parts of the keys has codes.
 
         Raises:

@@ -104,6 +104,9 @@ def pytree(cls: type[T]) -> type[T]:
             object.__setattr__(tree, name, value)
         return tree
 
+    known, own = CLASSES.get(cls.__name__, cls).__module__, cls.__module__
+    if known.startswith("rqjax.") and not own.startswith("rqjax."):  # files of that class could not be read any more
+        raise ValueError(f"expected a name that no class of rqjax has, since files go by it, got {cls.__name__}")
     CLASSES[cls.__name__] = cls
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     exportable(cls, lambda values: values, lambda values: values)

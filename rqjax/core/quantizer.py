@@ -71,12 +71,12 @@ class Quantizer:
           TypeError: `x` does not hold floating-point numbers.
           ValueError: the last axis of `x` is not `dim` long.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"expected an encode in {type(self).__name__}, got none")
 
     @operation
     def decode(self, codes: Codes) -> Float[Array, "*n d"]:
         """Decodes `codes` to vectors in float32 (or the wider dtype of the quantizer's own arrays)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"expected a decode in {type(self).__name__}, got none")
 
     def encode_direction(self, x: Shaped[Array, "*n d"], norm: Float[Array, "*n 1"]) -> Codes:
         """Encodes vectors over their norms."""

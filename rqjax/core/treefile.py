@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 
 from rqjax.core.checks import as_array
 from rqjax.core.pytree import CLASSES, derived_fields, with_derived, without_derived
-from rqjax.core.registry import unknown_name
+from rqjax.core.registry import UnknownName, unknown_name
 
 FORMAT = "rqjax-tree-4"
 """Format of files; another number stands for parts with other fields."""
@@ -217,7 +217,7 @@ def _build(
     if not text.isidentifier() or text in ("None", "True", "False"):
         return ast.literal_eval(text)
     if text not in CLASSES:
-        raise unknown_name("part", text, CLASSES)
+        raise UnknownName(f"{unknown_name('part', text, CLASSES)}. Import the module of a part of your own first")
     tree = object.__new__(CLASSES[text])
     for field in dataclasses.fields(tree):
         own = field not in derived_fields(tree)

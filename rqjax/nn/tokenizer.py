@@ -69,7 +69,7 @@ def load_tokenizer(source: str | os.PathLike[str]) -> "Tokenizer":
     checkpoint = find_checkpoint(source)
     path = checkpoint if checkpoint.is_file() else checkpoint / "tokenizer.json"
     if not path.exists():
-        raise FileNotFoundError(f"there is no tokenizer.json in {checkpoint}")
+        raise FileNotFoundError(f"there is no tokenizer.json in {checkpoint}; copy the model's there")
     try:
         if checkpoint.is_file():
             return _of_gguf(path, gguf.read(path).metadata)

@@ -58,6 +58,9 @@ class Normalized(Multiplied):
     dtype: str = static(default="bfloat16", kw_only=True)
     """Dtype of the stored norms; bfloat16 has float32's range, uint8 is a logarithmic scale from 2^-16 to 2^16."""
 
+    def __post_init__(self):
+        norms.check_dtype(self.dtype)
+
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)
         norm = norms.stored(norms.norm(x), self.dtype)
@@ -89,6 +92,7 @@ class Scaled(Multiplied):
     def __post_init__(self):
         if self.mode not in ("mse", "unbiased"):
             raise ValueError(f"expected mode 'mse' or 'unbiased', got {self.mode!r}")
+        norms.check_dtype(self.dtype)
 
     def encode(self, x: Vectors) -> Codes:
         x = check_vectors(x, self.dim)

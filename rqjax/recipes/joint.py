@@ -34,7 +34,8 @@ def klt_joint(
     is encoded at its `BestGain`. Keys lose less in codes relative to their mean ("klt_joint_2+centered+pre_rope").
 
     `Decoder.calibrate` also gives samples of `keys` and their quantizer. If this is of as many heads together, values
-    are coded as what the best linear function of decoded keys leaves of them (`GivenKeys`).
+    are coded as what the best linear function of decoded keys leaves of them (`GivenKeys`). `keys` are in the form in
+    which the cache encodes them, as for `key_quantizer`: with a mean, relative to it.
     """
     stacked, _ = stack_heads(x)
     heads, count, dim = stacked.shape

@@ -1,4 +1,5 @@
-"""Rotations: pytrees with `__call__` and `inverse`, no quantizer in them. `haar`-like constructors take a key."""
+"""Rotations: pytrees with `__call__` and `inverse`, no quantizer in them. `Dense.haar`, and `random` of other
+classes, take a key and a dimension."""
 
 from rqjax.rotations.butterfly import StridedRotor as StridedRotor, butterfly as butterfly
 from rqjax.rotations.chain import Chain as Chain, Permutation as Permutation

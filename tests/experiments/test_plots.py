@@ -9,6 +9,7 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
+import rqjax
 from experiments import plots as command
 from experiments.codes import distortion, inner_product
 from experiments.harness import plot, table
@@ -184,6 +185,17 @@ def test_parts_have_bits_of_codes_and_a_level_of_bfloat16(figures, tmp_path):
     ]
     assert ends == [(2.25, 0.05), (2.25, pytest.approx(0.1 / 3)), (2.75, 0.025)]
     assert all(labels(axis)["bfloat16"].xy[1] == 0.1 for axis in shown.values())
+
+
+def test_a_method_from_outside_is_drawn(figures, tmp_path, monkeypatch):
+    monkeypatch.setitem(rqjax.METHODS, "mine", rqjax.eden)
+    many = command.rows(RESULTS / "distortion" / "rows.csv")
+    eden = [one for one in many if one["point"]["method"] == "eden"]
+    mine = [{part: values | {"method": "mine"} for part, values in one.items()} for one in eden]
+    distortion.plot(many + mine, tmp_path)
+    distortion.plot([one for one in many if one["point"]["method"] in ("eden", "hadamard")], tmp_path)
+    assert {"mine", "eden"} <= set(labels(figures[0].axes[0]))
+    assert {"hadamard", "eden"} <= set(labels(figures[1].axes[0]))
 
 
 def test_distortion_lies_between_the_bounds(figures, tmp_path):

@@ -46,6 +46,14 @@ class Multiples(rqjax.Quantizer):
         return self.step * codes
 
 
+def test_a_part_that_cannot_work_says_why():
+    with pytest.raises(ValueError, match=r"expected a name that no class of rqjax has, .* got Scaled"):
+        rqjax.pytree(type("Scaled", (rqjax.Wrapper,), {}))
+    part = rqjax.pytree(type("Half", (rqjax.Quantizer,), {"dim": DIM}))()
+    with pytest.raises(NotImplementedError, match="expected an encode in Half, got none"):
+        part.encode(X)
+
+
 @pytest.mark.parametrize("leaf", some([True, False], [True]))
 def test_a_quantizer_from_outside_works_wherever_others_do(leaf, tmp_path):
     inner = Multiples(jnp.float32(0.1), dim=DIM) if leaf else rqjax.eden(KEY, DIM, 8)
