@@ -11,18 +11,20 @@ from absl import flags
 from rqjax.core import extras
 
 
-def _one_line_for_missing_extras(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Prints one line if a command lacks an extra, whichever of its imports fails."""
+def _in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints one line if a command lacks an extra, whichever of its imports fails, or is interrupted."""
     try:
         with extras.explained():
             raise error
     except extras.MissingExtra as missing:
         print(f"error: {missing}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
     except BaseException:
         sys.__excepthook__(kind, error, trace)
 
 
-sys.excepthook = _one_line_for_missing_extras
+sys.excepthook = _in_one_line
 logging.getLogger("jax").setLevel(logging.WARNING)  # no line for each kind of device that is missing
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # no line about its cache, the first time
 

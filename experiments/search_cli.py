@@ -9,6 +9,7 @@ With --lists the index is an inverted file, and a query looks into --probes list
 
 import dataclasses
 import inspect
+import math
 import re
 import sys
 import tempfile
@@ -46,11 +47,13 @@ flags.DEFINE_integer("rerank", None, "query: how many candidates are scored agai
 flags.DEFINE_integer("probes", None, "query: how many lists of an inverted file are looked into.", lower_bound=1)
 flags.DEFINE_string("where", None, "query: ids that may be found, FIRST-LAST or a file of ids or booleans.")
 flags.DEFINE_string("truth", None, "query: file of the ids of the nearest, PATH or PATH#ARRAY, to tell the recall.")
-flags.DEFINE_boolean("mapped", False, "query, info: rows stay in the file, which may be larger than memory.")
+flags.DEFINE_boolean("mapped", False, "query, info: rows, if in no lists, stay in the file.")
 flags.DEFINE_string("out", None, "query: .npz file for scores and ids (queries, k); some are printed if there is none.")
 
 TOGETHER, SHOWN = 4096, 5
 """Queries that are searched for together, and those whose results are printed, at most."""
+CHECKED = 2**14
+"""Vectors that are read at a time before any is encoded."""
 
 
 def build(
@@ -60,8 +63,9 @@ def build(
     path = _output("index", index, vectors)
     x = _file(vector_files.mapped, vectors)
     key, dim = jax.random.key(seed), x.shape[1]
-    stores = {"none": None, "float16": Exact(dim, "float16"), "int8": METHODS["rtn"](key, dim, 8)}
+    stores = {"none": None, "float16": Exact(dim, "float16"), "int8": METHODS["hadamard"](key, dim, 8)}
     quantizer = _quantizer(method, key, dim, bits)
+    _check_finite(x, vectors)
     options = {"metric": metric, "store": stores[store]}
     options |= {"lists": lists, "key": jax.random.fold_in(key, 1)} if lists else {}
 
@@ -72,6 +76,7 @@ def build(
             return Index.build(quantizer, watched, **options)
 
     made = _timed("build", encode, len(x), "vectors")
+    path.parent.mkdir(parents=True, exist_ok=True)
     _timed("save", lambda: made.save(path))
     print(f"{len(x):,} vectors: {path}, {path.stat().st_size / 1e6:.2f} MB")
 
@@ -119,11 +124,12 @@ def query(
 
     if not mapped:
         _timed("compile", lambda: loaded.search(y[:size], k, **options))
-    scores, ids = _timed("search", search, len(y), "queries")
+    scores, ids = _timed("compile and search" if mapped else "search", search, len(y), "queries")
     if true is not None:
         nearest, all_of_them = metrics.recall(ids, true[:, :1]), metrics.recall(ids, true)
         print(f"recall 1@{k}: {nearest:.4f}, {true.shape[1]}@{k}: {all_of_them:.4f}")
     if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with treefile.replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, scores=scores, ids=ids)
         print(f"scores and ids {ids.shape}: {path}")
@@ -171,7 +177,18 @@ def _filter(where: str | None) -> np.ndarray | range | None:
     ends = re.fullmatch(r"(\d+)-(\d+)", where or "")
     if ends:
         return range(int(ends[1]), int(ends[2]) + 1)
+    if where and not Path(where.partition("#")[0]).suffix:
+        raise ValueError(f"expected FIRST-LAST or a file for --where, got {where}")
     return _file(vector_files.read_filter, where) if where else None
+
+
+def _check_finite(x: np.ndarray, name: str) -> None:
+    """Raises for NaN or Inf in a file of vectors, which an index finds after it has encoded them."""
+    for start in range(0, len(x), CHECKED):
+        wrong = np.flatnonzero(~np.isfinite(x[start : start + CHECKED]).all(axis=1))
+        if len(wrong):
+            first = f"the first is vector {start + wrong[0]}"
+            raise ValueError(f"expected finite vectors in {name}, got NaN or Inf, {first}")
 
 
 def _check_ids(index: Index, where: str | None, passing: Any, truth: str | None, true: np.ndarray | None) -> None:
@@ -220,13 +237,18 @@ def _output(flag: str, name: str, *read: str | None) -> Path:
     for other in (Path(text.partition("#")[0]) for text in read if text):
         if path.exists() and other.exists() and path.samefile(other):
             raise ValueError(f"--{flag}={name} would overwrite {other}, which is read")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=path.parent).close()
+    folder = next(parent for parent in path.parents if parent.exists())  # others are made when there is a file for them
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"cannot write --{flag}={name}: {error.strerror}") from None
     return path
 
 
 def _quantizer(method: str, key: jax.Array, dim: int, bits: float) -> Quantizer | Callable[[Any], Quantizer]:
     """Returns a quantizer, or a function that learns one from vectors as they are encoded: directions or residuals."""
+    if not math.isfinite(bits):
+        raise ValueError(f"expected --bits to be a finite number, got {bits}")
     rate = int(bits) if bits.is_integer() else bits  # most methods take an int alone
     recipe = Registry("method", {**METHODS, **FITTED, "exact": Exact})[method]
     if method == "exact":

@@ -138,6 +138,12 @@ def test_another_cache_is_named_by_its_field(saved, other, message):
         rqjax.load(saved[1], other())
 
 
+def test_others_may_read_a_file_as_any_of_the_user(tmp_path):
+    (tmp_path / "any").touch()
+    rqjax.save(rqjax.eden(jax.random.key(0), 16, 3), tmp_path / "saved")
+    assert (tmp_path / "saved").stat().st_mode == (tmp_path / "any").stat().st_mode
+
+
 def test_a_failed_write_leaves_the_old_file(saved, monkeypatch):
     path = saved[1]
     before = path.read_bytes()

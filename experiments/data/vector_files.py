@@ -98,6 +98,8 @@ def _array(name: str, array: str) -> np.ndarray:
     }
     if path.suffix not in readers:
         raise ValueError(f"expected a file that ends in {', '.join(readers)}, got {path}")
+    if array and path.suffix in (".npy", *VECS):
+        raise ValueError(f"expected no #{array}: {path} holds one array")
     try:
         return readers[path.suffix](path)
     except FileNotFoundError:

@@ -88,8 +88,10 @@ def replacing(path: Path) -> Iterator[Path]:
         raise FileNotFoundError(f"there is no folder {path.parent}")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     temporary.touch(exist_ok=False)  # it has the permissions of any file of the user
+    mode = temporary.stat().st_mode
     try:
         yield temporary
+        temporary.chmod(mode)  # `save_file` puts a file of its own there, which others may not read
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -125,7 +125,7 @@ class Index:
             For "ip" and "cosine", 4 bytes more a vector make products with its center or centroid exact, and codes
             have the gain of the sample's.
           store: keeps codes of its own, which the best candidates can be scored again with: `Exact(dim, "float16")`, or
-            `rtn` at 8 bits.
+            `hadamard` at 8 bits.
           lists: number of lists; about the square root of n serves. None for no lists.
           key: random key of the sample that centroids are learned from, and of k-means; lists need one.
           residual: whether a vector's centroid is subtracted before it is encoded.
@@ -175,12 +175,12 @@ class Index:
                 raise ValueError("expected ids= to add to ids beyond 32 bits under jit")
             new = self._encoded(x, ids, jnp.max(self.rows.ids, initial=-1) + 1)
         else:
-            known = names.known(self.rows.ids)
-            new = self._encoded(x, ids, int(np.max(known, initial=-1)) + 1)
-            added = names.known(new.ids)
-            twice = added[np.isin(added, known)]
+            known, added = names.known(self.rows.ids), names.check_list(() if ids is None else ids)
+            names.check_range(added)
+            twice = added[np.isin(added.astype(np.int64), known)]
             if len(twice):
                 raise ValueError(f"{len(twice)} ids are in the index already, the first is {twice[0]}")
+            new = self._encoded(x, ids, int(np.max(known, initial=-1)) + 1)
             missing = len(self) + len(new.ids) - old
             count += max(missing, old // 8) * (missing > 0)
         if self.starts is not None:

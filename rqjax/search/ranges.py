@@ -16,14 +16,15 @@ TOGETHER = 2**22
 
 def within(index: Any, queries: Any, radius: Any, **options: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`Index.range_search`, by searches for more and more."""
-    y, most = check_queries(index, queries, 1, None), len(index)
-    if is_traced(y) or y.ndim != 2:
+    y = check_queries(index, queries, 1, None)
+    if any(map(is_traced, (y, index.rows.ids))) or y.ndim != 2:
         raise ValueError(f"expected queries (m, {index.dim}) outside jit, got shape {y.shape}")
     if not isinstance(radius, int | float | np.number) or np.isnan(radius):
         raise ValueError(f"expected radius to be a number, got {radius!r}")
     none = np.zeros(0, known(index.rows.ids[:0]).dtype)
     found: list[Any] = [(np.zeros(0, np.float32), none)] * (len(y) + 1)
-    y, left, k = np.asarray(y), np.arange(len(y)), min(FIRST, most)
+    y, left, most = np.asarray(y), np.arange(len(y)), len(index)
+    k = min(FIRST, most)
     while len(left):
         size, more = 2 ** (max(1, TOGETHER // k).bit_length() - 1), [left[:0]]
         for start in range(0, len(left), size):

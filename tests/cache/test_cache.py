@@ -619,5 +619,5 @@ def test_other_things_than_a_cache_are_refused():
         lambda: rqjax.attend(KV, EMPTY),
         lambda: rqjax.dot_product_attention(EMPTY, KV, KV, KV),
     ):
-        with pytest.raises(TypeError, match="^expected cache to be a KVCache, got (ndarray|ArrayImpl|tuple)$"):
+        with pytest.raises(TypeError, match=r"^expected cache to be a KVCache, got (ndarray|ArrayImpl|tuple)$"):
             call()

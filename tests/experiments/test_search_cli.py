@@ -167,6 +167,15 @@ def test_the_recall_is_told(folder, index, capsys):
     assert lines == ["recall 1@5: 1.0000, 5@5: 1.0000", "recall 1@5: 1.0000, 2@5: 1.0000"]
 
 
+def test_a_store_of_int8_bears_a_few_large_coordinates(folder):
+    x = np.random.default_rng(2).standard_normal((100, 256)).astype(np.float32)
+    x[:, :4] *= 10
+    np.save(folder / "large.npy", x)
+    command("build", vectors=folder / "large.npy", index=folder / "large", method="eden", bits=1, store="int8")
+    decoded = rqjax.Index.load(folder / "large").reconstruct(range(100))
+    assert rqjax.metrics.relative_mse(x, decoded) < 1e-4
+
+
 @pytest.mark.full
 def test_bfloat16_is_read_as_it_is(folder):
     x = jnp.asarray(X, jnp.bfloat16)
@@ -230,13 +239,21 @@ def test_commands_of_the_guide_run(tmp_path, monkeypatch, capsys):
         ("bild", {}, "unknown command 'bild'; did you mean 'build'"),
         ("build", {"vectors": "x.npy"}, "build needs --index"),
         ("build", {"vectors": "none.npy", "index": "a"}, "there is no file none.npy"),
+        ("build", {"vectors": "x.npy#x", "index": "a"}, "expected no #x: x.npy holds one array"),
         (
             "build",
             {"vectors": "x.npy", "index": "a", "method": "turboqant"},
             "unknown method 'turboqant'; did you mean",
         ),
         ("build", {"vectors": "x.npy", "index": "a", "bits": 9}, "a multiple of 1/8 from 0.5 to 8, got 9"),
-        ("build", {"vectors": "x.npy", "index": "x.npy/a"}, "File exists: 'x.npy'"),
+        ("build", {"vectors": "x.npy", "index": "x.npy/a"}, "cannot write --index=x.npy/a: Not a directory"),
+        (
+            "build",
+            {"vectors": "x.npy", "index": "a", "method": "klt_trellis", "bits": "inf"},
+            "expected --bits to be a finite number, got inf",
+        ),
+        ("build", {"vectors": "none.npy", "index": "a/b"}, "there is no file none.npy"),
+        ("build", {"vectors": "nan.fvecs", "index": "a", "method": "klt_trellis"}, "in nan.fvecs, got NaN or Inf"),
         ("build", {"vectors": "x.npy", "index": "a", "metric": "dot"}, "flag --metric=dot: value should be one of"),
         ("build", {"vectors": "x.npy", "index": "a", "k": 3}, "build has no --k; it has --vectors, --index"),
         ("query", {"index": "new/i.safetensors"}, "query needs --queries, --k"),
@@ -248,7 +265,7 @@ def test_commands_of_the_guide_run(tmp_path, monkeypatch, capsys):
             {"queries": "x.npy", "k": 1, "where": "x.npy"},
             "expected whole numbers or booleans in x.npy, got float32",
         ),
-        ("query", {"queries": "x.npy", "k": 1, "where": "7-no"}, "expected a file that ends in .npy"),
+        ("query", {"queries": "x.npy", "k": 1, "where": "7-no"}, "expected FIRST-LAST or a file for --where, got 7-no"),
         (
             "build",
             {"vectors": "x.npy", "index": "a", "lists": 301},
@@ -329,6 +346,11 @@ def test_what_memory_and_disk_lack_is_one_line(error, line, index, monkeypatch):
     monkeypatch.setattr(rqjax.Index, "load", failing)
     with pytest.raises(SystemExit, match=f"^error: {line}$"):
         command("info", index=index)
+
+
+def test_an_interrupted_command_says_so_in_one_line(capsys):
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.full

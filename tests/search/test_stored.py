@@ -208,6 +208,7 @@ def test_a_compiled_function_adds_vectors():
         (lambda i: i.range_search(vectors(2), np.nan), "expected radius to be a number, got nan"),
         (lambda i: i.range_search(vectors(2), "1"), "expected radius to be a number, got '1'"),
         (lambda i: i.range_search(vectors(2)[0], 1), r"expected queries \(m, 32\) outside jit, got shape \(32,\)"),
+        (lambda i: jax.jit(lambda i: i.range_search(vectors(2), 1))(i), r"expected queries \(m, 32\) outside jit"),
         (lambda i: i.searcher(600), "expected k to be a whole number from 1 to 599, got 600"),
         (lambda i: i.searcher(5, probes=2), "expected an index with lists to look into"),
         (lambda i: i.searcher(5, rerank=9), "expected an index with a store"),
