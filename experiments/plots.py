@@ -40,4 +40,6 @@ def redraw(folder: Path) -> list[Path]:
 if __name__ == "__main__":
     names = sys.argv[1:] or sorted({path.parent.name for path in RESULTS.glob("*/*.png")})
     for name in names:
+        if not (RESULTS / name / "rows.csv").exists():
+            sys.exit(f"error: there is no table {name} in {RESULTS}")
         print(*(path.relative_to(RESULTS) for path in redraw(RESULTS / name)), flush=True)

@@ -258,6 +258,7 @@ def _grid(count: int, width: int, height: float):
 def _save(
     figure: Any, axes: Sequence[Any], path: Path, columns: int, xlabel: str, ylabel: str, notes: list[str]
 ) -> Path:
+    xlabel = textwrap.fill(xlabel, 60 if columns == 1 else 28)
     for i, axis in enumerate(axes):
         axis.set(xlabel=xlabel if i + columns >= len(axes) else "", ylabel=ylabel if i % columns == 0 else "")
         for one in (axis.xaxis, axis.yaxis):  # a log axis of less than two decades has ticks at 2 and 5, too

@@ -168,7 +168,10 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     """Plots the divergence by stored bits: a line for each family, a panel for each model, a file for each `keep`.
 
     Keys alone and values alone in codes have panels of their own, with the bits of these. `bfloat16` is a level.
+    Nothing is plotted of codes fitted to different texts, which have the same bits.
     """
+    if len({row["point"].get("fitted_on") for row in rows}) > 1:
+        return []
     exact_bits = {"bfloat16": 16, "float32": 32}
 
     def shown(point: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
