@@ -36,7 +36,8 @@ ABOVE = """# Configs
 
 Each config is a grid, run by `python -m experiments.run NAME`. Its file lies in the room of its experiment. This page
 is generated from the docstrings by `python -m experiments.readme`. Minutes are the time that the rows in
-[results/](../results/README.md) took, on two hardware threads.
+[results/](../results/README.md) took, on two hardware threads. All need the extra `experiments`, those in `language`
+`flax`, too.
 
 | config | what it is about | minutes | extras |
 | --- | --- | ---: | --- |
@@ -94,7 +95,8 @@ def configs() -> str:
 
 def _line(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
-    extras = ", ".join(f"`{name}`" for name in re.findall(r"extra `(\w+)`", text))
+    named = " ".join(re.findall(r"extras?\s+(`\w+`(?:\s+and\s+`\w+`)?)", text))
+    extras = ", ".join(re.findall(r"`\w+`", named))
     about = " ".join([text.partition("\n\n")[0].replace("\n", " "), run.to_see(path)]).strip()
     return f"| [{path.stem}]({path.relative_to(CONFIGS.parent)}) | {about} | {_minutes(path.stem)} | {extras} |"
 

@@ -65,12 +65,14 @@ def cells(table):
     return {word[0].replace(",", "").lstrip("-") for word in words if word}
 
 
-@pytest.mark.parametrize("name", [name for name in TEXTS if name.startswith("results/")])
+@pytest.mark.parametrize("name", ["README.md", *(name for name in TEXTS if name.startswith("results/"))])
 def test_figures_follow_from_committed_tables(name):
-    """A comment behind a figure is arithmetic with numbers of tables that its paragraph or row links, 1, 100, 1000."""
+    """A comment behind a figure is arithmetic with numbers of tables that its paragraph, row or the row's head links,
+    1, 100, 1000."""
     linked, found = set(), 0
-    for part in re.split(r"\n\n|\n(?=\|)", TEXTS[name]):
-        tables = re.findall(r"\]\((?:\.\./)?(\w+/table\.md)\)", part)
+    parts = [part.split("\n|") for part in TEXTS[name].split("\n\n")]
+    for head, part in [(first, part) for first, *rows in parts for part in (first, *rows)]:
+        tables = re.findall(r"\]\((?:\.\./|results/)?(\w+/table\.md)\)", f"{head}\n{part}")
         known = {"1", "100", "1000"}.union(*(cells((readme.ROOT / "results" / table).read_text()) for table in tables))
         for shown, formula in re.findall(r"(\d[\d.,]*)<!-- (.*?) -->", part):
             numbers = re.findall(r"\d[\d.]*(?:e-\d+)?", formula)

@@ -5,7 +5,7 @@
 The losses from each layer's keys, and from its values, alone are measured on 1,024 tokens of calibration text, four
 kinds alike, `read` in a row. The divergence is measured as in `configs/language/leaderboard.py`: 8 windows of 1,024
 held-out tokens. For both the newest 128 tokens and the first 4 are exact. A draw takes 40 minutes of a core, and 10 for
-each number of bits. Another family: --config.grid.family="('turboquant_trellis',)".
+each number of bits. Another family: --config.grid.family="('turboquant_trellis',)". Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict

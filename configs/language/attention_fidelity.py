@@ -7,7 +7,7 @@ hold there: `rotorquant_3` has 0.81 and 35 %, `turboquant_3` 0.96 and 64 %.
     python -m experiments.run --config=configs/language/attention_fidelity.py
 
 The newest 64 queries of one text, prose; deviations are over rotations. No token is in full precision but the newest 15
-at most. `klt_trellis` is fitted to 8,192 or 16,384 tokens of four kinds of text.
+at most. `klt_trellis` is fitted to 8,192 or 16,384 tokens of four kinds of text. Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict

@@ -10,6 +10,7 @@ To see: the first part holds. Fitted to another kind, text loses 1.0 to 1.8 time
 is no better than the best of one, for `klt_joint` it is.
 
 The setting is that of `configs/language/leaderboard.py`, which has the rows fitted to all four kinds.
+Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict

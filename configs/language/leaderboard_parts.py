@@ -7,6 +7,7 @@ of keys before rotary positions, too. Values without bias lose half as much, whi
 
 `a/bfloat16` has codes of keys and exact values, `bfloat16/a` codes of values and exact keys; `bits` is the mean of
 both. Rows with both sides in codes are those of `configs/language/leaderboard.py`, whose setting this is.
+Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict

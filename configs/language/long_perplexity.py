@@ -5,6 +5,7 @@
 One window of each kind of text. The rest is `configs/language/leaderboard.py`. All lose 1.4 to 2.4 times as much as
 there, and what learns most: `klt_trellis_2+pre_rope` has 0.28 of `eden_2`'s divergence, with 1,024 tokens 0.19.
 `klt_joint_2.167+centered+pre_rope` has 0.19 of that, with 1,024 tokens 0.17, and 1.1 times that of `eden_4`.
+Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict

@@ -6,7 +6,7 @@ affine_rotated_3) and hurts in the place of a bit (turboquant_prod_3 against v3_
     python -m experiments.run --config=configs/language/perplexity.py
 
 The published changes are of four models of 3 to 8 billion parameters, each with weights of 4 bits and all tokens in
-codes, so `keep` is 0+4 here. The setting is that of `configs/language/leaderboard.py`.
+codes, so `keep` is 0+4 here. The setting is that of `configs/language/leaderboard.py`. Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict

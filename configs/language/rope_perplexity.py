@@ -7,7 +7,7 @@ most of what keys lose. A mean that turns with the positions helps where keys ha
 
 Keys alone are in codes: "/bfloat16" has exact values. ":calibrated" has the mean of the calibration text in the place
 of the mean of its own first keys. Rows with both sides in codes are those of `configs/language/leaderboard.py`, whose
-setting this is.
+setting this is. Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict

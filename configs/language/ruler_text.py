@@ -13,7 +13,7 @@ its own words. The newest 128 tokens and the first 4 are exact, and prompts are 
 
 The claim does not hold here: of single needles float32 finds all, `eden_4` 0.92, two bits that learn nothing 0.33 to
 0.58. `klt_trellis_2+pre_rope` finds 0.92. A row takes 5 to 20 minutes of a core, of codes that learn half an hour; that
-of `klt_joint` has not been run.
+of `klt_joint` has not been run. Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict

@@ -11,7 +11,7 @@ same 576 tokens. Answers have 64 tokens.
 
 To see: `eden_4` makes 1.4 to 2.9 times as many tokens a second as bfloat16. Trellis codes, which are slow to encode,
 make 0.8 to 2.4 times as many, in llama-d128 fewer than bfloat16 but for documents. Nothing else may run beside it.
-llama-d128 takes 8 minutes, SmolLM2-135M an hour.
+llama-d128 takes 8 minutes, SmolLM2-135M an hour. Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict

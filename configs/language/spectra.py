@@ -5,7 +5,7 @@ Claim: the models trained here have no rank to speak of, so that transform codes
     python -m experiments.run --config=configs/language/spectra.py
 
 2,048 tokens of held-out files of Python's library. The
-mean is not subtracted; the first four tokens are left out.
+mean is not subtracted; the first four tokens are left out. Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict

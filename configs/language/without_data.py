@@ -10,7 +10,7 @@ mean divergence of the same bits for both, at 1.75 bits 0.99. They gain on code 
 at 1.75 to 2.75 and 4.25 bits. Differences below a tenth are within what texts differ.
 
 `a/b` has keys of a and values of b, whose bits are the mean of both; heads of 64 take 0.25 bits for scales. The rest is
-`configs/language/leaderboard.py`, which has more of the rivals.
+`configs/language/leaderboard.py`, which has more of the rivals. Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict

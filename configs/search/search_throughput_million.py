@@ -2,7 +2,7 @@
 
     python -m experiments.run --config=configs/search/search_throughput_million.py
 
-As `configs/search/search_throughput.py`.
+As `configs/search/search_throughput.py`. Needs the extra `bench`.
 """
 
 from ml_collections import ConfigDict
