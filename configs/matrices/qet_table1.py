@@ -3,7 +3,7 @@
 Claim: at ratios 4, 8 and 12 codebooks take 87.5, 78.1 and 71.8 %, and what is left has 1.6, 4.0 and 9.2 % of the
 range. The shares are those of `pq` (1 - b r / 256 with indices of 8, 7 and 6 bits), whose budget no maps share.
 
-To see: the shares of `pq` are the published ones, those of `qet_vanilla` are not. What is left over has 0.2 to 1.3 % of
+To see: the shares of `pq` are the published ones, those of `qet_vanilla` are not. What is left over has 0.2 to 1.2 % of
 the range, not 1.6 to 9.2 %.
 
     python -m experiments.run --config=configs/matrices/qet_table1.py
