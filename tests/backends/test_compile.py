@@ -6,6 +6,7 @@ Needs no GPU, but its compiler: `make gpu-compile-env`. `python -m tests.tools.h
 import fcntl
 import json
 import os
+from pathlib import Path
 
 import jax
 import pytest
@@ -21,15 +22,20 @@ RAGGED = [name for name in CONFIGURATIONS if name.endswith(" vectors")]
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """All configurations at once: the start of the process costs as much as a kernel. Workers of a run share them."""
+def path(tmp_path_factory):
+    """A file of what is compiled; with ".ptx" behind its name, the folder of the kernels' PTX."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "alone")
-    path = (tmp_path_factory.getbasetemp().parent if run != "alone" else tmp_path_factory.mktemp(run)) / f"hopper-{run}"
+    return (tmp_path_factory.getbasetemp().parent if run != "alone" else tmp_path_factory.mktemp(run)) / f"hopper-{run}"
+
+
+@pytest.fixture(scope="module")
+def compiled(path):
+    """All configurations at once: the start of the process costs as much as a kernel. Workers of a run share them."""
     with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         if not file.read(1):
-            json.dump(hopper.compiled([*hopper.TESTED, *RAGGED, "example_spills"]), file)
+            json.dump(hopper.compiled([*hopper.TESTED, *RAGGED, "example_spills"], ptx=f"{path}.ptx"), file)
     return json.loads(path.read_text())
 
 
@@ -117,9 +123,9 @@ def test_what_the_harness_reads(compiled):
 
 
 def test_programs():
-    """Programs of plain JAX compile for a GPU, without kernels of ours; a fourth of them, since each takes four
-    seconds."""
-    names = [f"program {name}" for name in list(PROGRAMS)[::4]]
+    """Programs of plain JAX compile for a GPU, without kernels of ours; an eighth of them, since each takes
+    four seconds; `test_launches.py` compiles caches, codes and a search."""
+    names = [f"program {name}" for name in list(PROGRAMS)[::8]]
     assert hopper.compiled(names) == {name: {} for name in names}
 
 
@@ -147,8 +153,9 @@ def test_a_missing_compiler_is_one_line(monkeypatch, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted({name for name, *_ in hopper_times.MEASURED}))
-def test_predicted_times_are_near_what_prototypes_took(name):
-    ((_, sass),) = hopper_times.assembled([f"decode_attention {name}"]).values()
+def test_predicted_times_are_near_what_prototypes_took(name, compiled, path):
+    of = f"decode_attention {name}"
+    ((_, sass),) = hopper_times.disassembled({of: compiled[of]}, Path(f"{path}.ptx")).values()
     loop = hopper_times.loop_of(sass)
     for (of, batch, tokens), measured in hopper_times.MEASURED.items():
         if of == name:

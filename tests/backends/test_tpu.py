@@ -55,7 +55,11 @@ def run(dim, rows, keys, values, stop, *, start=None, softcap=None, paged=False,
     return found, attention(k, v, y, seen, softcap, shift)[0]
 
 
-@pytest.mark.parametrize("case", some(CASES, list(CASES)[1:2]))
+STRICTLY = [list(CASES)[i] for i in (1, 3, 4, 7, 8, 9)]
+"""Cases that the interpreter of memories runs, against the same oracle."""
+
+
+@pytest.mark.parametrize("case", some([case for case in CASES if case not in STRICTLY[1:]], STRICTLY[:1]))
 def test_matches_attention_to_decoded_vectors(case):
     *arguments, options = CASES[case]
     found, expected = run(*arguments, **options)
@@ -64,7 +68,7 @@ def test_matches_attention_to_decoded_vectors(case):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", [list(CASES)[i] for i in (1, 3, 4, 7, 8, 9)])
+@pytest.mark.parametrize("case", STRICTLY)
 def test_no_races_nor_reads_of_what_is_not_there(case):
     *arguments, options = CASES[case]
     found, expected = run(*arguments, **options, interpret=INTERPRETED and pltpu.InterpretParams(**STRICT))

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from experiments.readme import ROOT
+from tests.tools.shallow import shallow
 
 PROMPTS = ('{"prompt": "import os", "max_tokens": 6, "temperature": 0}', '{"prompt": "import os, sys", "seed": 3}')
 
@@ -57,7 +58,7 @@ def test_chat(tmp_path, talking):
 def test_a_conversation(tmp_path, talking):
     """Each answer is that to all that was said; the second turn finds the first two pages of the one before."""
     asked, again = "import os, sys  # " * 24, "more"
-    options = ["--chat", f"--model={talking}", "--tokens=6", "--temperature=0"]
+    options = ["--chat", f"--model={talking}", "--strategy=float32", "--tokens=6", "--temperature=0"]
     command = [sys.executable, "-m", "experiments.generate", *options]
     talk = subprocess.run(command, input=f"{asked}\n{again}\n", capture_output=True, text=True)
     assert talk.returncode == 0, talk.stderr
@@ -76,7 +77,9 @@ def test_a_conversation(tmp_path, talking):
 @pytest.mark.full
 def test_pages_run_out(tmp_path):
     lines = [json.dumps({"prompt": f"import os  # {i}", "max_tokens": 200, "temperature": 0}) for i in range(2)]
-    made = run(tmp_path, lines, "--slots=2", "--pages=2", "--strategy=eden_4", "--degrade=eden_2", "--window=16")
+    model = shallow(ROOT / "results" / "models" / "llama-d128", tmp_path / "model")
+    options = f"--model={model}", "--slots=2", "--pages=2", "--strategy=eden_4", "--degrade=eden_2", "--window=16"
+    made = run(tmp_path, lines, *options)
     assert made.returncode == 0, made.stderr
     assert made.stderr.splitlines()[-1] == "pages ran out: codes were made anew by eden_2, 3 pages"
     assert len(made.stdout.splitlines()) == 2

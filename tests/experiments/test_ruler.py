@@ -11,9 +11,10 @@ from flax import nnx
 
 from experiments.data import ruler as tasks, text
 from experiments.language import needle_model, ruler
-from experiments.models import reading
+from experiments.models import models, reading
 from rqjax.nn import Decoder, DecoderConfig, save_decoder
 from tests.nn.test_decoder import fields
+from tests.tools.shallow import shallow
 
 pytestmark = pytest.mark.full
 
@@ -161,7 +162,8 @@ def test_recall_by_bits():
 
 
 @pytest.mark.full
-def test_all_tasks_run_on_a_decoder_of_text():
-    row = ruler.run({**POINT, "model": "gemma3-d256", "tokens": 400, "strategy": "eden_2+turned", "chunk": 128})
+def test_all_tasks_run_on_a_decoder_of_text(tmp_path):
+    model = str(shallow(models.TRAINED / "qwen2-d64", tmp_path / "model"))
+    row = ruler.run({**POINT, "model": model, "tokens": 400, "strategy": "eden_2+turned", "chunk": 128})
     assert set(row) == {name + end for name in ("score", *tasks.TASKS) for end in ("", "_sd")}
     assert 0 <= row["score"] <= 1

@@ -82,10 +82,10 @@ def test_norms_within_attention_have_an_epsilon_of_their_own():
 @pytest.mark.full
 def test_an_engine_makes_the_tokens_of_each_alone():
     """Prompts in pages, two of which begin alike."""
-    decoder, options = checkpoint("deepseek_v3"), {"window": 16, "sinks": 4}
+    decoder, options = checkpoint("deepseek_v2"), {"window": 16, "sinks": 4}
     text = np.random.default_rng(0).integers(3, 90, 320)
     prompts = [text[:300], text[:40], np.concatenate([text[:290], text[:7]])]
-    strategy = "eden_3/turboquant_trellis_2+turned"
+    strategy = "eden_3/eden_2+turned"
     engine = Engine(decoder, strategy, KEY, pages=8, slots=3, chunk=128, **options)
     ids = [engine.submit(prompt, max_tokens=6) for prompt in prompts]
     made = engine.run()

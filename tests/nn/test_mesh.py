@@ -63,9 +63,15 @@ def test_devices_are_no_mesh():
         along(jax.devices(), "heads")
 
 
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decoders")
+    mesh_decoder.write(folder)
+    return folder
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_mesh_makes_the_same(processes, tmp_path):
+def test_a_mesh_makes_the_same(processes, decoders):
     """Decoders run on 8 devices, in one process and in two that talk over the loopback device."""
-    mesh_decoder.write(tmp_path)
-    on_devices("tests/tools/mesh_decoder.py", processes, tmp_path, timeout=900)
+    on_devices("tests/tools/mesh_decoder.py", processes, decoders, timeout=900)

@@ -330,7 +330,7 @@ def test_pages_at_the_defaults_against_plain_attention(length, together):
         assert error(attend(paged.caches, queries, slots=jnp.array([slot])), plain.attend(queries)) < 1e-4
 
 
-KINDS = [("kivi_2", None), ("turboquant_trellis_3+turned", None), ("eden_2/nested_e8_2+pre_rope", None)]
+KINDS = [("kivi_2", None), ("turboquant_trellis_3/nested_e8_2+turned", None)]
 KINDS += [("float32", None), ("eden_3/turboquant_trellis_3+pre_rope", 24), ("float32", 16)]
 
 

@@ -25,7 +25,10 @@ def vectors(count=600, seed=0):
 @pytest.mark.parametrize(
     ("metric", "options", "dtype"),
     some(
-        [(m, o, d) for m in ("ip", "l2", "cosine") for o in ({}, LISTS) for d in (np.int8, np.uint8, np.float16)],
+        [
+            *(("ip", {}, np.int8), ("l2", {}, np.float16), ("cosine", {}, np.uint8)),
+            *(("ip", LISTS, np.uint8), ("l2", LISTS, np.int8), ("cosine", LISTS, np.float16)),
+        ],
         [("cosine", {}, np.uint8)],
     ),
 )
@@ -170,7 +173,7 @@ def test_vectors_come_back(metric, options, tmp_path):
         np.testing.assert_array_equal(Index.load(tmp_path / "i.safetensors", mapped=True).reconstruct(few), found)
 
 
-@pytest.mark.parametrize(("metric", "options"), some([(m, o) for m in ("ip", "l2", "cosine") for o in ({}, LISTS)], []))
+@pytest.mark.parametrize(("metric", "options"), some([("ip", {}), ("cosine", {}), ("l2", LISTS)], []))
 def test_a_prepared_search_finds_the_same(metric, options):
     """One query after another, many at once, bytes, reranked, and with vectors added since, as if it were not so."""
     index = Index.build(rqjax.eden(KEY, DIM, 2), vectors() + 1, metric=metric, store=rqjax.Exact(DIM), **options)

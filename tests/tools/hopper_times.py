@@ -87,15 +87,20 @@ def _within(loop: range, other: range) -> bool:
 
 def assembled(names: list[str]) -> dict[str, tuple[dict[str, int], str]]:
     """Compiles configurations of one kernel each for sm_90a: its resources, and its assembly."""
-    tools, found = hopper.folder() / "nvidia" / "cu13" / "bin", {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, kernels in hopper.compiled(names, ptx=folder).items():
-            (path,) = Path(folder).glob(f"{name}.*.ptx")
-            path.write_text(path.read_text().split("\nptxas")[0])
-            cubin = path.with_suffix(".cubin")
-            subprocess.run([tools / "ptxas", "-arch=sm_90a", "-O3", path, "-o", cubin], check=True, capture_output=True)
-            run = subprocess.run([tools / "nvdisasm", "-c", cubin], check=True, capture_output=True, text=True)
-            found[name] = *kernels.values(), run.stdout
+        return disassembled(hopper.compiled(names, ptx=folder), Path(folder))
+
+
+def disassembled(compiled: dict[str, hopper.Kernels], folder: Path) -> dict[str, tuple[dict[str, int], str]]:
+    """Assembles what `hopper.compiled` left in a folder, of configurations of one kernel each."""
+    tools, found = hopper.folder() / "nvidia" / "cu13" / "bin", {}
+    for name, kernels in compiled.items():
+        (path,) = folder.glob(f"{name}.*.ptx")
+        path.write_text(path.read_text().split("\nptxas")[0])
+        cubin = path.with_suffix(".cubin")
+        subprocess.run([tools / "ptxas", "-arch=sm_90a", "-O3", path, "-o", cubin], check=True, capture_output=True)
+        run = subprocess.run([tools / "nvdisasm", "-c", cubin], check=True, capture_output=True, text=True)
+        found[name] = *kernels.values(), run.stdout
     return found
 
 

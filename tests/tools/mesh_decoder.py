@@ -4,6 +4,7 @@ python tests/tools/mesh_decoder.py FOLDER PROCESSES RANK PORT, after `write(FOLD
 """
 
 import functools
+import json
 import re
 import sys
 from pathlib import Path
@@ -25,8 +26,15 @@ SIZES = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 32, "num_hidden
 MANY = {**SIZES, "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 96}
 FIELDS: dict[str, dict[str, Any]] = {
     "qwen3": MANY,
-    "qwen2": {**SIZES, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 97, "mlp_bias": True},
-    "qwen3_moe": {**MANY, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
+    "qwen2": {
+        **SIZES,
+        **{"num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 97},
+        "mlp_bias": True,
+    },
+    "qwen3_moe": {
+        **{**MANY, "num_hidden_layers": 1, "moe_intermediate_size": 16, "num_experts": 4},
+        "num_experts_per_tok": 2,
+    },
     "gpt_oss": {**MANY, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},
 }
 """Grouped queries and norms of heads; biases, and a vocabulary that does not divide; experts; those of one tensor, with
@@ -39,12 +47,14 @@ FORWARD = jax.jit(lambda model, tokens, caches: model(tokens, caches), donate_ar
 
 
 def write(folder: Path) -> None:
-    """Checkpoints with random weights."""
+    """Checkpoints with random weights, and what the first answers on one device."""
     for name, fields in FIELDS.items():
         model = Decoder(DecoderConfig.parse({**fields, "model_type": name}), rngs=nnx.Rngs(0))
         random = lambda x: x + 0.02 * jax.random.normal(jax.random.key(0), x.shape)  # noqa: E731 - biases are zeros
         nnx.update(model, jax.tree.map(random, nnx.state(model)))
         save_decoder(model, {**fields, "model_type": name}, folder / name, dtype=jnp.float32)
+    made = answers(engine(load_decoder(folder / "qwen3")))
+    (folder / "answers.json").write_text(json.dumps({id: [*map(int, tokens)] for id, tokens in made.items()}))
 
 
 class Counted:
@@ -195,16 +205,16 @@ def main(folder: Path, processes: int) -> None:
     mesh = Mesh(np.array(jax.devices()), "heads")
     with pytest.raises(ValueError, match="expected an axis of the mesh \\(heads\\), got 'rows'"):
         load_decoder(folder / "qwen3", mesh=mesh, axis="rows")
-    for name in list(FIELDS) if processes == 1 else ["qwen3"]:  # two processes share a core in tests
-        one, many = load_decoder(folder / name), loaded(folder / name, mesh)
-        check_logits(one, many, "float32")
-    one, many = load_decoder(folder / "qwen3"), loaded(folder / "qwen3", mesh)
-    expected, prefixes = answers(engine(one)), folder / "prefixes"
-    if processes > 1:
+    made, prefixes = json.loads((folder / "answers.json").read_text()), folder / "prefixes"
+    expected, many = {int(id): tokens for id, tokens in made.items()}, loaded(folder / "qwen3", mesh)
+    if processes > 1:  # which share a core in tests
         with pytest.raises(ValueError, match="expected caches on devices of one process to keep prefixes in"):
             engine(many, folder=prefixes)
         assert answers(engine(many)) == expected
         return
+    for name in FIELDS:
+        check_logits(load_decoder(folder / name), loaded(folder / name, mesh), "float32")
+    one = load_decoder(folder / "qwen3")
     check_logits(one, many, "turboquant_trellis_3")
     assert written(one) == written(many)
     check_program(many, "eden_4")

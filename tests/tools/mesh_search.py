@@ -44,16 +44,11 @@ for metric in METRICS:
     shards = own.shard(Mesh(np.array(jax.devices()).reshape(4, 2), ("rows", "copies")), "rows")
     assert len(shards) == len(whole) == len(x) - 2 * processes
     mask = np.random.default_rng(1).random(5000) < 0.5
-    for k, rerank, where in (
-        *((10, None, None), (300, None, None), (10, 40, None)),
-        *(
-            (300, None, mask),
-            (300, 400, ids[:500]),
-            (10, None, range(5, 4000, 3)),
-            (10, None, ids[2:5]),
-            (10, None, []),
-        ),
-    ):
+    cases = [(10, 40, None), (300, None, mask), (10, None, ids[2:5])]
+    if metric == "ip":
+        cases += [(10, None, None), (300, None, None), (300, 400, ids[:500])]
+        cases += [(10, None, range(5, 4000, 3)), (10, None, [])]
+    for k, rerank, where in cases:
         options = {"rerank": rerank, "where": where}
         # rows are scored in groups or one by one, as there are many or few: sums are rounded in another order
         (scores, found), (expected, nearest) = (i.search(queries, k, **options) for i in (shards, whole))
@@ -71,10 +66,10 @@ for metric in METRICS:
     own = whole.remove(np.delete(ids, parts[rank]))
     shards = own.shard(Mesh(np.array(jax.devices()).reshape(4, 2), ("rows", "copies")), "rows")
     assert len(shards) == len(whole) == len(x)
-    for k, probes, rerank, where in (
-        *((10, 5, None, None), (300, 37, None, None), (1, 1, None, None), (10, 20, 40, None)),
-        *((10, 10, None, range(5, 2**45, 3)), (10, 37, None, ids[2:5])),
-    ):
+    cases = [(10, 20, 40, None), (10, 10, None, range(5, 2**45, 3))]
+    if metric == "ip":
+        cases += [(10, 5, None, None), (300, 37, None, None), (1, 1, None, None), (10, 37, None, ids[2:5])]
+    for k, probes, rerank, where in cases:
         options = {"probes": probes, "rerank": rerank, "where": where}
         for expected, found in zip(
             whole.search(queries, k, **options), shards.search(queries, k, **options), strict=True
