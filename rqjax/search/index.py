@@ -176,7 +176,7 @@ class Index:
             new = self._encoded(x, ids, jnp.max(self.rows.ids, initial=-1) + 1)
         else:
             known, added = names.known(self.rows.ids), names.check_list(() if ids is None else ids)
-            names.check_range(added)
+            names.check_range(added)  # pyright: ignore[reportArgumentType] - it is not traced
             twice = added[np.isin(added.astype(np.int64), known)]
             if len(twice):
                 raise ValueError(f"{len(twice)} ids are in the index already, the first is {twice[0]}")
