@@ -89,7 +89,7 @@ test-full: env gpu-compile-env tpu-compile-env ## all tests, those of kernels co
 	$(RUN) $(PYTEST) --core-share=0.25 $(if $(CORE),-m full --core-seconds=$(CORE)) tests
 
 # Each kind of code, caches, search and a decoder, where arrays without a dtype have 64 bits.
-X64 := turboquant_prod or trellis or affine or product_rounded or steps or schedules or attention_is or looks_ahead or \
+X64 := turboquant_prod or trellis or affine or product_rounded or steps or schedule or attention_is or looks_ahead or \
 	exact_codes or groups or rerank or counted or gpt_oss
 test-x64: env ## a part of the core in 64 bits
 	JAX_ENABLE_X64=1 $(RUN) $(PYTEST) -m "not full" -k "$(X64)" $(addprefix tests/, quantizers/test_laws.py \
