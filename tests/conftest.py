@@ -76,7 +76,7 @@ def pytest_runtest_teardown():
     programs.drop_if_many()
 
 
-SLOWEST = 150
+SLOWEST = 25
 COSTS: dict[tuple[bool, str], float] = collections.defaultdict(float)
 """Processor seconds of each test: (whether it belongs to the core, its name)."""
 

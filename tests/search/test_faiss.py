@@ -10,7 +10,7 @@ import pytest
 
 import rqjax
 from experiments.data import samples
-from experiments.search import search
+from experiments.search import peers, search
 from rqjax.recipes.opq import fit_opq
 from tests.tools import neighbors
 
@@ -98,6 +98,14 @@ def test_codes_find_more_than_those_of_peers_that_take_no_fewer_bytes():
     assert residual.bytes_per_vector == mine.bytes_per_vector
     assert theirs > share + 0.03
     assert residual.shared_bytes > 4 * x.nbytes > 100 * mine.shared_bytes
+
+
+def test_rabitq_finds_neighbors_in_many_dimensions(monkeypatch):
+    """FastScan, whose sums of 16 bits overflow there, finds 0.6 of them. A rotation would take most of the time."""
+    monkeypatch.setattr(peers, "_rotated", lambda index, x, seed: peers._peer(index, x))
+    x, queries = neighbors.around_a_mean(0, 1000, 3072)
+    found = search.build("faiss_rabitq", x, 2, 0).search(queries, 10)[1]
+    assert rqjax.metrics.recall(found, search.neighbours(x, queries, 10)) > 0.9
 
 
 @pytest.mark.parametrize(("bits", "below"), [(1, 0.01), (2, 0), (4, 0)])
