@@ -1,8 +1,8 @@
 """Codes of the latents of multi-head latent attention: what a decoder of DeepSeek V2's form loses through them.
 
 The decoder was trained by `configs/language/train_lm.py`: latents of 128 coordinates and 32 that turn. A strategy "a/b"
-has the coordinates that turn in codes of a and the latent in codes of b. All tokens
-are in codes, the first ones too.
+has the coordinates that turn in codes of a and the latent in codes of b. All tokens but those of the piece of 64 that
+is read are in codes, the first ones too.
 
     python -m experiments.run --config=configs/language/latent_perplexity.py --workdir=results/latent_perplexity
 """

@@ -12,7 +12,10 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    methods = ("v3_4", "v3_3", "v3_2", "rotorquant_2", "v3_2/float32", "float32/v3_2", "turboquant_prod_2", "eden_2")
+    methods = (
+        *("v3_4", "v3_3", "v3_2", "rotorquant_2", "v3_2/float32", "float32/v3_2"),
+        *("turboquant_prod_2", "eden_2", "eden_unbiased_2"),
+    )
     return ConfigDict(
         {
             "experiment": "needle_model",

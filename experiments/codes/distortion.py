@@ -99,7 +99,7 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
     for name, some in choice.items():
         named = tuple(dict.fromkeys(row["point"][name] for row in rows))
         choice[name] = named if len(named) <= len(some) else some
-    most, norm = max(row["point"]["bits"] for row in rows) + 0.6, 16 / rows[0]["point"]["dim"]
+    most, norm = max(row["point"]["bits"] for row in rows) + 0.6, 16 / rows[0]["metrics"]["dim"]
     shown = [
         row
         for row in rows
