@@ -201,7 +201,7 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
         coded = [{"point": row, "metrics": {}} for row in kept_rows if row["family"] != "bfloat16"]
         coded.sort(key=lambda row: ["", "keys alone", "values alone"].index(row["point"]["part"]))
         parts = [f"{name} {n}" for name, n in zip(("newest", "first"), keep(kept), strict=True) if n]
-        exact = f"{' and '.join(parts)} tokens exact" if parts else "all tokens in codes"
+        exact = f"{' and '.join(parts)} tokens exact" if parts else "a piece's own tokens exact"
         path, note = folder / (f"kl_{kept}.png" if paths else "kl.png"), f"{exact}; bars: deviation over windows"
         style = {"series": "family", "panel": "panel", "log": True, "front": True, "lines": lines, "note": note}
         paths.append(plots.curves(coded, path, x="bits", y="divergence", **style))
