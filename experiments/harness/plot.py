@@ -173,7 +173,7 @@ def dots(
         axis.set_yticks(range(len(styles)), list(styles) if i % columns == 0 else [""] * len(styles))
         axis.tick_params(axis="y", length=0)
         axis.grid(axis="y", color="0.9", linewidth=0.8)
-        axis.invert_yaxis()
+        axis.set_ylim(len(styles) - 0.5, -0.5)
     return _save(figure, axes, path, columns, "", "", [WORDS.get(x, x), note, *_notes(styles, merged, published)])
 
 
