@@ -88,12 +88,12 @@ def plot(rows: Sequence[Row], folder: Path) -> list[Path]:
                 "shrinkage_sd": row["metrics"].get("slope_sd"),
                 "published": None
                 if (rmse := row["metrics"].get("published_rmse")) is None
-                else row["point"]["dim"] * rmse**2,
+                else row["metrics"]["dim"] * rmse**2,
             },
         }
         for row in sorted(rows, key=lambda row: row["point"]["data"])
     ]
-    norm = 16 / (rows[0]["metrics"].get("dim") or rows[0]["point"]["dim"])
+    norm = 16 / rows[0]["metrics"]["dim"]
     bounds = {
         "Theorem 3": lambda x, _: theory.inner_product_lower_bound(1, x),
         "Theorem 2": lambda x, _: theory.inner_product_bound(1, x - 2 * norm),  # a norm and a sketch's norm on top
