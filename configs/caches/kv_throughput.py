@@ -6,7 +6,7 @@ slot to spare; the fastest of two layouts of keys and `jax.nn.dot_product_attent
 
     python -m experiments.run --config=configs/caches/kv_throughput.py --workdir=results/kv_throughput
 
-Shapes are "<query heads a KV head>x<tokens>". Twenty minutes on two cores; nothing else may run beside it. Ratios vary
+Shapes are "<query heads a KV head>x<tokens>". Nothing else may run beside it, ten minutes on two cores. Ratios vary
 by a third from run to run. `configs/caches/cache_choice.py` has codes that learn, and 2,048 and 32,768 tokens.
 """
 

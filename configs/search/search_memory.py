@@ -1,7 +1,7 @@
 """Memory of an index of a million vectors.
 
 Claim: a million vectors of 128 dimensions at 4 bits are indexed and searched in under 4 GB, the vectors included.
-It holds for codes without data, 1.2 and 1.9 GiB. `klt_trellis`, fitted to all vectors at once, takes 6.6.
+It holds for codes without data, 1.2 and 1.9 GiB. `klt_trellis`, fitted to all vectors at once, takes 6.3.
 
     python -m experiments.run --config=configs/search/search_memory.py
 """
