@@ -1,12 +1,12 @@
 """Speed on a CPU, as ratios in one run: encoding against FAISS's SQ4, a memcpy of the input and dense turboquant.
 
 Claim (RotorQuant, Tables 2 and 3, on GPUs): 10 to 31 times faster than the dense rotation at d = 128. On two CPU cores
-the dense product is near its peak and the rotor near the memory's. The ratio is 3 to 4 at d = 128 and grows with d.
+the dense product is near its peak and the rotor near the memory's. The ratio is 4 to 5 at d = 128 and grows with d.
 
     python -m experiments.run --config=configs/codes/throughput.py
 
-Needs the extra `bench` (faiss-cpu). Expected of rotorquant at 1 to 4 bits: 2x SQ4, 1x memcpy, 3x turboquant at
-d = 128, 17x at d = 1024. Six minutes on two cores; nothing else may run beside it.
+Needs the extra `bench` (faiss-cpu). Expected of rotorquant at 1 to 4 bits: 2 to 3x SQ4, 1x memcpy, 4x turboquant at
+d = 128, 19x at d = 1024. Six minutes on two cores; nothing else may run beside it.
 """
 
 from ml_collections import ConfigDict
