@@ -1,8 +1,8 @@
 """Decode attention of caches that know rotary positions, against plain caches and the same codes without, in one run.
 
 Claims: a mean that turns costs 13 to 20 % of the time where both take turns, less than rows vary here. Codes of
-keys before they turn are decoded and turned block by block, at 0.23 to 0.24 of a plain float32 cache's speed; of 1 bit,
-at 0.34.
+keys before they turn are decoded and turned block by block, at 0.16 to 0.27 of a plain float32 cache's speed; of 1 bit,
+at 0.35 to 0.36.
 
     python -m experiments.run --config=configs/caches/rope_throughput.py
 
