@@ -1,6 +1,6 @@
 """Decode attention and append of a cache in pages that lie in random order, against the same cache without, on a CPU.
 
-To see: appending takes as long where no unit is complete, attention 1.21 to 1.35 times as long. Pages are copied side
+To see: appending takes as long where no unit is complete, attention 1.20 to 1.26 times as long. Pages are copied side
 by side before a block of them is unpacked; the copy reads and writes as many bytes as there are codes.
 
     python -m experiments.run --config=configs/caches/paged_throughput.py
