@@ -9,9 +9,9 @@ same 576 tokens. Answers have 64 tokens.
 
     python -m experiments.run --config=configs/language/serving.py
 
-To see: `eden_4` makes 1.4 to 2.9 times as many tokens a second as bfloat16. Trellis codes, which are slow to encode,
-make 0.8 to 2.4 times as many, in llama-d128 fewer than bfloat16 but for documents. Nothing else may run beside it.
-llama-d128 takes 8 minutes, SmolLM2-135M an hour. Needs the extra `real`.
+To see: `eden_4` makes 1.3 to 2.6 times as many tokens a second as bfloat16. Trellis codes, which are slow to encode,
+make 0.9 to 2.1 times as many, more than bfloat16 with documents and in llama-d128's chats, elsewhere as many. Nothing
+else may run beside it. llama-d128 takes 6 minutes, SmolLM2-135M most of an hour. Needs the extra `real`.
 """
 
 from ml_collections import ConfigDict
