@@ -2,7 +2,8 @@
 
 A codec is a name of `METHODS`, `FITTED` or `peers.PEERS`. With a suffix, a vector of this library takes d b / 8 bytes,
 as with product quantization: ":tight" gives as many bits less as a scale takes, ":unit" stores no scale. ":centered"
-subtracts the mean of all vectors, and ":l2" also ranks by squared distances, for which a vector takes 4 bytes more.
+subtracts the mean of all vectors, and ":l2" also ranks by squared distances. A mean that the index subtracts unasked
+costs a vector 4 bytes more, and so do distances.
 """
 
 from typing import Any
@@ -56,18 +57,18 @@ def quantizer(codec: str, x: np.ndarray, bits: int, seed: int) -> Any:
 
 
 def build(codec: str, x: np.ndarray, bits: int, seed: int) -> Peer:
-    """An index of x, trained and filled; its bytes are those of codes alone, without ids."""
+    """An index of x, trained and filled; bytes of a vector are all that is stored of it but its id."""
     if codec in PEERS:
         return PEERS[codec](x, bits, seed)
-    code, by_distance = quantizer(codec, x, bits, seed), codec.endswith(":l2")
-    index = rqjax.Index.build(code, x, metric="l2" if by_distance else "ip")
+    index = rqjax.Index.build(quantizer(codec, x, bits, seed), x, metric="l2" if codec.endswith(":l2") else "ip")
     jax.block_until_ready(index.rows)
 
     def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         scores, ids = index.search(queries, k)
         return np.asarray(scores), np.asarray(ids)
 
-    return Peer(code.bits_per_vector / 8 + 4 * by_distance, rqjax.nbytes(code), search)
+    stored = rqjax.nbytes((index.rows.codes, index.rows.energies))
+    return Peer(stored / len(x), rqjax.nbytes((index.quantizer, index.center)), search)
 
 
 def check(codec: str) -> None:

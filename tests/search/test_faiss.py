@@ -100,6 +100,15 @@ def test_codes_find_more_than_those_of_peers_that_take_no_fewer_bytes():
     assert residual.shared_bytes > 4 * x.nbytes > 100 * mine.shared_bytes
 
 
+@pytest.mark.parametrize(
+    ("vectors", "codec", "more"),
+    [("sphere", "eden", 0), ("clustered", "eden", 4), ("clustered", "eden:l2", 4), ("clustered", "klt_trellis", 0)],
+)
+def test_bytes_of_a_vector_include_what_a_center_and_distances_cost(vectors, codec, more):
+    ((x, _),) = search.sets(vectors, 1, 500, 1, 64)
+    assert search.build(codec, x, 2, 0).bytes_per_vector == 64 * 2 / 8 + 2 + more
+
+
 def test_rabitq_finds_neighbors_in_many_dimensions(monkeypatch):
     """FastScan, whose sums of 16 bits overflow there, finds 0.6 of them. A rotation would take most of the time."""
     monkeypatch.setattr(peers, "_rotated", lambda index, x, seed: peers._peer(index, x))
