@@ -7,9 +7,9 @@ whole numbers is as fast as bfloat16 or faster, what they decode first is slower
 
 As `configs/caches/kv_throughput.py`, at 8,192 tokens alone. A quarter of an hour.
 
-To see: codes that are decoded first, not multiplied as integers, are slower than a plain cache. KIVI, `q4_0` and
-lattice codes have half of its speed, KVarN a third. Number formats except `q4_0`, and keys before they turn, have a
-fourth to an eighth.
+To see: codes that are decoded first are slower than a plain cache, and so are lattice codes, which are not. KIVI,
+`q4_0` and lattice codes have half of its speed, KVarN a third. Number formats except `q4_0`, and keys before they turn,
+have a fourth to an eighth.
 """
 
 from ml_collections import ConfigDict

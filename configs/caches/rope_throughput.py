@@ -1,8 +1,7 @@
 """Decode attention of caches that know rotary positions, against plain caches and the same codes without, in one run.
 
-Claims: a mean that turns costs 13 to 20 % of the time where both take turns, less than rows vary here. Codes of
-keys before they turn are decoded and turned block by block, at 0.16 to 0.27 of a plain float32 cache's speed; of 1 bit,
-at 0.35 to 0.36.
+Claims: a mean that turns costs a tenth of the time, less than rows vary here. Codes of keys before they turn are
+decoded and turned block by block, at 0.26 to 0.27 of a plain float32 cache's speed; of 1 bit, at 0.36 to 0.37.
 
     python -m experiments.run --config=configs/caches/rope_throughput.py
 

@@ -1,7 +1,7 @@
 """RotorQuant's Table 5, TurboQuant's Figures 1 and 2: bias, error and correlation of estimated inner products.
 
 Claim: mse-optimal quantizers shrink inner products by 1 - D, sketched residuals by nothing. An orthogonal sketch has
-two thirds of the Gaussian one's error, and EDEN's unbiased scale beats both with no sketch at all.
+0.6 of the Gaussian one's error, and EDEN's unbiased scale beats both with no sketch at all.
 
 To see: the slope, the factor on every inner product, is 1 within one percent for all `_prod` and `_unbiased`.
 `turboquant` shrinks inner products, at 3 bits to 0.97. `turboquant_trellis_unbiased` has the smallest RMSE of the

@@ -5,8 +5,8 @@ the dense product is near its peak and the rotor near the memory's. The ratio is
 
     python -m experiments.run --config=configs/codes/throughput.py
 
-Needs the extra `bench` (faiss-cpu). Expected of rotorquant at 1 to 4 bits: 2 to 3x SQ4, 1x memcpy, 4x turboquant at
-d = 128, 19x at d = 1024. Six minutes on two cores; nothing else may run beside it.
+Needs the extra `bench` (faiss-cpu). Expected of rotorquant at 1 to 4 bits: 2.5 to 3x SQ4, 0.8 to 1x memcpy. It is 4 to
+4.7x turboquant at d = 128, 19 to 26x at d = 1024. Six minutes on two cores; nothing else may run beside it.
 """
 
 from ml_collections import ConfigDict
