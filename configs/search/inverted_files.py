@@ -1,7 +1,7 @@
 """Inverted files over a million clustered vectors, beside FAISS's IVFPQ FastScan and IVF RaBitQ, and its HNSW graph.
 
-To see: ours find more than IVFPQ FastScan in as many bytes, and as much as IVF RaBitQ, which takes 18 bytes more. One
-list in 768 has 0.93 to 0.95 of what sixteen find, at a fourteenth to a twentieth of a scan's time. FAISS is faster:
+To see: ours find more than IVFPQ FastScan in about as many bytes, and as much as IVF RaBitQ, which takes 18 bytes more.
+One list in 768 has 0.93 to 0.95 of what sixteen find, at a fourteenth to a twentieth of a scan's time. FAISS is faster:
 RaBitQ answers 1.4 to 5.0 times as many queries together and 2.1 to 5.8 times as many one by one, FastScan four to
 seventeen times. The graph takes three to six times the bytes.
 
