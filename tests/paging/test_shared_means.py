@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rqjax
 
@@ -13,6 +14,7 @@ KEYS[900:] -= 27
 FIRST, SECOND, THIRD, LAST, OTHER = *np.split(np.arange(664), [132, 388, 644]), np.full(256, 900)
 
 
+@pytest.mark.full
 def test_pages_after_a_cut_do_not_mix_means():
     """The mean is of tokens 4 to 147, the first pages are of tokens 4 to 131: of a text cut at 132 they stay codes."""
     strategy = rqjax.strategy("eden_4+centered", jax.random.key(0), 32)

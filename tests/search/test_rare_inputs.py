@@ -95,8 +95,12 @@ def test_bits_of_numpy_are_saved_as_numbers(tmp_path):
     assert rqjax.encode(loaded, jnp.ones((2, 32))) is not None
 
 
+@pytest.mark.full
 def test_the_most_bits_of_learned_codes():
     x = jax.random.normal(KEY, (300, 8))
     assert rqjax.rotorquant_allocated(jax.random.key(1), x, 8).decode is not None
+
+
+def test_a_dimension_that_exchange_does_not_divide():
     with pytest.raises(ValueError, match=r"a dimension that 2\^2 = 4 divides for 2 levels of exchange, got 6"):
-        rqjax.qet(KEY, x[:, :6], 2)
+        rqjax.qet(KEY, jax.random.normal(KEY, (300, 6)), 2)
