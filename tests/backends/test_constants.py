@@ -78,6 +78,7 @@ def test_they_lie_with_their_heads():
     }
 
 
+@pytest.mark.full
 def test_gradients_pass_them_by():
     def loss(scale):
         with on_hopper():

@@ -61,6 +61,7 @@ def test_queries_see_what_was_forgotten_before_a_cut():
     assert rqjax.attend(own, X[:, :16], sliding_window=60).shape == (1, 16, 2, 32)
 
 
+@pytest.mark.full
 def test_a_quantizer_of_cells_for_each_head():
     q = rqjax.lopq(KEY, jax.random.normal(jax.random.key(1), (2, 300, 32)), 2)
     k = jax.random.normal(jax.random.key(2), (2, 80, 2, 32))

@@ -61,7 +61,8 @@ def test_a_piece_then_token_by_token(checkpoint):
     np.testing.assert_allclose(logits[:, -1], expected[:, 349 // EVERY], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("length", some([300, 700], [700]))
+@pytest.mark.full
+@pytest.mark.parametrize("length", [300, 700])
 def test_generate_and_engine(checkpoint, length):
     """The likeliest tokens after a prompt; the first by the logits of transformers."""
     model, tokens, expected = checkpoint

@@ -215,7 +215,8 @@ def test_vectors_are_added_and_removed(ivf):
     assert_same(more.remove([600]).search(queries, 9, probes=4), ivf.search(queries, 9, probes=4))
 
 
-@pytest.mark.parametrize("metric", some(["l2", "ip", "cosine"], ["l2"]))
+@pytest.mark.full
+@pytest.mark.parametrize("metric", ["l2", "ip", "cosine"])
 def test_a_compiled_function_adds_to_lists(metric):
     """One of fixed shapes adds what an eager call adds, to a list that becomes the longest, too."""
     x, y = vectors(650), vectors(5, seed=1)
