@@ -25,7 +25,7 @@ MADE_BY = (
 TABLES = (
     Table(
         "Recall of the nearest neighbour among the first k found (1@k), and of the ten nearest among the first ten"
-        " (10@10); bytes of a vector's codes",
+        " (10@10); bytes of a vector but its id",
         rows=("codec", "bits"),
         columns=(),
         values=("bytes", "shared_bytes", "1@1", "1@4", "1@16", "1@64", "10@10"),
