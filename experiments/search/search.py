@@ -3,7 +3,7 @@
 A codec is a name of `METHODS`, `FITTED` or `peers.PEERS`. With a suffix, a vector of this library takes d b / 8 bytes,
 as with product quantization: ":tight" gives as many bits less as a scale takes, ":unit" stores no scale. ":centered"
 subtracts the mean of all vectors, and ":l2" also ranks by squared distances. A mean, which an index may subtract
-unasked, costs a vector 4 bytes more; so do distances, with or without it.
+unasked, costs a vector 4 bytes more. Distances cost as much, and both together no more than either.
 """
 
 from typing import Any
